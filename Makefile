@@ -1,0 +1,57 @@
+# Everything that a developer runs. `make help` lists it.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+RUN := +algorithm=ppo env=CartPole-v1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test check conf docs bench clean
+
+help: ## List the targets.
+	@echo "Usage: make <target> [ARGS=\"more arguments\"] [PYTHON=python3.11]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+train: $(VENV)/.installed ## Train PPO on CartPole-v1; ARGS are further overrides.
+	$(BIN)/maze-run $(RUN) $(ARGS)
+
+test: $(VENV)/.installed-test ## Run all tests: fast ones first, then slow, then learning.
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev ## Lint, format and type checks, and whether generated files are current.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m maze_train.config.documentation --check
+
+conf: $(VENV)/.installed ## Write conf/ and the tables of settings in docs/ from the dataclasses.
+	$(BIN)/python -m maze_train.config.documentation
+
+docs: $(VENV)/.installed-test ## Check links, commands and code of the documentation.
+	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
+
+bench: $(VENV)/.installed-benchmark ## Measure throughput beside other libraries.
+	$(BIN)/python benchmarks/throughput.py $(ARGS)
+
+clean: ## Remove the virtual environment, builds and caches; runs in outputs/ stay.
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and alone: with another package beside it pip may choose among builds of torch.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "needs Python >= 3.10")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.torch pyproject.toml
+	$(PIP) --editable ".[$*]"
+	@touch $@ $(VENV)/.installed

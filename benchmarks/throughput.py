@@ -1,0 +1,183 @@
+"""Environment steps per second of PPO beside Stable-Baselines3, same settings, in one run.
+
+    python benchmarks/throughput.py [--rounds 3] [--seconds 12] [--only CartPole-v1]
+
+Each measurement is a fresh process, ours and the peer's in turn, so that a drift of the machine's
+speed touches both. A measurement warms up for two updates, then trains for about the given time;
+start-up, evaluation and files are outside of it on both sides. The table shows medians over the
+rounds and the median of the ratios of neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One workload: PPO with 64x64 tanh networks on 8 environments."""
+
+    env: str
+    n_rollout_steps: int
+    batch_size: int
+    n_optimization_epochs: int
+    concurrency: int = 8
+
+
+SETTINGS = {
+    "CartPole-v1": Setting("CartPole-v1", 128, 256, 4),
+    "HalfCheetah-v5": Setting("HalfCheetah-v5", 256, 64, 10),
+}
+VECTOR_ENVS = ("dev", "local")
+
+
+def measure_ours(
+    setting: Setting, runner_name: str, seconds: float, threads: int
+) -> dict[str, float]:
+    """Steps per second of this package, and how they divide into collecting and updating."""
+    import torch
+
+    from maze_train import Statistics, Tracker, load_config
+    from maze_train.runners.factory import build_runner
+    from maze_train.tracking.rows import RunInfo
+
+    config = load_config(
+        {
+            "env": setting.env,
+            "algorithm": "ppo",
+            "algorithm.n_rollout_steps": setting.n_rollout_steps,
+            "algorithm.batch_size": setting.batch_size,
+            "algorithm.n_optimization_epochs": setting.n_optimization_epochs,
+            "algorithm.entropy_coef": 0.0,
+            "runner": runner_name,
+            "runner.concurrency": setting.concurrency,
+            "seed": 0,
+        }
+    )
+    torch.set_num_threads(threads)
+    with build_runner(config) as runner:
+        trainer = runner.build_trainer(runner.build_model(), tracker=Tracker([], RunInfo()))
+        statistics = Statistics()
+        for _ in range(2):
+            trainer.update_once(trainer.progress(), statistics)
+        statistics.clear()
+        steps, started = 0, time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            steps += trainer.update_once(trainer.progress(), statistics)
+        elapsed = time.perf_counter() - started
+    times = statistics.reduce()
+    return {
+        "steps_per_second": steps / elapsed,
+        "collect_share": times["time/collect_s"] / elapsed,
+    }
+
+
+def measure_peer(
+    setting: Setting, runner_name: str, seconds: float, threads: int
+) -> dict[str, float]:
+    """Steps per second of Stable-Baselines3 with the same settings."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+    class Clock(BaseCallback):
+        """Starts after two rollouts with their updates, stops after the given time."""
+
+        started = steps = rollouts = 0
+        elapsed = 0.0
+        rollout_began = collecting = 0.0
+
+        def _on_rollout_start(self) -> None:
+            now = time.perf_counter()
+            self.rollouts += 1
+            if self.rollouts == 3:
+                self.started, self.steps, self.collecting = now, self.num_timesteps, 0.0
+            self.rollout_began = now
+            if self.rollouts > 3:
+                self.elapsed = now - self.started
+
+        def _on_rollout_end(self) -> None:
+            self.collecting += time.perf_counter() - self.rollout_began
+
+        def _on_step(self) -> bool:
+            return self.rollouts <= 3 or self.elapsed < seconds
+
+    torch.set_num_threads(threads)
+    vector_env = DummyVecEnv if runner_name == "dev" else SubprocVecEnv
+    env = make_vec_env(setting.env, setting.concurrency, seed=0, vec_env_cls=vector_env)
+    model = PPO(
+        "MlpPolicy",
+        env,
+        n_steps=setting.n_rollout_steps,
+        batch_size=setting.batch_size,
+        n_epochs=setting.n_optimization_epochs,
+        device="cpu",
+    )
+    clock = Clock()
+    model.learn(10**9, callback=clock)
+    env.close()
+    # The clock stops at the first step of a rollout, so the last whole one counts.
+    steps = model.num_timesteps - clock.steps - setting.concurrency
+    return {
+        "steps_per_second": steps / clock.elapsed,
+        "collect_share": clock.collecting / clock.elapsed,
+    }
+
+
+def run_process(who: str, env: str, runner: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """One measurement in a fresh process."""
+    command = [sys.executable, __file__, "--one", who, "--only", env, "--runner", runner]
+    command += ["--seconds", str(arguments.seconds), "--threads", str(arguments.threads)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    result: dict[str, float] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Measure all workloads and print the table."""
+    print(f"{'workload':28} {'ours':>10} {'SB3':>10} {'ratio':>7}   share of time in collection")
+    for env in [arguments.only] if arguments.only else SETTINGS:
+        for runner in VECTOR_ENVS if arguments.runner is None else [arguments.runner]:
+            ours, peers = [], []
+            for _ in range(arguments.rounds):
+                ours.append(run_process("ours", env, runner, arguments))
+                peers.append(run_process("peer", env, runner, arguments))
+            rates = [[r["steps_per_second"] for r in side] for side in (ours, peers)]
+            ratio = statistics.median(a / b for a, b in zip(*rates, strict=True))
+            shares = [statistics.median(r["collect_share"] for r in side) for side in (ours, peers)]
+            print(
+                f"{env + ' ' + runner:28} {statistics.median(rates[0]):10,.0f} "
+                f"{statistics.median(rates[1]):10,.0f} {ratio:7.2f}   "
+                f"ours {shares[0]:.0%}, SB3 {shares[1]:.0%}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Compare, or measure once when called by itself."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on both sides")
+    parser.add_argument("--only", choices=list(SETTINGS))
+    parser.add_argument("--runner", choices=VECTOR_ENVS)
+    parser.add_argument("--one", choices=("ours", "peer"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one is None:
+        compare(arguments)
+        return
+    measure = measure_ours if arguments.one == "ours" else measure_peer
+    setting = SETTINGS[arguments.only]
+    print(json.dumps(measure(setting, arguments.runner, arguments.seconds, arguments.threads)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Config-driven reinforcement-learning training.
+
+Names are imported when they are first used, so that `import maze_train` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "maze_train.algorithms.a2c.config": ["A2CAlgorithmConfig"],
+    "maze_train.algorithms.a2c.learner": ["A2CLearner"],
+    "maze_train.algorithms.a2c.trainer": ["A2C"],
+    "maze_train.algorithms.actor_critic.config": ["ActorCriticConfig"],
+    "maze_train.algorithms.actor_critic.events": ["ActorCriticEvents"],
+    "maze_train.algorithms.actor_critic.learner": ["ActorCriticLearner"],
+    "maze_train.algorithms.actor_critic.trainer": ["ActorCritic"],
+    "maze_train.algorithms.ppo.config": ["PPOAlgorithmConfig"],
+    "maze_train.algorithms.ppo.learner": ["PPOLearner"],
+    "maze_train.algorithms.ppo.trainer": ["PPO"],
+    "maze_train.api": ["load_policy", "train"],
+    "maze_train.config.loading": ["config_to_dict", "load_config"],
+    "maze_train.config.train_config": [
+        "DevRunnerConfig",
+        "LocalRunnerConfig",
+        "RunnerConfig",
+        "TrainConfig",
+    ],
+    "maze_train.data.rollout": ["Rollout", "RolloutStorage"],
+    "maze_train.distributions.base": ["Distribution"],
+    "maze_train.distributions.categorical": ["Categorical", "MultiCategorical"],
+    "maze_train.distributions.gaussian": ["DiagonalGaussian", "SquashedGaussian"],
+    "maze_train.distributions.joint": ["JointDistribution"],
+    "maze_train.envs.config": ["EnvConfig"],
+    "maze_train.envs.factory": ["EnvFactory"],
+    "maze_train.envs.sequential": ["SequentialVectorEnv"],
+    "maze_train.envs.subprocess_env": ["SubprocVectorEnv"],
+    "maze_train.envs.vector": ["MazeVectorEnv"],
+    "maze_train.errors": [
+        "ConfigError",
+        "EnvError",
+        "MazeTrainError",
+        "MissingExtraError",
+        "RunDirectoryError",
+        "ShapeError",
+        "SpaceError",
+        "TrainingError",
+        "WorkerError",
+    ],
+    "maze_train.events": ["Event", "EventInterface", "Statistics"],
+    "maze_train.functional.value_transforms": [
+        "ReduceScaleValueTransform",
+        "ValueTransform",
+        "scalar_to_support",
+        "support_to_scalar",
+    ],
+    "maze_train.learner.config": ["Schedule"],
+    "maze_train.learner.flat": ["get_flat_parameters", "set_flat_parameters"],
+    "maze_train.learner.group": ["LearnerGroup"],
+    "maze_train.learner.learner": ["Learner"],
+    "maze_train.learner.progress": ["Progress"],
+    "maze_train.nets.actor_critic": ["ActorCriticModel", "build_actor_critic"],
+    "maze_train.nets.config": ["ModelConfig"],
+    "maze_train.rollout.collector": ["RolloutCollector"],
+    "maze_train.runners.actor_critic": ["ACDevRunner", "ACLocalRunner", "ACRunner"],
+    "maze_train.runners.base": ["TrainingResult", "TrainingRunner"],
+    "maze_train.tracking.config": ["TrackingConfig"],
+    "maze_train.tracking.build": ["build_writers"],
+    "maze_train.tracking.console": ["ConsoleWriter"],
+    "maze_train.tracking.curve": ["LearningCurveWriter"],
+    "maze_train.tracking.rows": ["MetricsRow", "RunInfo", "read_rows"],
+    "maze_train.tracking.services": ["MLflowWriter", "WandbWriter"],
+    "maze_train.tracking.tracker": ["Tracker"],
+    "maze_train.tracking.writers": [
+        "CSVWriter",
+        "JSONSummaryWriter",
+        "MetricsWriter",
+        "TensorBoardWriter",
+    ],
+    "maze_train.training.config": ["AlgorithmConfig", "EvaluationConfig"],
+    "maze_train.training.evaluators": ["Evaluator", "MultiEvaluator", "RolloutEvaluator"],
+    "maze_train.training.model_selection": ["BestModelSelection", "ModelSelectionBase"],
+    "maze_train.training.policy_files": ["TrainedPolicy"],
+    "maze_train.training.trainer": ["Limits", "Trainer", "TrainingSummary"],
+}
+_HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'maze_train' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

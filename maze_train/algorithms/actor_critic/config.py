@@ -1,0 +1,82 @@
+"""Settings that A2C, PPO and later actor-critics share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Schedule, check_schedule
+from maze_train.training.config import AlgorithmConfig
+
+__all__ = ["ActorCriticConfig"]
+
+
+@dataclass(kw_only=True)
+class ActorCriticConfig(AlgorithmConfig):
+    """Base of the settings of on-policy actor-critics."""
+
+    model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
+    runner_classes: ClassVar[dict[str, str]] = {
+        "dev": "maze_train.runners.actor_critic.ACDevRunner",
+        "local": "maze_train.runners.actor_critic.ACLocalRunner",
+    }
+
+    n_rollout_steps: int = 128
+    """Steps of each environment per update. >= 1."""
+
+    lr: float | Schedule = 3e-4
+    """Learning rate, > 0: a number or a schedule such as `{start: 0.001, end: 0}`."""
+
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.Adam"})
+    """Optimizer class and its arguments (without the learning rate); `eps`, where the class has it,
+    is 1e-5 unless given."""
+
+    gamma: float = 0.99
+    """Discount per step, in [0, 1]."""
+
+    gae_lambda: float = 0.95
+    """Bias-variance trade-off of the advantages, in [0, 1]; 1: discounted sums of rewards."""
+
+    policy_loss_coef: float = 1.0
+    """Weight of the policy loss. >= 0."""
+
+    value_loss_coef: float = 0.5
+    """Weight of the value loss (mean squared error, without a further factor 1/2). >= 0."""
+
+    entropy_coef: float | Schedule = 0.0
+    """Weight of the entropy bonus, >= 0: a number or a schedule."""
+
+    normalize_advantage: bool = True
+    """Whether advantages are scaled to mean 0 and deviation 1 over each batch that a gradient is
+    taken of."""
+
+    max_grad_norm: float = 0.5
+    """Bound of the gradient, see `grad_clip_by`; 0: no clipping."""
+
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    """What is bounded: the norm of the whole gradient, of each parameter's gradient, or each
+    entry."""
+
+    critic_burn_in_epochs: int = 0
+    """Epochs at the start in which only the critic learns. >= 0."""
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        check_at_least("n_rollout_steps", self.n_rollout_steps, 1)
+        check_schedule("lr", self.lr, check_at_least, 0.0)
+        if not isinstance(self.lr, Schedule):
+            check_positive("lr", self.lr)
+        if "_target_" not in self.optimizer:
+            raise ConfigError("optimizer", "expected the key _target_", self.optimizer)
+        if "lr" in self.optimizer:
+            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
+        check_between("gamma", self.gamma, 0.0, 1.0)
+        check_between("gae_lambda", self.gae_lambda, 0.0, 1.0)
+        check_at_least("policy_loss_coef", self.policy_loss_coef, 0.0)
+        check_at_least("value_loss_coef", self.value_loss_coef, 0.0)
+        check_schedule("entropy_coef", self.entropy_coef, check_at_least, 0.0)
+        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
+        check_one_of("grad_clip_by", self.grad_clip_by, ("global_norm", "norm", "value"))
+        check_at_least("critic_burn_in_epochs", self.critic_burn_in_epochs, 0)

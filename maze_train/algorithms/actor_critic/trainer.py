@@ -1,0 +1,66 @@
+"""The training loop that A2C and PPO share: a rollout, an update."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from maze_train.training.trainer import TimeEvents, Trainer
+
+if TYPE_CHECKING:
+    from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+    from maze_train.events import Statistics
+    from maze_train.learner.group import LearnerGroup
+    from maze_train.learner.progress import Progress
+    from maze_train.nets.actor_critic import ActorCriticModel
+    from maze_train.rollout.collector import RolloutCollector
+    from maze_train.tracking.tracker import Tracker
+
+__all__ = ["ActorCritic"]
+
+
+class ActorCritic(Trainer):
+    """Base of on-policy actor-critic trainers.
+
+    Args:
+        config: Settings of the algorithm.
+        learners: The learners.
+        model: The model that the learner updates and the collector acts with.
+        tracker: Takes the metrics.
+        collector: Collects rollouts.
+        **kwargs: See `Trainer`.
+    """
+
+    def __init__(
+        self,
+        config: ActorCriticConfig,
+        learners: LearnerGroup,
+        model: ActorCriticModel,
+        tracker: Tracker,
+        *,
+        collector: RolloutCollector,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, learners, model, tracker, **kwargs)
+        self.collector = collector
+        self._acting_model = model
+
+    def update_once(self, progress: Progress, statistics: Statistics) -> int:
+        """Collect one rollout and learn from it."""
+        started = time.perf_counter()
+        rollout, episodes = self.collector.collect(self._acting_model)
+        collected = time.perf_counter()
+        episodes.record(statistics)
+        statistics.merge(self.learners.update(rollout, progress))
+        statistics.record(TimeEvents.collect_s, collected - started)
+        statistics.record(TimeEvents.update_s, time.perf_counter() - collected)
+        return rollout.num_samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the environments."""
+        return {**super().state_dict(), "collector": self.collector.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`; the environments start new episodes."""
+        super().load_state_dict(state)
+        self.collector.load_state_dict(state["collector"])

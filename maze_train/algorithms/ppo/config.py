@@ -1,0 +1,65 @@
+"""Settings of PPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.checks import check_at_least, check_positive
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Schedule, check_schedule
+
+__all__ = ["PPOAlgorithmConfig"]
+
+
+@dataclass(kw_only=True)
+class PPOAlgorithmConfig(ActorCriticConfig):
+    """Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347), clipped surrogate."""
+
+    name: ClassVar[str] = "ppo"
+    learner_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPOLearner"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.ppo.trainer.PPO"
+
+    batch_size: int = 256
+    """Samples per minibatch, at most `runner.concurrency * n_rollout_steps`; the last minibatch of
+    an epoch over the rollout is smaller when the sizes do not divide. >= 1."""
+
+    n_optimization_epochs: int = 10
+    """Passes over each rollout; every sample appears exactly so often. >= 1."""
+
+    clip_range: float | Schedule = 0.2
+    """Half-width of the interval around a probability ratio of 1, > 0: a number or a schedule."""
+
+    value_clip_range: float = 0.0
+    """Half-width of the interval around the old value in which the critic may move, in units of
+    (transformed) returns; 0: no clipping."""
+
+    target_kl: float = 0.0
+    """Approximate KL divergence above which the passes over a rollout end, before the minibatch
+    that exceeds it is applied; 0: never."""
+
+    recompute_advantages: bool = False
+    """Whether values and advantages are computed again before each pass over the rollout."""
+
+    def __post_init__(self) -> None:
+        ActorCriticConfig.__post_init__(self)
+        check_at_least("batch_size", self.batch_size, 1)
+        check_at_least("n_optimization_epochs", self.n_optimization_epochs, 1)
+        check_schedule("clip_range", self.clip_range, check_at_least, 0.0)
+        if not isinstance(self.clip_range, Schedule):
+            check_positive("clip_range", self.clip_range)
+        check_at_least("value_clip_range", self.value_clip_range, 0.0)
+        check_at_least("target_kl", self.target_kl, 0.0)
+
+    def check_concurrency(self, concurrency: int) -> None:
+        """Refuse minibatches larger than the rollout."""
+        rollout = concurrency * self.n_rollout_steps
+        if self.batch_size > rollout:
+            raise ConfigError(
+                "batch_size",
+                f"larger than the rollout of {rollout} samples (runner.concurrency={concurrency} x "
+                f"algorithm.n_rollout_steps={self.n_rollout_steps}); lower batch_size to at most "
+                f"{rollout}, or raise one of the two",
+                self.batch_size,
+            )

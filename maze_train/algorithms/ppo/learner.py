@@ -1,0 +1,112 @@
+"""How PPO changes weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from maze_train.algorithms.actor_critic.events import ActorCriticEvents
+from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
+from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+from maze_train.data.minibatches import minibatch_indices
+from maze_train.functional.policy_loss import (
+    approximate_kl,
+    clip_fraction,
+    clipped_surrogate_loss,
+)
+from maze_train.learner.progress import scheduled_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+    from maze_train.events import Statistics
+    from maze_train.learner.progress import Progress
+    from maze_train.nets.actor_critic import ActorCriticModel
+    from maze_train.types import Tensor
+
+__all__ = ["PPOLearner"]
+
+
+class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
+    """Proximal policy optimization with the clipped surrogate.
+
+    Several passes over each rollout in shuffled minibatches; policy loss =
+    -mean(min(r_t A_t, clip(r_t, 1 - c, 1 + c) A_t)) with r_t = pi(a_t | s_t) / pi_old(a_t | s_t).
+
+    Source: Schulman et al. (2017), arXiv:1707.06347, eq. 7 and algorithm 1.
+    """
+
+    _clip_range = 0.0
+    _kl: Tensor | None = None
+
+    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Set scheduled settings."""
+        super().before_gradient_based_update(progress, statistics)
+        self._clip_range = scheduled_value(self.config.clip_range, progress)
+        statistics.record(ActorCriticEvents.clip_range, self._clip_range)
+
+    def minibatches(
+        self, prepared: Mapping[str, ActorCriticBatch], statistics: Statistics
+    ) -> Iterator[Mapping[str, ActorCriticBatch]]:
+        """Every sample once per pass, in a new order each time.
+
+        Several modules take as many minibatches as the one with most samples needs; the others' are
+        proportionally smaller.
+        """
+        config = self.config
+        batches = dict(prepared)
+        count = max(-(-batch.size // config.batch_size) for batch in batches.values())
+        for optimization_epoch in range(config.n_optimization_epochs):
+            if optimization_epoch and config.recompute_advantages:
+                batches = {
+                    module_id: self.with_new_advantages(module_id, batch)
+                    for module_id, batch in batches.items()
+                }
+            pieces = {
+                module_id: minibatch_indices(
+                    batch.size,
+                    config.batch_size if len(batches) == 1 else -(-batch.size // count),
+                    self.generator,
+                    self.device,
+                )
+                for module_id, batch in batches.items()
+            }
+            for _ in range(count):
+                yield {
+                    module_id: batches[module_id].select(indices)
+                    for module_id, piece in pieces.items()
+                    if (indices := next(piece, None)) is not None
+                }
+
+    def policy_loss(
+        self,
+        log_probs: Tensor,
+        advantages: Tensor,
+        batch: ActorCriticBatch,
+        statistics: Statistics,
+    ) -> Tensor:
+        """Clipped surrogate loss, 0-d."""
+        log_ratios = log_probs - batch.old_log_probs
+        loss = clipped_surrogate_loss(log_ratios, advantages, self._clip_range)
+        events, size = ActorCriticEvents, batch.size
+        with torch.no_grad():
+            self._kl = approximate_kl(log_ratios)
+            statistics.record(events.approximate_kl, self._kl, size)
+            fraction = clip_fraction(log_ratios, self._clip_range)
+            statistics.record(events.clip_fraction, fraction, size)
+        return loss
+
+    def value_loss(
+        self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch
+    ) -> Tensor:
+        """Loss of the critic, clipped if the settings say so, 0-d."""
+        return model.value_head.loss(
+            raw_values, batch.targets, batch.old_values, self.config.value_clip_range
+        )
+
+    def should_stop(self, statistics: Statistics) -> bool:
+        """Whether the policy has moved further than `target_kl` from the one that acted."""
+        target = self.config.target_kl
+        return target > 0 and self._kl is not None and float(self._kl) > target

@@ -1,0 +1,11 @@
+"""The PPO trainer."""
+
+from __future__ import annotations
+
+from maze_train.algorithms.actor_critic.trainer import ActorCritic
+
+__all__ = ["PPO"]
+
+
+class PPO(ActorCritic):
+    """Proximal policy optimization: alternates rollouts and passes over them; see `PPOLearner`."""

@@ -1,0 +1,83 @@
+"""Training and acting from Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from maze_train.config.loading import load_config
+from maze_train.envs.factory import EnvFactory
+from maze_train.errors import RunDirectoryError
+from maze_train.runners.factory import build_runner
+from maze_train.targets import locate
+from maze_train.training.policy_files import TrainedPolicy, read_spaces, read_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gymnasium import Env
+
+    from maze_train.runners.base import TrainingResult
+
+__all__ = ["load_policy", "train"]
+
+
+def train(
+    env: str | Callable[..., Env[Any, Any]] | dict[str, Any],
+    algorithm: str | dict[str, Any] = "ppo",
+    **overrides: Any,
+) -> TrainingResult:
+    """Train a policy.
+
+        result = train(env="CartPole-v1", algorithm="ppo", total_steps=50_000)
+        action = result.policy.act(observation)
+
+    Args:
+        env: A registered id, an environment class, a function that makes an environment, or the
+            settings of the `env` section as a mapping.
+        algorithm: The name of an algorithm, or its settings as a mapping with `_target_`.
+        **overrides: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
+            or sections, `evaluation={"n_episodes": 20}`; single values by dotted names as on the
+            command line: `**{"algorithm.lr": 1e-3}`.
+
+    Returns:
+        History, run directory, and the best policy.
+
+    Raises:
+        ConfigError: If a setting is wrong; nothing has been written then.
+        MazeTrainError: If training failed.
+    """
+    maker = None if isinstance(env, str | dict) else EnvFactory.from_any(env)
+    section = env if maker is None else {"_target_": maker.config.target}
+    config = load_config({"env": section, "algorithm": algorithm, **overrides})
+    factory = None if maker is None else replace(maker, config=config.env)
+    return build_runner(config, factory).run()
+
+
+def load_policy(run_dir: str | Path) -> TrainedPolicy:
+    """The best policy of a run.
+
+    Args:
+        run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`).
+
+    Raises:
+        RunDirectoryError: If no policy was saved there, or a file is damaged.
+    """
+    directory = Path(run_dir)
+    if (directory / "best").is_dir():
+        directory = directory / "best"
+    weights = read_weights(directory)
+    observation_space, action_space = read_spaces(directory)
+    config = load_config(yaml.safe_load((directory / "config.yaml").read_text()))
+    build_model = locate(config.algorithm.model_builder)
+    model = build_model(config.model, observation_space, action_space, seed=0)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunDirectoryError(
+            f"the weights in {directory} do not fit its config.yaml: {error}"
+        ) from error
+    return TrainedPolicy(model.eval(), observation_space, action_space)

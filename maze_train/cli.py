@@ -1,0 +1,124 @@
+"""The command `maze-run`: composes a configuration with Hydra, runs it, and ends with an exit code.
+
+0    done
+1    failure
+2    configuration error, told in one message
+130  interrupted
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maze_train.config.help import help_text
+from maze_train.config.options import group_names
+from maze_train.config.overrides import (
+    config_folders,
+    normalise,
+    normalise_completion,
+    overrides_of,
+)
+from maze_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["main"]
+
+PROGRAM = "maze-run"
+DONE, FAILURE, CONFIGURATION_ERROR, INTERRUPTED = 0, 1, 2, 130
+DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments after the name of the program; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    folders = config_folders(arguments)
+    if "-h" in arguments or "--help" in arguments:
+        print(help_text(folders))
+        return DONE
+    if "--version" in arguments:
+        print(f"{PROGRAM} {version('maze-train')}")
+        return DONE
+    debug = os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+    try:
+        return _run(arguments, folders, debug)
+    except KeyboardInterrupt:
+        _tell("interrupted")
+        return INTERRUPTED
+    except SystemExit as stop:  # Hydra's own options end this way
+        return stop.code if isinstance(stop.code, int) else FAILURE
+    except Exception as error:
+        from maze_train.config.jobs import report
+
+        return report(error, folders, debug)
+
+
+def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
+    """Hand the arguments over to Hydra, which calls the job once or, in a sweep, several times."""
+    groups = group_names()
+    is_completion = "-sc" in arguments or "--shell_completion" in arguments
+    if not is_completion:
+        _check_spelling(arguments)
+    own_groups = {name for folder in folders for name in group_names(Path(folder))}
+
+    import hydra
+
+    from maze_train.config.jobs import Job
+    from maze_train.config.plugins import extended_hydra
+
+    job = Job(folders, debug)
+    # Hydra prints errors in its own way and exits, unless it is told to let them pass.
+    variables = {DEBUG_VARIABLE: "1"}
+    if is_completion and "COMP_LINE" in os.environ:
+        variables["COMP_LINE"] = normalise_completion(os.environ["COMP_LINE"], groups)
+    start = hydra.main(
+        version_base="1.3", config_path="pkg://maze_train.conf", config_name="train"
+    )(job)
+    with extended_hydra(), _process_with(normalise(arguments, groups, own_groups), variables):
+        start()
+    return job.exit_code()
+
+
+def _check_spelling(arguments: list[str]) -> None:
+    for word in overrides_of(arguments):
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError(word, "expected key=value, such as env=CartPole-v1")
+
+
+@contextmanager
+def _process_with(arguments: list[str], variables: dict[str, str]) -> Iterator[None]:
+    """The process with other arguments and environment variables, which are put back afterwards."""
+    before = sys.argv
+    values = {name: os.environ.get(name) for name in variables}
+    sys.argv = [PROGRAM, *arguments]
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        sys.argv = before
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _tell(message: str) -> None:
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Turns plain values into what the type hints of a configuration dataclass ask for.
+
+Values come from YAML, the command line or Python, so `1e6` is an integer and `"1e-3"` a number;
+beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from maze_train.checks import check_one_of
+from maze_train.errors import ConfigError, nearest
+from maze_train.targets import TARGET, locate
+
+__all__ = ["build_dataclass", "convert", "field_of_key", "join", "key_of_field", "subclass_named"]
+
+ConfigT = TypeVar("ConfigT")
+
+
+def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "") -> ConfigT:
+    """Build a configuration dataclass from a plain nested mapping.
+
+    Args:
+        cls: The dataclass. If `node` has the key `_target_` and `cls` no field `target` (for which
+            this key then stands), the class that it names is built instead; it must be a subclass
+            of `cls`.
+        node: Values by field name; missing ones take their defaults.
+        path: Dotted key of the node in the whole configuration, for messages.
+
+    Raises:
+        ConfigError: If a key is unknown or missing, or a value has a wrong type or is out of range.
+    """
+    if not isinstance(node, Mapping):
+        raise ConfigError(path, "expected a mapping", node)
+    values = dict(node)
+    if TARGET in values and TARGET not in field_of_key(cls):
+        cls = subclass_named(values.pop(TARGET), cls, join(path, TARGET))
+    names = field_of_key(cls)
+    hints = hints_of(cls)
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in names:
+            raise _unknown_key(str(key), value, names, path)
+        given[names[key]] = convert(value, hints[names[key]], join(path, key))
+    try:
+        return cls(**given)
+    except ConfigError as error:
+        raise error.below(path) from None
+    except TypeError as error:  # a field without default was left out
+        raise ConfigError(path, str(error).replace(f"{cls.__name__}.__init__() ", "")) from error
+
+
+def convert(value: Any, hint: Any, path: str) -> Any:
+    """The value in the type that `hint` asks for.
+
+    Raises:
+        ConfigError: If it is not of that type.
+    """
+    origin = get_origin(hint)
+    if hint is Any:
+        return _plain(value)
+    if origin in (Union, types.UnionType):
+        return _convert_union(value, get_args(hint), path)
+    if origin is Literal:
+        check_one_of(path, value, get_args(hint))
+        return value
+    if origin is list:
+        return _convert_list(value, get_args(hint)[0], path)
+    if origin is dict:
+        return _convert_dict(value, get_args(hint)[1], path)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return value if isinstance(value, hint) else _convert_dataclass(value, hint, path)
+    return _convert_scalar(value, hint, path)
+
+
+def field_of_key(cls: type) -> dict[str, str]:
+    """The fields of a dataclass by their key in YAML: the name, or `_target_` for `target`."""
+    return {key_of_field(f.name): f.name for f in fields(cls) if f.init}
+
+
+def key_of_field(name: str) -> str:
+    """The key of a field in YAML."""
+    return TARGET if name == "target" else name
+
+
+def hints_of(cls: type) -> dict[str, Any]:
+    """The type hints of a dataclass, evaluated."""
+    return get_type_hints(cls)
+
+
+def join(path: str, key: str) -> str:
+    """A dotted key."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def subclass_named(target: Any, base: type[ConfigT], key: str) -> type[ConfigT]:
+    """The dataclass that a dotted path names.
+
+    Raises:
+        ConfigError: If there is none, or it does not derive from `base`.
+    """
+    found: Any = locate(str(target), key=key)
+    if isinstance(found, type) and issubclass(found, base) and is_dataclass(found):
+        return cast("type[ConfigT]", found)
+    raise ConfigError(
+        key, f"expected a dataclass that derives from {base.__module__}.{base.__name__}", target
+    )
+
+
+def _unknown_key(key: str, value: Any, names: Mapping[str, str], path: str) -> ConfigError:
+    close = nearest(key, names, count=1)
+    hint = f"did you mean {join(path, close[0])}? " if close else ""
+    return ConfigError(join(path, key), f"unknown; {hint}allowed: {', '.join(names)}", value)
+
+
+def _convert_dataclass(value: Any, cls: type[Any], path: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ConfigError(path, f"expected {_describe(cls)}", value)
+    return build_dataclass(cls, value, path)
+
+
+def _convert_union(value: Any, arms: tuple[Any, ...], path: str) -> Any:
+    if value is None and type(None) in arms:
+        return None
+    arms = tuple(arm for arm in arms if arm is not type(None))
+    if len(arms) == 1:
+        return convert(value, arms[0], path)
+    for arm in arms:
+        if isinstance(value, _shapes(arm)):
+            return convert(value, arm, path)
+    for arm in arms:  # no arm has the type of the value: a number may still be spelled "1e6"
+        if arm in (int, float):
+            try:
+                return _convert_scalar(value, arm, path)
+            except ConfigError:
+                continue
+    raise ConfigError(path, f"expected {' or '.join(map(_describe, arms))}", value)
+
+
+def _shapes(hint: Any) -> tuple[Any, ...]:
+    """The types of the values from which a hint is made."""
+    if hint is Any:
+        return (object,)
+    origin = get_origin(hint) or hint
+    if origin is list:
+        return (list, tuple)
+    if origin is dict or is_dataclass(origin):
+        return (Mapping, origin)
+    if origin is Literal:
+        return tuple({type(word) for word in get_args(hint)})
+    return (origin,)
+
+
+def _convert_list(value: Any, item: Any, path: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(path, "expected a list", value)
+    return [convert(entry, item, f"{path}[{i}]") for i, entry in enumerate(value)]
+
+
+def _convert_dict(value: Any, item: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(path, "expected a mapping", value)
+    return {str(key): convert(entry, item, join(path, key)) for key, entry in value.items()}
+
+
+def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
+    converted: Any = None
+    if hint is int:
+        converted = _integer(value)
+    elif hint is float:
+        converted = _number(value)
+    elif hint in (bool, str):
+        converted = value if isinstance(value, hint) else None
+    else:
+        raise TypeError(f"{path}: settings of type {hint} are not supported")
+    if converted is None:
+        # The command line reads 2026_11_20 as a number: refused, because its spelling is lost.
+        is_number = hint is str and isinstance(value, (int, float)) and not isinstance(value, bool)
+        remedy = f"; quote what looks like a number: {path}='\"...\"'" if is_number else ""
+        raise ConfigError(path, f"expected {_describe(hint)}{remedy}", value)
+    return converted
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            value = _number(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, float) and not value.is_integer():
+        return None
+    return int(value)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _describe(hint: Any) -> str:
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+    }
+    if hint in words:
+        return words[hint]
+    if is_dataclass(hint):
+        return f"a mapping with the keys {', '.join(field_of_key(hint))}"  # type: ignore[arg-type]
+    return "a list" if get_origin(hint) is list else "a mapping"
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of dicts and lists, so that the configuration shares nothing with its source."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value

@@ -1,0 +1,84 @@
+"""The text of `maze-run --help`: made without Hydra, gymnasium and torch, so it comes at once."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from maze_train.config.options import describe_options, group_names, list_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["help_text"]
+
+HEAD = """\
+maze-run: train a reinforcement-learning agent from configuration.
+
+Usage: maze-run [options] algorithm=<name> env=<id> [key=value ...]
+"""
+
+KEYS = """\
+Common keys (all of them, with defaults: maze-run algorithm=ppo --cfg job)
+  total_steps=100_000          environment steps after which training stops
+  seed=1                       seed of every random stream
+  run_dir=<directory>          where the results go
+  env._target_=<dotted path>   an environment class or function of your own
+  env.kwargs.<name>=<value>    an argument of the environment
+  algorithm.lr=1e-3            a setting of the algorithm
+  model.hidden_sizes=[64,64]   a setting of the networks
+  runner.concurrency=8         environments that collect experience in parallel
+  runner.fast_dev_run=true     one short iteration of everything
+  evaluation.interval=5        epochs from one evaluation to the next
+  tracking.progress=quiet      display of progress: auto, bar, lines, quiet
+"""
+
+OPTIONS = """\
+Options
+  -m, --multirun               one run for each combination of values with commas
+  --config-dir <folder>        a folder with YAML of your own: <folder>/algorithm/my.yaml
+  -cn <name>                   another primary config: --config-dir <run dir> -cn config
+  --cfg job                    print the configuration, do not run
+  --info defaults|searchpath   tell where the configuration comes from
+  -sc install=bash             print the shell completion: eval "$(maze-run -sc install=bash)"
+  --version, -h, --help, --hydra-help
+"""
+
+EXAMPLES = """\
+Examples
+  maze-run algorithm=ppo env=CartPole-v1
+  maze-run experiment=ppo/CartPole-v1 seed=1
+  maze-run algorithm=ppo env=Pendulum-v1 runner=local algorithm.lr=1e-3 total_steps=1e6
+  maze-run algorithm=a2c env=ALE/Pong-v5
+  maze-run algorithm=ppo 'algorithm.lr={start: 0.001, end: 0}' env=Acrobot-v1
+  maze-run algorithm=ppo env._target_=my_package.MyEnv env.kwargs.size=5
+  maze-run -m algorithm=a2c,ppo env=CartPole-v1 seed=0,1,2
+  maze-run --config-dir my_conf algorithm=my_ppo env=my_env
+
+Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted. Configuration errors and
+expected failures are told in one message; HYDRA_FULL_ERROR=1 shows the traceback as well.
+"""
+
+
+def help_text(folders: Sequence[str] = ()) -> str:
+    """What `maze-run` is, the groups with their options, common keys and examples.
+
+    Args:
+        folders: Folders with configuration of the user, whose options are listed too.
+    """
+    return "\n".join([HEAD, _groups(folders), KEYS, OPTIONS, EXAMPLES]).rstrip()
+
+
+def _groups(folders: Sequence[str]) -> str:
+    lines = ["Choices"]
+    for name, text in describe_options("algorithm", folders).items():
+        lines.append(f"  {f'algorithm={name}':<28} {text}".rstrip())
+    lines.append(f"  {'env=<id>':<28} any registered gymnasium id, such as CartPole-v1")
+    for group in group_names():
+        options = [name for name in list_options(group, folders) if name != "default"]
+        if group != "algorithm" and options:
+            text = f"{group}={'|'.join(options)}"
+            lines += textwrap.wrap(
+                text, 96, initial_indent="  ", subsequent_indent="    ", break_long_words=False
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,151 @@
+"""From plain nested values to a validated `TrainConfig`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from maze_train.config.conversion import build_dataclass, hints_of, key_of_field
+from maze_train.config.options import describe_options, list_options, read_option
+from maze_train.config.train_config import TrainConfig
+from maze_train.errors import ConfigError, nearest
+from maze_train.learner.config import Schedule
+from maze_train.targets import TARGET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "build_dataclass",
+    "choose_one",
+    "config_to_dict",
+    "load_config",
+    "unknown_option",
+]
+
+
+def load_config(node: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a run from plain nested values.
+
+    Args:
+        node: Values by the names of the fields of `TrainConfig`. `env`, `algorithm`, `runner`,
+            `model` and so on can be mappings, the name of an option (`"ppo"`; for `env` also a
+            registered id), or ready-made dataclasses. A mapping for `algorithm` or `runner` names
+            its class by `_target_` or an option by `name`. Keys with dots set single values:
+            `{"algorithm": "ppo", "algorithm.lr": 1e-3}`.
+
+    Raises:
+        ConfigError: If a key is unknown, a value has a wrong type or is out of range, values
+            contradict each other, or no algorithm is chosen.
+    """
+    values = {key: value for key, value in node.items() if "." not in key}
+    for key in list(values):
+        if isinstance(values[key], str) and is_dataclass(hints_of(TrainConfig).get(key)):
+            values[key] = _named_option(key, values[key])
+    for key, value in node.items():
+        if "." in key:
+            _set_dotted(values, key, value)
+    if values.get("algorithm") is None:
+        raise choose_one("algorithm")
+    for field in fields(TrainConfig):
+        if field.name in values:
+            values[field.name] = _with_target(field, values[field.name])
+    return build_dataclass(TrainConfig, values)
+
+
+def config_to_dict(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as plain values for YAML, which `load_config` turns into an equal one."""
+    dumped = _dump(config, TrainConfig)
+    assert isinstance(dumped, dict)
+    return dumped
+
+
+def choose_one(group: str, folders: Iterable[str] = ()) -> ConfigError:
+    """The error for a choice that was not made: its options, each with what it is."""
+    return ConfigError(group, f"choose one: {group}=<name>{_listing(group, folders)}")
+
+
+def unknown_option(group: str, name: str, folders: Iterable[str] = ()) -> ConfigError:
+    """The error for an option that does not exist: the nearest one, and all of them."""
+    folders = list(folders)
+    close = nearest(name, list_options(group, folders), count=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return ConfigError(group, f"no such option; {hint}available:{_listing(group, folders)}", name)
+
+
+def _listing(group: str, folders: Iterable[str]) -> str:
+    options = describe_options(group, folders)
+    width = max(map(len, options), default=0)
+    return "".join(f"\n  {name:<{width}}  {text}".rstrip() for name, text in options.items())
+
+
+def _named_option(group: str, name: str) -> dict[str, Any]:
+    """What the option `name` of a group sets."""
+    text = read_option(group, name)
+    if text is None:
+        if group == "env":
+            return {"id": name}
+        raise unknown_option(group, name)
+    content = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set one value in nested mappings, which are copied on the way down."""
+    *parents, last = key.split(".")
+    node = values
+    for depth, parent in enumerate(parents):
+        child = node.get(parent)
+        if child is not None and not isinstance(child, Mapping):
+            path = ".".join(parents[: depth + 1])
+            raise ConfigError(key, f"{path} is {child!r}, which has no keys to set", value)
+        node[parent] = dict(child or {})
+        node = node[parent]
+    node[last] = value
+
+
+def _with_target(field: Any, node: Any) -> Any:
+    """The node of a choice (algorithm, runner) with its class, by default that of the field."""
+    hint = hints_of(TrainConfig)[field.name]
+    is_choice = is_dataclass(hint) and getattr(hint, "name", None) == ""
+    if not is_choice or not isinstance(node, Mapping) or TARGET in node:
+        return node
+    if "name" in node:
+        own = {key: value for key, value in node.items() if key != "name"}
+        return {**_named_option(field.name, str(node["name"])), **own}
+    if field.default_factory is MISSING:
+        raise choose_one(field.name)
+    return {TARGET: _dotted(field.default_factory), **node}
+
+
+def _dump(value: Any, hint: Any) -> Any:
+    """A value as plain data; a dataclass says its class if `hint` would not lead back to it."""
+    if isinstance(value, Schedule):
+        return _dump_schedule(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        hints = hints_of(type(value))
+        node = {
+            key_of_field(f.name): _dump(getattr(value, f.name), hints[f.name])
+            for f in fields(value)
+            if f.init
+        }
+        return node if type(value) is hint else {TARGET: _dotted(type(value)), **node}
+    if isinstance(value, Mapping):
+        return {str(key): _dump(entry, Any) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_dump(entry, Any) for entry in value]
+    return value
+
+
+def _dump_schedule(schedule: Schedule) -> dict[str, Any]:
+    if schedule.start is not None:
+        return {"start": schedule.start, "end": schedule.end}
+    return {"points": [list(point) for point in schedule.points or ()], "by": schedule.by}
+
+
+def _dotted(cls: Any) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,107 @@
+"""Says in one short message what is wrong with a configuration that Hydra refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from maze_train.config.loading import unknown_option
+from maze_train.config.options import group_names, list_options, shipped_root
+from maze_train.errors import ConfigError, SpaceError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CONFIGURATION_ERRORS", "explain"]
+
+CONFIGURATION_ERRORS = (
+    ConfigError,
+    SpaceError,
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+)
+"""What counts as an error of the configuration: exit code 2."""
+
+
+def explain(error: Exception, folders: Sequence[str] = ()) -> str:
+    """The message of an error that is one of `CONFIGURATION_ERRORS`.
+
+    Args:
+        error: The error.
+        folders: Folders with configuration of the user, whose options count as available.
+    """
+    if isinstance(error, MissingConfigException):
+        return str(_missing_config(error, folders))
+    if isinstance(error, OverrideParseException):
+        return f"{error.override.lstrip('+')}: can not be read: {_first_line(error)}"
+    if isinstance(error, HydraException):
+        return _composition(error)
+    if isinstance(error, OmegaConfBaseException):
+        key = f"{error.full_key}: " if error.full_key else ""
+        return f"{key}{_first_line(error)}"
+    if isinstance(error, yaml.YAMLError):
+        return " ".join(str(error).split())
+    return str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].strip()
+
+
+def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> ConfigError:
+    """The error for an option, or a primary config, that no folder has."""
+    missing = (error.missing_cfg_file or "").removesuffix(".yaml")
+    group, slash, name = missing.partition("/")
+    if not slash:
+        return ConfigError("-cn", f"there is no {missing}.yaml {_searched(folders)}", missing)
+    if group == "env":
+        return _unknown_environment(name, folders)
+    if group in group_names():
+        return unknown_option(group, name, folders)
+    group, _, name = missing.rpartition("/")
+    available = ", ".join(error.options or ()) or "none"
+    return ConfigError(group, f"no such option; available: {available}", name)
+
+
+def _searched(folders: Sequence[str]) -> str:
+    return f"in {', '.join([*folders, str(shipped_root())])}"
+
+
+def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
+    from maze_train.envs.factory import nearest_ids
+
+    if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
+        return ConfigError(
+            "env", 'needs the package ale-py: pip install "maze-train[atari]"', env_id
+        )
+    own = [name for name in list_options("env", folders) if name != "default"]
+    close = list(dict.fromkeys([*nearest(env_id, own), *nearest_ids(env_id)]))
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return ConfigError(
+        "env",
+        f"no such environment; {hint}Give a registered gymnasium id, `my_module:MyEnv-v0` to "
+        "import a module first, or env._target_=<class or function>",
+        env_id,
+    )
+
+
+def _composition(error: HydraException) -> str:
+    """The message for overrides that do not fit the configuration."""
+    text = _first_line(error)
+    if text.startswith("Ambiguous value for argument"):
+        override = text.split("'")[1].lstrip("+")
+        return f"{override}: a value with commas: add -m for one run each, or write a list [a,b]"
+    if "No match in the defaults list" in text:
+        group = text.split("'")[1]
+        return (
+            f"{group}: the primary config (-cn) has no choice of this name; "
+            f"set single values ({group}.<key>=<value>) instead"
+        )
+    cause = error.__cause__
+    detail = "" if cause is None or _first_line(cause) in text else _first_line(cause)
+    return ": ".join(part for part in (text.replace("++", "").rstrip("."), detail) if part)

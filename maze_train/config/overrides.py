@@ -1,0 +1,93 @@
+"""Brings the arguments of `maze-run` into the form in which Hydra accepts them.
+
+Hydra has one spelling for each kind of override: `algorithm=ppo` where a defaults list names the
+group, `+a.b=c` for a key that is new, `++a.b=c` for either. Users should not have to know which is
+which, and an unknown key should be reported by the configuration classes, which know the nearest
+correct one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+__all__ = ["config_folders", "normalise", "normalise_completion", "overrides_of"]
+
+OPTIONS_WITH_VALUE = (
+    "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p",
+    "--cfg", "-c", "--info", "-i", "--experimental-rerun",
+)  # fmt: skip
+CONFIG_DIR = ("--config-dir", "-cd")
+COMPLETION = ("--shell_completion", "-sc", "--shell-completion")
+ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
+
+
+def normalise(
+    argv: Sequence[str], groups: Collection[str], own_groups: Collection[str] = ()
+) -> list[str]:
+    """The arguments with every override in the form in which Hydra accepts it.
+
+    `+algorithm=ppo` becomes `algorithm=ppo`, `algorithm.lr=1` and `+algorithm.lr=1` become
+    `++algorithm.lr=1`. Options, deletions (`~key`), settings of Hydra, and keys with a package
+    (`env@eval_env`) or a path stay as they are.
+
+    Args:
+        argv: The arguments after the name of the program.
+        groups: Groups of the shipped configuration, all of which its defaults list names.
+        own_groups: Further groups in folders of the user; how they are spelled is left to him.
+    """
+    if any(word in COMPLETION for word in argv):
+        return list(argv)
+    return [
+        _normalise_override(word, groups, own_groups) if is_override else word
+        for word, is_override in _classified(argv)
+    ]
+
+
+def normalise_completion(line: str, groups: Collection[str]) -> str:
+    """A command line that a shell wants completed: only the word being typed stays as it is."""
+    words = line.split(" ")
+    return " ".join([*words[:1], *normalise(words[1:-1], groups), *words[1:][-1:]])
+
+
+def config_folders(argv: Sequence[str]) -> list[str]:
+    """The user's folders: `--config-dir X`, and plain ones in `hydra.searchpath`."""
+    folders: list[str] = []
+    for word, following in zip(argv, [*argv, ""][1:], strict=True):
+        name, equals, value = word.partition("=")
+        if name in CONFIG_DIR:
+            folders.append(value if equals else following)
+        elif name.lstrip("+") == "hydra.searchpath":
+            entries = (entry.strip(" '\"") for entry in value.strip("[]").split(","))
+            plain = (entry.removeprefix("file://") for entry in entries)
+            folders += [entry for entry in plain if "://" not in entry]
+    return [folder for folder in folders if folder]
+
+
+def overrides_of(argv: Sequence[str]) -> list[str]:
+    """The arguments that are neither options nor values of options."""
+    return [word for word, is_override in _classified(argv) if is_override]
+
+
+def _classified(argv: Sequence[str]) -> list[tuple[str, bool]]:
+    """Every argument with whether it is an override: no option, and no value of one."""
+    return [
+        (word, not word.startswith("-") and previous not in OPTIONS_WITH_VALUE)
+        for previous, word in zip(["", *argv][:-1], argv, strict=True)
+    ]
+
+
+def _normalise_override(word: str, groups: Collection[str], own_groups: Collection[str]) -> str:
+    match = ASSIGNMENT.fullmatch(word)
+    if match is None:
+        return word
+    key = match["key"]
+    if key in groups and not match["value"].startswith("{"):
+        return f"{key}={match['value']}"
+    is_hydras = key == "hydra" or key.startswith(("hydra.", "hydra/"))
+    if is_hydras or key in own_groups or "@" in key or "/" in key:
+        return word
+    return f"++{key}={match['value']}"

@@ -1,0 +1,175 @@
+"""What `maze-run` adds to Hydra: registered environments, and settings that leave no trace.
+
+`env=CartPole-v1` needs no YAML: a source of configuration, `gymnasium://`, serves `env/<id>` from
+gymnasium's registry, which is imported only when no folder before it in the search path has the
+option. Folders that the user names come before ours, so his `env/<name>.yaml` wins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.conf import HydraConf, RunDir, SweepDir
+from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from maze_train.config.options import group_names, list_options
+from maze_train.config.overrides import config_folders
+from maze_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hydra.core.config_search_path import ConfigSearchPath
+
+__all__ = ["GymnasiumSource", "MazeTrainSearchPath", "extended_hydra", "is_registered"]
+
+Names = list[str]  # inside the class below, `list` is a method
+GROUP = "env"
+SWEEP_DIR = "outputs/sweeps/${now:%Y-%m-%d_%H-%M-%S}"
+
+
+class GymnasiumSource(ConfigSource):
+    """Serves `env/<id>`: `CartPole-v1`, `ALE/Pong-v5`, `my_module:MyEnv-v0`."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Prefix of this source in a search path."""
+        return "gymnasium"
+
+    def available(self) -> bool:
+        """Whether the source can be used: always, since gymnasium is a dependency."""
+        return True
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """The configuration `{id: <id>}`; everything else has defaults."""
+        return ConfigResult(
+            provider=self.provider,
+            path=self.full_path(),
+            config=OmegaConf.create({"id": _env_id(config_path)}),
+            header={"package": None},
+        )
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether the path is a group of which `list` knows options, or a namespace of ids."""
+        path = config_path.strip("/")
+        if path in ("", GROUP) or path in group_names():
+            return True
+        namespace = _env_id(path)
+        return bool(namespace) and any(i.startswith(f"{namespace}/") for i in _registered_ids())
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether the path is `env/<id>` with a registered id."""
+        env_id = _env_id(config_path)
+        return bool(env_id) and is_registered(env_id)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
+        """The ids, as options of `env`; without namespace below `env/<namespace>`.
+
+        Of other groups the options in sub-folders, such as `ppo/CartPole-v1`: Hydra finds them, but
+        does not list them for the shell completion.
+        """
+        path = config_path.strip("/")
+        if path == "":
+            return [GROUP] if results_filter is not ObjectType.CONFIG else []
+        if results_filter is ObjectType.GROUP:
+            return []
+        if path.partition("/")[0] != GROUP:
+            return [option for option in list_options(path) if "/" in option]
+        namespace = _env_id(path)
+        prefix = f"{namespace}/" if namespace else ""
+        return [i[len(prefix) :] for i in _registered_ids() if i.startswith(prefix)]
+
+
+class MazeTrainSearchPath(SearchPathPlugin):
+    """Puts the user's folders before ours in the search path, and registered environments after."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the folders in the arguments that Hydra is about to read, and `gymnasium://`."""
+        for folder in reversed(config_folders(sys.argv[1:])):
+            if Path(folder).is_dir():  # Hydra itself complains about one that is missing
+                path = f"file://{Path(folder).absolute()}"
+                search_path.prepend(provider="user", path=path, anchor="main")
+        search_path.append(provider="maze_train", path="gymnasium://")
+
+
+@contextmanager
+def extended_hydra() -> Iterator[None]:
+    """Hydra with our plug-ins and our defaults for its own settings, put back afterwards.
+
+    The defaults belong to no single primary config: `-cn config`, with the file of a past run, gets
+    them too. A single run creates nothing through Hydra, a sweep has one directory with a numbered
+    one for each job, and logging is left alone.
+    """
+    Plugins.instance().register(GymnasiumSource)
+    Plugins.instance().register(MazeTrainSearchPath)
+    store = ConfigStore.instance()
+    before = store.repo["hydra"]["config.yaml"]
+    store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
+    try:
+        yield
+    finally:
+        store.repo["hydra"]["config.yaml"] = before
+
+
+def is_registered(env_id: str) -> bool:
+    """Whether gymnasium knows an id; the module of `module:Id` is imported.
+
+    Raises:
+        ConfigError: If that module can not be imported.
+    """
+    import gymnasium
+
+    module, colon, name = env_id.rpartition(":")
+    if colon:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError("env", f"importing {module} failed: {error}", env_id) from error
+    if name not in gymnasium.registry:
+        _register_atari()
+    return name in gymnasium.registry
+
+
+def _env_id(config_path: str) -> str:
+    """The id in a path `env/<id>`, empty for any other path."""
+    group, _, env_id = config_path.strip("/").partition("/")
+    return env_id.removesuffix(".yaml") if group == GROUP else ""
+
+
+def _registered_ids() -> list[str]:
+    import gymnasium
+
+    _register_atari()
+    return sorted(gymnasium.registry)
+
+
+def _register_atari() -> None:
+    if importlib.util.find_spec("ale_py") is not None:
+        from maze_train.envs.factory import register_atari
+
+        register_atari()
+
+
+def _hydra_settings() -> HydraConf:
+    settings = HydraConf(
+        run=RunDir(dir="."),
+        sweep=SweepDir(dir=SWEEP_DIR, subdir="${hydra:job.num}"),
+        output_subdir=None,
+    )
+    settings.job.chdir = False
+    silent = ("hydra_logging", "job_logging")
+    settings.defaults = [
+        {key: "none" if key in silent else value for key, value in entry.items()}
+        for entry in settings.defaults
+    ]
+    return settings

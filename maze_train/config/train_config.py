@@ -1,0 +1,128 @@
+"""Settings of the runners, and the configuration of a whole run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from maze_train.checks import check_at_least, check_one_of
+from maze_train.envs.config import EnvConfig
+from maze_train.errors import ConfigError
+from maze_train.nets.config import ModelConfig
+from maze_train.tracking.config import TrackingConfig
+from maze_train.training.config import AlgorithmConfig, EvaluationConfig
+
+__all__ = ["DevRunnerConfig", "LocalRunnerConfig", "RunnerConfig", "TrainConfig"]
+
+
+@dataclass(kw_only=True)
+class RunnerConfig:
+    """Base of the settings of a runner: where a run takes place."""
+
+    name: ClassVar[str] = ""
+    """Name of the runner, as in `runner=<name>`."""
+
+    concurrency: int = 8
+    """Environments that collect experience in parallel. >= 1."""
+
+    torch_threads: int = 1
+    """Threads of PyTorch in the learner; more than 1 pays for large networks and batches only;
+    0: leave PyTorch's own choice."""
+
+    max_wall_time_s: float = 0.0
+    """Seconds after which training stops (at the end of an update); 0: no limit."""
+
+    fast_dev_run: bool = False
+    """One short iteration of everything (collect, update, evaluate, write), as a trial."""
+
+    def __post_init__(self) -> None:
+        check_at_least("concurrency", self.concurrency, 1)
+        check_at_least("torch_threads", self.torch_threads, 0)
+        check_at_least("max_wall_time_s", self.max_wall_time_s, 0)
+
+
+@dataclass(kw_only=True)
+class DevRunnerConfig(RunnerConfig):
+    """Everything in one process: the easiest to debug, and the fastest for cheap environments."""
+
+    name: ClassVar[str] = "dev"
+
+
+@dataclass(kw_only=True)
+class LocalRunnerConfig(RunnerConfig):
+    """Environments in worker processes on the cores of this machine; same numbers as `dev`."""
+
+    name: ClassVar[str] = "local"
+
+    n_workers: int = 0
+    """Processes that step environments, several environments each; 0: one per core."""
+
+    start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
+    """How worker processes start."""
+
+    worker_timeout_s: float = 300.0
+    """Seconds without an answer after which a worker counts as hung. > 0."""
+
+    def __post_init__(self) -> None:
+        RunnerConfig.__post_init__(self)
+        check_at_least("n_workers", self.n_workers, 0)
+        check_one_of("start_method", self.start_method, ("forkserver", "spawn", "fork"))
+        check_at_least("worker_timeout_s", self.worker_timeout_s, 1e-3)
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """Everything that defines a training run."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """The environment: `env=<registered id>`, or `env._target_=<class or factory>`."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The networks."""
+
+    algorithm: AlgorithmConfig
+    """The algorithm: `algorithm=<name>`."""
+
+    runner: RunnerConfig = field(default_factory=DevRunnerConfig)
+    """Where the run takes place: `runner=<name>`."""
+
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Evaluation and selection of the best policy."""
+
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """Progress display and files of metrics."""
+
+    seed: int | None = None
+    """Seed of every random stream, >= 0; null: drawn at the start and written to config.yaml."""
+
+    total_steps: int = 100_000
+    """Environment steps after which training stops, at the end of an update; 0: no limit."""
+
+    run_dir: str | None = None
+    """Directory of the run; null: outputs/<env>-<algorithm>-<runner>/<date>_<time>."""
+
+    def __post_init__(self) -> None:
+        if self.env.id is None and self.env.target is None:
+            raise ConfigError(
+                "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
+            )
+        if self.seed is not None:
+            check_at_least("seed", self.seed, 0)
+        check_at_least("total_steps", self.total_steps, 0)
+        if self.runner.name not in self.algorithm.runner_classes:
+            supported = ", ".join(self.algorithm.runner_classes)
+            raise ConfigError(
+                "runner", f"{self.algorithm.name} runs on: {supported}", self.runner.name
+            )
+        limits = (self.total_steps, self.algorithm.n_epochs, self.algorithm.patience)
+        if not any(limits) and not self.runner.max_wall_time_s:
+            raise ConfigError(
+                "total_steps",
+                "nothing would end this run; set total_steps, algorithm.n_epochs, "
+                "algorithm.patience or runner.max_wall_time_s",
+                self.total_steps,
+            )
+        try:
+            self.algorithm.check_concurrency(self.runner.concurrency)
+        except ConfigError as error:
+            raise error.below("algorithm") from None

@@ -1,0 +1,20 @@
+"""Action distributions: families bound to one action space, as functions of their parameters."""
+
+from __future__ import annotations
+
+from maze_train.distributions.base import Distribution
+from maze_train.distributions.categorical import Categorical, MultiCategorical
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
+from maze_train.distributions.joint import JointDistribution
+from maze_train.distributions.mapping import DistributionTable, distribution_for
+
+__all__ = [
+    "Categorical",
+    "DiagonalGaussian",
+    "Distribution",
+    "DistributionTable",
+    "JointDistribution",
+    "MultiCategorical",
+    "SquashedGaussian",
+    "distribution_for",
+]

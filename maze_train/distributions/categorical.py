@@ -1,0 +1,198 @@
+"""Distributions over finite sets of actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
+from torch.nn.functional import log_softmax
+
+from maze_train.distributions.base import Constant, Distribution, check_space, env_dtype
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+    from maze_train.types import Tensor
+
+__all__ = ["Categorical", "MultiCategorical"]
+
+
+class Categorical(Distribution):
+    """One choice among n actions: P(a) = exp(l_a) / Σ_b exp(l_b).
+
+    `params` are the logits l, [..., n]. A forbidden action is one with a large negative *finite*
+    logit: it then has probability 0 and adds nothing to entropy and divergence.
+
+    Sampling uses the Gumbel-max trick: argmax_a (l_a + g_a) with g_a = -log e_a, e_a ~ Exp(1), has
+    exactly the distribution P, and is a function of logits and noise. Source: Maddison et al.
+    (2014), arXiv:1411.0030, section 2.
+
+    Args:
+        space: The action space; the agent's actions are counted from 0, those of the environment
+            from `space.start`.
+    """
+
+    space_type: ClassVar[type[Space[Any]] | None] = Discrete
+
+    def __init__(self, space: Discrete) -> None:
+        check_space(type(self), space)
+        self.param_size = self.noise_size = int(space.n)
+        self.action_shape = ()
+        self.action_dtype = torch.int64
+        self._start = int(space.start)
+        self._env_dtype = env_dtype(space)
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Gumbel noise, [*shape, n]."""
+        return _draw_gumbel((*shape, self.noise_size), generator, device)
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """Actions argmax(params + noise), int64, [...]."""
+        return (params + noise).argmax(-1)
+
+    def mode(self, params: Tensor) -> Tensor:
+        """The first of the actions with the largest logit, int64, [...]."""
+        return params.argmax(-1)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """Value of log P(a) = l_a - log Σ_b exp(l_b), [...]."""
+        return log_softmax(params, -1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """-Σ_a P(a) log P(a), in [0, log n], [...]."""
+        log_probs = log_softmax(params, -1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+
+    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
+        """Σ_a P(a) (log P(a) - log Q(a)), [...]."""
+        log_p = log_softmax(params_p, -1)
+        return (log_p.exp() * (log_p - log_softmax(params_q, -1))).sum(-1)
+
+    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one normalisation of the logits, each [...]."""
+        log_probs = log_softmax(params, -1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        """Actions counted from `space.start`, in the type of the space, [...]."""
+        shifted = actions + self._start if self._start else actions
+        return shifted.to(self._env_dtype)
+
+    def from_env(self, actions: Tensor) -> Tensor:
+        """Actions counted from 0, int64, [...]."""
+        return actions.to(self.action_dtype) - self._start
+
+
+class MultiCategorical(Distribution):
+    """K independent choices among n_1 ... n_K actions: P(a) = Π_k P_k(a_k).
+
+    `params` are the logits of all choices one after the other, [..., Σ n_k], choices in the
+    row-major order of `space.nvec`. Computation is on one table [..., K, max n_k]: a view of the
+    params when all n_k are equal, else a copy padded with logits of probability 0.
+
+    Args:
+        space: The action space; `nvec` may have any shape. The agent's actions are counted from 0,
+            those of the environment from `space.start`.
+    """
+
+    space_type: ClassVar[type[Space[Any]] | None] = MultiDiscrete
+
+    def __init__(self, space: MultiDiscrete) -> None:
+        check_space(type(self), space)
+        sizes = np.asarray(space.nvec, dtype=np.int64).ravel()
+        self.param_size = self.noise_size = int(sizes.sum())
+        self.action_shape = tuple(int(n) for n in np.shape(space.nvec))
+        self.action_dtype = torch.int64
+        self._table_shape = (len(sizes), int(sizes.max()))
+        self._is_even = bool((sizes == sizes[0]).all())
+        # Cell of the flattened table [K * max n_k] that each logit goes to.
+        in_table = np.arange(self._table_shape[1]) < sizes[:, None]
+        self._cells = Constant(np.flatnonzero(in_table))
+        starts = np.asarray(space.start, dtype=np.int64)
+        self._start = Constant(starts) if starts.any() else None
+        self._env_dtype = env_dtype(space)
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Gumbel noise, [*shape, Σ n_k]."""
+        return _draw_gumbel((*shape, self.noise_size), generator, device)
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """Actions argmax(params + noise) of each choice, int64, [..., *nvec.shape]."""
+        return self.mode(params + noise)
+
+    def mode(self, params: Tensor) -> Tensor:
+        """The first action with the largest logit of each choice, int64, [..., *nvec.shape]."""
+        actions = self._table(params).argmax(-1)
+        return actions.reshape((*params.shape[:-1], *self.action_shape))
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """Σ_k log P_k(a_k), [...]."""
+        return self._pick(log_softmax(self._table(params), -1), actions)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """Σ_k of the entropies of the choices, [...]."""
+        log_probs = log_softmax(self._table(params), -1)
+        return -(log_probs.exp() * log_probs).sum((-2, -1))
+
+    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
+        """Σ_k KL(P_k || Q_k), [...]."""
+        log_p = log_softmax(self._table(params_p), -1)
+        log_q = log_softmax(self._table(params_q), -1)
+        return (log_p.exp() * (log_p - log_q)).sum((-2, -1))
+
+    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one normalisation of the logits, each [...]."""
+        log_probs = log_softmax(self._table(params), -1)
+        entropy = -(log_probs.exp() * log_probs).sum((-2, -1))
+        return self._pick(log_probs, actions), entropy
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        """Actions counted from `space.start`, in the type of the space, [..., *nvec.shape]."""
+        shifted = actions if self._start is None else actions + self._start.like(actions)
+        return shifted.to(self._env_dtype)
+
+    def from_env(self, actions: Tensor) -> Tensor:
+        """Actions counted from 0, int64, [..., *nvec.shape]."""
+        counted = actions.to(self.action_dtype)
+        return counted if self._start is None else counted - self._start.like(counted)
+
+    def _table(self, params: Tensor) -> Tensor:
+        """The logits as [..., K, max n_k]."""
+        if not self._is_even:
+            # Finite, because -inf gives 0 * inf = nan in entropy and divergence; half of the
+            # lowest number, because the normalisation subtracts from it.
+            filler = torch.finfo(params.dtype).min / 2
+            rows, columns = self._table_shape
+            table = params.new_full((*params.shape[:-1], rows * columns), filler)
+            cells = self._cells.on(params.device, torch.int64)
+            params = table.index_copy(-1, cells, params)
+        return params.reshape((*params.shape[:-1], *self._table_shape))
+
+    def _pick(self, log_probs: Tensor, actions: Tensor) -> Tensor:
+        """Sum over choices of the entries of a table [..., K, max n_k] that `actions` name."""
+        chosen = actions.reshape((*log_probs.shape[:-1], 1))
+        return log_probs.gather(-1, chosen).sum((-2, -1))
+
+
+def _draw_gumbel(
+    shape: tuple[int, ...],
+    generator: torch.Generator | None,
+    device: torch.device | str | None,
+) -> Tensor:
+    """Standard Gumbel numbers, float32, of the given shape."""
+    draws = torch.empty(shape, dtype=torch.float32, device=device).exponential_(generator=generator)
+    # A draw of exactly 0 would become infinite noise, which could select a forbidden action.
+    return draws.clamp_(min=torch.finfo(draws.dtype).tiny).log_().neg_()

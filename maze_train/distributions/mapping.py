@@ -1,0 +1,185 @@
+"""Which family of distributions each action space gets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gymnasium.spaces import Dict, Tuple
+
+from maze_train.distributions.base import Distribution
+from maze_train.distributions.categorical import Categorical, MultiCategorical
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
+from maze_train.distributions.joint import JointDistribution
+from maze_train.errors import ConfigError, SpaceError, nearest
+from maze_train.spaces.describe import flat_spaces
+from maze_train.targets import TARGET, build_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gymnasium import Space
+
+__all__ = ["DEFAULTS", "FAMILIES", "DistributionTable", "Override", "distribution_for"]
+
+Override: TypeAlias = str | Mapping[str, Any]
+"""A family: its name, `{name: ..., **settings}`, or `{_target_: my_package.Family, **settings}`."""
+
+FAMILIES: Mapping[str, type[Distribution]] = MappingProxyType(
+    {
+        "categorical": Categorical,
+        "diagonal_gaussian": DiagonalGaussian,
+        "multi_categorical": MultiCategorical,
+        "squashed_gaussian": SquashedGaussian,
+    }
+)
+"""The families that configuration knows by name."""
+
+DEFAULTS: Mapping[str, str] = MappingProxyType(
+    {
+        "Box": "diagonal_gaussian",
+        "Discrete": "categorical",
+        "MultiDiscrete": "multi_categorical",
+    }
+)
+"""The family of each type of space, unless it is overridden."""
+
+KEY = "model.distributions"
+
+
+class DistributionTable:
+    """Chooses a family for every part of an action space.
+
+    The choice for a part is the override under its own key (such as `steer` or `arm/0`), else the
+    override under the name of the type of its space (such as `Box`), else the default of that type.
+    A family named by `_target_` is called with the space first.
+
+    Args:
+        overrides: Families by the key of a part or the name of a space type.
+
+    Raises:
+        ConfigError: If an override is not a known family, or is not a family at all.
+    """
+
+    def __init__(self, overrides: Mapping[str, Override] | None = None) -> None:
+        self._overrides = dict(overrides or {})
+        for key, override in self._overrides.items():
+            _check_override(f"{KEY}.{key}", override)
+
+    def build(self, action_space: Space[Any]) -> Distribution:
+        """The distribution over the actions of a space: a joint one for Dict and Tuple spaces.
+
+        Raises:
+            ConfigError: If an override names no part, does not fit its space, or is set up wrongly.
+            SpaceError: If there is no family for a part.
+        """
+        spaces = flat_spaces(action_space)
+        self._check_keys(spaces)
+        parts = {key: self._build_part(key, space) for key, space in spaces.items()}
+        is_joint = isinstance(action_space, (Dict, Tuple))
+        return JointDistribution(parts) if is_joint else parts[""]
+
+    def _check_keys(self, spaces: Mapping[str, Space[Any]]) -> None:
+        """Refuse overrides that are neither a type of space nor a part of this one."""
+        types = dict.fromkeys([*DEFAULTS, *map(_type_name, spaces.values())])
+        allowed = [*types, *(key for key in spaces if key)]
+        for key in self._overrides:
+            if key not in allowed:
+                raise ConfigError(
+                    f"{KEY}.{key}",
+                    "there is no such action or type of space; " + _expected(key, allowed),
+                )
+
+    def _build_part(self, part_key: str, space: Space[Any]) -> Distribution:
+        type_name = _type_name(space)
+        key = part_key if part_key in self._overrides else type_name
+        override = self._overrides.get(key, DEFAULTS.get(key))
+        if override is None:
+            where = f" at {part_key!r}" if part_key else ""
+            raise SpaceError(
+                f"the action space {space}{where} has no distribution: supported are "
+                f"{', '.join(DEFAULTS)}, and Dict and Tuple of these; or name a family of your "
+                f"own, {KEY}.{part_key or type_name}._target_"
+            )
+        return _build_family(f"{KEY}.{key}", override, space)
+
+
+def distribution_for(
+    action_space: Space[Any], overrides: Mapping[str, Override] | None = None
+) -> Distribution:
+    """The distribution over the actions of a space.
+
+    Args:
+        action_space: Box, Discrete, MultiDiscrete, or any nesting of Dict and Tuple over these.
+        overrides: Families by the key of a part or the name of a space type.
+
+    Returns:
+        A family bound to the space.
+
+    Raises:
+        ConfigError: If an override is wrong, see `DistributionTable`.
+        SpaceError: If there is no family for a space.
+    """
+    return DistributionTable(overrides).build(action_space)
+
+
+def _type_name(space: Space[Any]) -> str:
+    """The name in `DEFAULTS` of a space's type, also for subclasses; else the name of its class."""
+    names = [base.__name__ for base in type(space).__mro__]
+    return next((name for name in names if name in DEFAULTS), names[0])
+
+
+def _expected(word: str, allowed: Iterable[str]) -> str:
+    """What is allowed instead of `word`, with the nearest one."""
+    names = list(allowed)
+    close = nearest(word, names, count=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"expected one of {', '.join(names)}{hint}"
+
+
+def _check_override(key: str, override: Any) -> None:
+    """Refuse what is neither a known name nor a mapping that names a family."""
+    name = override
+    if isinstance(override, Mapping):
+        if TARGET in override:
+            return
+        key, name = f"{key}.name", override.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(
+            key,
+            f"expected the name of a family ({', '.join(FAMILIES)}) or a mapping with _target_",
+            name,
+        )
+    if name not in FAMILIES:
+        raise ConfigError(key, f"there is no such family; {_expected(name, FAMILIES)}", name)
+
+
+def _build_family(key: str, override: Override, space: Space[Any]) -> Distribution:
+    """Build what an override names for one space; `key` is the override's place in the config."""
+    if isinstance(override, Mapping) and TARGET in override:
+        built = build_target(override, space, key=key)
+        if not isinstance(built, Distribution):
+            raise ConfigError(
+                f"{key}.{TARGET}", "expected a subclass of Distribution", override[TARGET]
+            )
+        return built
+    settings = {"name": override} if isinstance(override, str) else dict(override)
+    name = settings.pop("name")
+    family = FAMILIES[name]
+    wanted = family.space_type
+    if wanted is not None and not isinstance(space, wanted):
+        raise ConfigError(
+            key, f"{name} needs a {wanted.__name__} space, the action space is {space}"
+        )
+    known = list(inspect.signature(family).parameters)[1:]
+    for setting, value in settings.items():
+        if setting not in known:
+            problem = _expected(setting, known) if known else "it has no settings"
+            raise ConfigError(f"{key}.{setting}", f"{name} has no such setting; {problem}", value)
+    build: Callable[..., Distribution] = family
+    try:
+        return build(space, **settings)
+    except ConfigError as error:
+        raise error.below(key) from None

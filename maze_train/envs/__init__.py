@@ -1,0 +1,1 @@
+"""Environments: one, and many at once."""

@@ -1,0 +1,218 @@
+"""Builds single environments from their settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
+
+from maze_train.envs.config import EnvConfig
+from maze_train.errors import (
+    ConfigError,
+    EnvError,
+    MazeTrainError,
+    MissingExtraError,
+    nearest,
+)
+from maze_train.targets import build_target, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["EnvFactory", "env_name", "nearest_ids"]
+
+REMEDIES = (
+    ("gymnasium-robotics", "use version 4 or newer of this environment"),
+    ("box2d", 'pip install "maze-train[box2d]"'),
+    ("mujoco", 'pip install "maze-train[mujoco]"'),
+)
+"""What to do about an import error, by a word of its text."""
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """Builds one environment per call; can be sent to other processes.
+
+    Args:
+        config: Settings of the environment.
+        maker: Class or function called with `config.kwargs` instead of looking up the id or target.
+    """
+
+    config: EnvConfig
+    maker: Callable[..., Any] | None = None
+
+    @classmethod
+    def from_any(cls, env: Any, **kwargs: Any) -> EnvFactory:
+        """A factory from whatever a caller names an environment by.
+
+        Args:
+            env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
+                environment.
+            **kwargs: Keyword arguments for the environment, added to those of a config.
+
+        Raises:
+            ConfigError: If `env` is none of these.
+        """
+        if isinstance(env, EnvFactory):
+            merged = replace(env.config, kwargs={**env.config.kwargs, **kwargs})
+            return replace(env, config=merged)
+        if isinstance(env, EnvConfig):
+            return cls(replace(env, kwargs={**env.kwargs, **kwargs}))
+        if isinstance(env, str):
+            return cls(EnvConfig(id=env, kwargs=kwargs))
+        if isinstance(env, gymnasium.Env) or not callable(env):
+            raise ConfigError(
+                "env",
+                "expected an id, an EnvConfig, or a class or function that returns an env",
+                env,
+            )
+        module = getattr(env, "__module__", type(env).__module__)
+        name = getattr(env, "__qualname__", type(env).__qualname__)
+        return cls(EnvConfig(target=f"{module}.{name}", kwargs=kwargs), maker=env)
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """A new environment.
+
+        Raises:
+            ConfigError: If the settings name no environment, or name it wrongly.
+            EnvError: If building it failed.
+            MissingExtraError: If a package that it needs is not installed.
+        """
+        config = self.config
+        if (config.id is None) == (config.target is None):
+            raise ConfigError(
+                "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
+            )
+        if config.id is None:
+            env = make_own(config, self.maker)
+        else:
+            env = make_registered(config, config.id)
+        for i, wrapper in enumerate(config.wrappers):
+            env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
+        return env
+
+
+def env_name(config: EnvConfig) -> str:
+    """A short name of the environment that is fit for a directory.
+
+    Raises:
+        ConfigError: If the settings name no environment.
+    """
+    if config.id is not None:
+        return re.sub(r"[/:]", "-", config.id)
+    if config.target is None:
+        raise ConfigError("env", "expected an id or a _target_, got neither")
+    return re.split(r"[.:]", config.target)[-1].strip("<>")
+
+
+def nearest_ids(env_id: str, count: int = 3) -> list[str]:
+    """The registered ids closest to `env_id`, best first, each in its newest version.
+
+    A wrong version counts for nothing and a missing namespace for little: `CartPole-v7` is near
+    `CartPole-v1`, and `Pong-v5` near `ALE/Pong-v5`.
+    """
+    if importlib.util.find_spec("ale_py") is not None:
+        register_atari()
+    newest: dict[str, int] = {}
+    for registered in gymnasium.registry:
+        name, version = split_version(registered)
+        newest[name] = max(newest.get(name, -1), version)
+    spelled = {name: name for name in newest}
+    for name in newest:
+        spelled.setdefault(name.rpartition("/")[2], name)
+    found = dict.fromkeys(spelled[s] for s in nearest(split_version(env_id)[0], spelled, count))
+    return [f"{name}-v{newest[name]}" if newest[name] >= 0 else name for name in found]
+
+
+def split_version(env_id: str) -> tuple[str, int]:
+    """Name and version of an id; the version is -1 when it has none."""
+    match = re.fullmatch(r"(.+)-v(\d+)", env_id)
+    return (match[1], int(match[2])) if match else (env_id, -1)
+
+
+def register_atari() -> None:
+    """Make the `ALE/` ids known to gymnasium.
+
+    Raises:
+        MissingExtraError: If ale-py is not installed.
+    """
+    try:
+        ale_py = importlib.import_module("ale_py")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("ale-py", "atari", "the ALE environments") from error
+    gymnasium.register_envs(ale_py)
+
+
+def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
+    """Build a registered environment, turning gymnasium's complaints into ours."""
+    if env_id.startswith("ALE/"):
+        register_atari()
+    # The checker costs time in every step and warns about style; what matters is checked where
+    # values are stored.
+    options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}
+    try:
+        return gymnasium.make(env_id, **{**options, **config.kwargs})
+    except (UnregisteredEnv, DeprecatedEnv) as error:
+        close = nearest_ids(env_id)
+        hint = f"; nearest ids: {', '.join(close)}" if close else ""
+        raise ConfigError("env.id", f"{error}{hint}", env_id) from error
+    except (DependencyNotInstalled, ImportError) as error:
+        raise missing_dependency(env_id, error) from error
+    except MazeTrainError:
+        raise
+    except Error as error:
+        raise ConfigError("env.id", str(error), env_id) from error
+    except Exception as error:
+        raise build_failure(env_id, config, error) from error
+
+
+def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+    """Build an environment from a class or function, with a time limit when one is set."""
+    target = str(config.target)
+    make = maker if maker is not None else locate(target, key="env._target_")
+    try:
+        env = make(**config.kwargs)
+    except MazeTrainError:
+        raise
+    except Exception as error:
+        raise build_failure(target, config, error) from error
+    if not isinstance(env, gymnasium.Env):
+        raise EnvError(
+            f"{target} returned {type(env).__name__}: expected a gymnasium.Env, "
+            "so let its class derive from gymnasium.Env"
+        )
+    if config.max_episode_steps is None:
+        return env
+    return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+
+
+def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnasium.Env[Any, Any]:
+    """Put the wrapper that a configuration node names around an environment."""
+    try:
+        wrapped = build_target(node, env, key=key)
+    except MazeTrainError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{key} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise ConfigError(key, f"expected it to return a gymnasium.Env, got {wrapped!r}", node)
+    return wrapped
+
+
+def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
+    """The error for an environment whose package could not be imported, with the remedy."""
+    text = str(error)
+    if isinstance(error, ModuleNotFoundError) and ":" in env_id:
+        return ConfigError("env.id", text, env_id)
+    lowered = text.lower()
+    remedy = next((advice for word, advice in REMEDIES if word in lowered), "")
+    return ConfigError("env.id", f"{text}{'; ' if remedy else ''}{remedy}", env_id)
+
+
+def build_failure(name: str, config: EnvConfig, error: Exception) -> EnvError:
+    """The error for an environment whose constructor raised."""
+    return EnvError(f"building {name} with {config.kwargs} failed: {type(error).__name__}: {error}")

@@ -1,0 +1,180 @@
+"""What all vector environments of the package have in common."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from maze_train.errors import ShapeError, SpaceError
+from maze_train.seeding import draw_seed
+from maze_train.spaces.describe import FlatView, flat_space
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from maze_train.envs.buffers import StepBuffers
+    from maze_train.envs.stepping import StepReport
+
+__all__ = ["MazeVectorEnv", "StepResult"]
+
+Array: TypeAlias = npt.NDArray[Any]
+ArrayTree: TypeAlias = "Array | dict[str, Array]"
+StepResult: TypeAlias = "tuple[ArrayTree, npt.NDArray[np.float64], Array, Array, dict[str, Any]]"
+
+
+class MazeVectorEnv(VectorEnv[Any, Any, Any]):
+    """Base of vector environments that step into `StepBuffers`.
+
+    Autoreset is SAME_STEP: where an episode ends, the returned observation is the first of the next
+    episode, and `infos["final_obs"][i]` and `infos["final_info"]` belong to the last step of the
+    old one, under the masks `infos["_final_obs"]` and `infos["_final_info"]`. Every episode starts
+    from a seed of its own, see `maze_train.seeding.EpisodeSeeds`.
+
+    Observations of Dict and Tuple spaces are flat dicts of arrays, see
+    `maze_train.spaces.describe`. The returned observation arrays are the internal buffers and are
+    overwritten by the next step, unless `copy` is set; final observations, rewards and flags are
+    always copies.
+
+    Args:
+        copy: Whether to return copies of the observations.
+        step_infos: Whether to return the infos of every step and autoreset; else only those of
+            reset and `final_info`.
+
+    Attributes:
+        single_observation_space: Flat observation space of one environment.
+        single_action_space: Action space of one environment, as the environment gives it.
+        root_seed: The seed of the last reset, given or drawn; None before the first one.
+    """
+
+    root_seed: int | None = None
+    _buffers: StepBuffers
+    _action: FlatView
+    _is_single: bool
+
+    def __init__(self, *, copy: bool = False, step_infos: bool = False) -> None:
+        self.copy = copy
+        self.step_infos = step_infos
+
+    def __enter__(self) -> MazeVectorEnv:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _describe(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        metadata: Mapping[str, Any],
+    ) -> None:
+        """Set the public attributes that follow from one environment."""
+        self.num_envs = num_envs
+        self.metadata = {**metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space = flat_space(observation_space)
+        self.observation_space = batched(self.single_observation_space, num_envs)
+        self.single_action_space = action_space
+        self.action_space = batch_space(action_space, num_envs)
+        self._action = FlatView(action_space)
+        self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
+
+    def _seed_for(self, seed: int | None) -> int:
+        """The seed of a reset, drawn when none is given."""
+        if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
+            raise SpaceError(f"reset(seed={seed!r}): expected an integer >= 0, or None")
+        self.root_seed = draw_seed() if seed is None else int(seed)
+        return self.root_seed
+
+    def _put_actions(self, actions: Any) -> None:
+        """Copy actions into the buffers.
+
+        Raises:
+            ShapeError: If they do not have one row per environment, in the shape of the space.
+            SpaceError: If they are floats where the space holds integers, or a part is missing.
+        """
+        parts = {"": actions} if self._action.is_single else actions
+        for key, column in self._buffers.actions.items():
+            if key not in parts:
+                raise SpaceError(f"actions[{key!r}] is missing: got {sorted(parts)}")
+            part = np.asarray(parts[key])
+            name = f"actions[{key!r}]" if key else "actions"
+            if part.shape != column.shape:
+                raise ShapeError(f"{name} has shape {part.shape}, expected {column.shape}")
+            if part.dtype.kind == "f" and column.dtype.kind != "f":
+                raise SpaceError(f"{name} has dtype {part.dtype}, its space says {column.dtype}")
+            column[...] = part
+
+    def _observations(self) -> ArrayTree:
+        """The observations to return."""
+        columns = self._buffers.obs
+        if self.copy:
+            columns = {key: column.copy() for key, column in columns.items()}
+        return columns[""] if self._is_single else columns
+
+    def _step_result(self, report: StepReport | None) -> StepResult:
+        """What `step` returns."""
+        buffers = self._buffers
+        return (
+            self._observations(),
+            buffers.rewards.copy(),
+            buffers.terminated.copy(),
+            buffers.truncated.copy(),
+            self._infos(report) if report is not None else {},
+        )
+
+    def _infos(self, report: StepReport) -> dict[str, Any]:
+        """Infos in gymnasium's form for SAME_STEP."""
+        infos: dict[str, Any] = {}
+        final_columns = self._buffers.final_obs
+        for i, info in report.final:
+            final_obs: Any = {key: column[i].copy() for key, column in final_columns.items()}
+            if self._is_single:
+                final_obs = final_obs[""]
+            infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, i)
+        for i, info in report.ordinary:
+            infos = self._add_info(infos, info, i)
+        return infos
+
+    def _add_info(
+        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        """Gymnasium's, but values of one key may differ in type and shape."""
+        for key, value in env_info.items():
+            if key in vector_infos and key != "final_obs":
+                vector_infos[key] = able_to_hold(vector_infos[key], value)
+        return super()._add_info(vector_infos, env_info, env_num)
+
+
+def batched(space: gymnasium.Space[Any], n: int) -> gymnasium.Space[Any]:
+    """The space of n values, with the order of the keys kept."""
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return batch_space(space, n)
+    parts = OrderedDict((key, batch_space(part, n)) for key, part in space.spaces.items())
+    return gymnasium.spaces.Dict(parts)
+
+
+def able_to_hold(column: Any, value: Any) -> Any:
+    """`column` itself, or its content in an array with a dtype that can hold `value` in a row.
+
+    Gymnasium takes dtype and shape from the first value. A later 0.5 would become 0 in a column of
+    integers, and an array of another length would end the run.
+    """
+    if isinstance(column, dict) or isinstance(value, dict) or column.dtype == object:
+        return column
+    array = np.asarray(value)
+    if array.dtype.kind in "biufc" and column.dtype.kind in "biufc":
+        if array.shape == column.shape[1:]:
+            wide = np.result_type(column.dtype, array.dtype)
+            return column if wide == column.dtype else column.astype(wide)
+    elif array.dtype == column.dtype:
+        return column
+    rows = np.full(len(column), None, dtype=object)
+    for i, row in enumerate(column):
+        rows[i] = row
+    return rows

@@ -1,0 +1,117 @@
+"""All exceptions of the package.
+
+MazeTrainError
+├── ConfigError          a setting is unknown, of a wrong type, out of range, or contradictory
+├── ShapeError           tensors that must agree in shape do not
+├── SpaceError           a space that the package can not handle, or a value outside its space
+├── EnvError     an environment could not be built, raised, or returned something invalid
+│   └── WorkerError      a process that steps environments raised, died or hung
+├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
+├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken
+└── MissingExtraError    an optional dependency is not installed
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "ConfigError",
+    "EnvError",
+    "MazeTrainError",
+    "MissingExtraError",
+    "RunDirectoryError",
+    "ShapeError",
+    "SpaceError",
+    "TrainingError",
+    "WorkerError",
+    "nearest",
+]
+
+
+class MazeTrainError(Exception):
+    """Base of every exception that the package raises on purpose."""
+
+
+class ConfigError(MazeTrainError):
+    """A setting is wrong.
+
+    Args:
+        key: Dotted name of the setting, such as `algorithm.lr`.
+        problem: What is wrong, what is allowed, and the remedy, in one or two sentences.
+        value: The value that was given; left out of the message when it is not passed.
+    """
+
+    def __init__(self, key: str, problem: str, value: Any = ...) -> None:
+        self.key = key
+        self.problem = problem
+        self.value = value
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        given = "" if self.value is ... else f" = {self.value!r}"
+        return f"{self.key}{given}: {self.problem}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key, self.problem, self.value)
+
+    def below(self, prefix: str) -> ConfigError:
+        """The same error seen from the node that holds this setting under `prefix`."""
+        key = f"{prefix}.{self.key}" if prefix and self.key else prefix or self.key
+        return type(self)(key, self.problem, self.value)
+
+
+class ShapeError(MazeTrainError):
+    """Tensors that must agree in shape do not."""
+
+
+class SpaceError(MazeTrainError):
+    """A space that the package can not handle, or a value outside its space."""
+
+
+class EnvError(MazeTrainError):
+    """An environment could not be built, raised, or returned something invalid."""
+
+
+class WorkerError(EnvError):
+    """A process that steps environments raised, died or hung."""
+
+
+class TrainingError(MazeTrainError):
+    """Training can not go on."""
+
+
+class RunDirectoryError(MazeTrainError):
+    """A run directory is missing, incomplete, damaged, or already taken."""
+
+
+class MissingExtraError(MazeTrainError):
+    """An optional dependency is not installed.
+
+    Args:
+        package: Name of the package that is missing.
+        extra: Name of the extra of `maze-train` that installs it.
+        purpose: What needs it.
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        self.package, self.extra, self.purpose = package, extra, purpose
+        super().__init__(
+            f"{purpose} needs the package {package!r}, which is not installed: "
+            f'pip install "maze-train[{extra}]"'
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.package, self.extra, self.purpose)
+
+
+def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
+    """The candidates closest in spelling to `word`, best first, compared without regard to case."""
+    by_lower: dict[str, str] = {}
+    for candidate in candidates:
+        by_lower.setdefault(candidate.lower(), candidate)
+    return [by_lower[m] for m in get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)]

@@ -1,0 +1,114 @@
+"""Losses of a stochastic policy, and the measures of how far an update moved it.
+
+All take log-probabilities of the joint action: for actions of several parts, the sum over the
+parts. They run once per minibatch, so they use few tensor operations and never wait for a device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from maze_train.functional.shapes import check_same_shape
+
+if TYPE_CHECKING:
+    from maze_train.types import Tensor
+
+__all__ = [
+    "approximate_kl",
+    "clip_fraction",
+    "clipped_surrogate_loss",
+    "policy_gradient_loss",
+]
+
+# exp(89) overflows float32, and the gradient of a clipped sample would be 0 * inf = NaN. exp(60) is
+# far outside of any clip range and leaves room for the product with an advantage.
+_MAX_LOG_RATIO = 60.0
+
+
+def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
+    """Loss whose negative gradient is the policy gradient.
+
+    L = -mean(log pi(a|s) * A)
+
+    Args:
+        log_probs: Log-probability of the actions taken, [N] or any shape.
+        advantages: Advantages of these actions, same shape; a constant of the loss.
+
+    Returns:
+        Loss, 0-d.
+
+    Raises:
+        ShapeError: If the tensors differ in shape.
+
+    Source: Mnih et al. (2016), arXiv:1602.01783, section 4 (advantage actor-critic).
+    """
+    check_same_shape(log_probs=log_probs, advantages=advantages)
+    return (log_probs * advantages.detach()).mean().neg()
+
+
+def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """Surrogate loss that stops rewarding a policy once it left a band around the old one.
+
+    L = -mean(min(rho * A, clip(rho, 1 - c, 1 + c) * A)),  rho = exp(log ratio)
+
+    Computed as -mean(min(rho * A, A + c * |A|)), which is the same: for A >= 0 the inner minimum is
+    A * min(rho, 1 + c), for A < 0 it is A * max(rho, 1 - c). The bound is a constant, so the
+    gradient passes fewer operations. Log ratios count as at most 60.
+
+    Args:
+        log_ratios: log pi(a|s) - log pi_old(a|s) of the joint action, [N] or any shape.
+        advantages: Advantages of these actions, same shape; a constant of the loss.
+        clip_range: c, half-width of the band, > 0.
+
+    Returns:
+        Loss, 0-d.
+
+    Raises:
+        ShapeError: If the tensors differ in shape.
+
+    Source: Schulman et al. (2017), arXiv:1707.06347, eq. 7.
+    """
+    check_same_shape(log_ratios=log_ratios, advantages=advantages)
+    advantages = advantages.detach()
+    bounds = torch.add(advantages, advantages.abs(), alpha=clip_range)
+    ratios = log_ratios.clamp(max=_MAX_LOG_RATIO).exp()
+    return torch.minimum(ratios * advantages, bounds).mean().neg()
+
+
+def approximate_kl(log_ratios: Tensor) -> Tensor:
+    """Estimate of KL(pi_old || pi) from actions of the old policy, never negative.
+
+    mean((rho - 1) - log rho),  rho = exp(log ratio)
+
+    Args:
+        log_ratios: log pi(a|s) - log pi_old(a|s) of the joint action, [N] or any shape.
+
+    Returns:
+        Estimate in nats, >= 0, 0-d, without gradient.
+
+    Source: Schulman (2020), "Approximating KL Divergence", joschu.net/blog/kl-approx.html,
+    estimator k3.
+    """
+    log_ratios = log_ratios.detach()
+    # `exp - 1` would lose all digits of a small ratio, and with them the sign of the result.
+    return (torch.expm1(log_ratios) - log_ratios).mean()
+
+
+def clip_fraction(log_ratios: Tensor, clip_range: float) -> Tensor:
+    """Share of samples whose probability ratio lies outside of the band.
+
+    mean(|rho - 1| > c),  rho = exp(log ratio)
+
+    Args:
+        log_ratios: log pi(a|s) - log pi_old(a|s) of the joint action, [N] or any shape.
+        clip_range: c, half-width of the band, > 0.
+
+    Returns:
+        Fraction in [0, 1], 0-d, in the dtype of the log ratios, without gradient.
+
+    Source: the band of Schulman et al. (2017), arXiv:1707.06347, eq. 7.
+    """
+    log_ratios = log_ratios.detach()
+    return (torch.expm1(log_ratios).abs() > clip_range).mean(dtype=log_ratios.dtype)

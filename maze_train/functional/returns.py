@@ -1,0 +1,230 @@
+"""Advantages and returns of time-major trajectories, and the one backward recurrence they share.
+
+Every estimator takes arrays of discounts and lambdas, so that episode ends are data and not cases:
+`discounts_and_lambdas` turns the two flags of a step into the two arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from maze_train.errors import ShapeError
+from maze_train.functional.shapes import check_same_shape
+
+if TYPE_CHECKING:
+    from maze_train.types import Tensor
+
+__all__ = [
+    "backward_recurrence",
+    "discounts_and_lambdas",
+    "explained_variance",
+    "lambda_advantages",
+    "lambda_returns",
+    "normalize_advantages",
+]
+
+
+def backward_recurrence(inputs: Tensor, decays: Tensor) -> Tensor:
+    """Accumulate inputs from the last row to the first.
+
+    acc_t = x_t + d_t * acc_{t+1},  acc_T = 0
+
+    Computed by recursive doubling: log2(T) passes over whole tensors in place of T steps. With
+    W_t(s) = d_t * ... * d_{t+s-1} and S_t(s) the sum restricted to the rows t .. t+s-1,
+
+    S_t(2s) = S_t(s) + W_t(s) * S_{t+s}(s),  W_t(2s) = W_t(s) * W_{t+s}(s)
+
+    Args:
+        inputs: x, [T, ...] with any trailing shape.
+        decays: d, the weight of everything after a row, usually in [0, 1], [T, ...].
+
+    Returns:
+        acc, [T, ...], without gradient, in the wider of both dtypes.
+
+    Raises:
+        ShapeError: If the tensors differ in shape or have no time dimension.
+
+    Source: recursive doubling for linear recurrences, Kogge and Stone (1973), IEEE Transactions on
+    Computers C-22(8).
+    """
+    check_same_shape(inputs=inputs, decays=decays)
+    if inputs.dim() == 0:
+        raise ShapeError("inputs has shape [], expected a time dimension [T, ...]")
+    dtype = torch.promote_types(inputs.dtype, decays.dtype)
+    sums = inputs.detach().to(dtype, copy=True)
+    weights = decays.detach().to(dtype)
+    num_steps = sums.shape[0]
+    span = 1
+    while span < num_steps:
+        # The product is a fresh tensor, so the overlapping slices are read before written.
+        sums[:-span] += weights[: num_steps - span] * sums[span:]
+        # Rows that already reach the end need no weight any more: the tensor shrinks.
+        weights = weights[:-span] * weights[span:]
+        span *= 2
+    return sums
+
+
+def discounts_and_lambdas(
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """Turn episode ends into the arrays that the estimators take.
+
+    discount_t = gamma * (1 - terminated_t)
+    lambda_t = gae_lambda * (1 - (terminated_t or truncated_t))
+
+    A terminal step is followed by nothing. A truncated step is still followed by the value of its
+    last observation, but by no reward of the next episode. Where both flags are set, termination
+    wins.
+
+    Args:
+        terminated: Whether the step ended in a terminal state, bool, [T, B].
+        truncated: Whether a limit outside the task ended the episode, bool, [T, B].
+        gamma: Discount of one step, in [0, 1].
+        gae_lambda: Trace decay of one step, in [0, 1].
+        dtype: Floating dtype of the results.
+
+    Returns:
+        Discounts and lambdas, [T, B] each.
+
+    Raises:
+        ShapeError: If the flags differ in shape.
+
+    Source: Pardo et al. (2018), arXiv:1712.00378, partial-episode bootstrapping.
+    """
+    check_same_shape(terminated=terminated, truncated=truncated)
+    discounts = torch.logical_not(terminated).to(dtype) * gamma
+    lambdas = torch.logical_or(terminated, truncated).logical_not().to(dtype) * gae_lambda
+    return discounts, lambdas
+
+
+def lambda_advantages(
+    rewards: Tensor, discounts: Tensor, values: Tensor, next_values: Tensor, lambdas: Tensor
+) -> Tensor:
+    """Generalized advantage estimate: exponentially weighted temporal-difference errors.
+
+    delta_t = r_t + discount_t * v_{t+1} - v_t
+    A_t = delta_t + discount_t * lambda_t * A_{t+1},  A_T = 0
+
+    Args:
+        rewards: Reward after each action, [T, B].
+        discounts: gamma, or 0 at terminal steps, in [0, 1], [T, B].
+        values: v(s_t), [T, B].
+        next_values: v of the true successor of each step, also where the environment was reset,
+            [T, B].
+        lambdas: Trace decay, or 0 at every episode end, in [0, 1], [T, B].
+
+    Returns:
+        Advantages, [T, B], without gradient.
+
+    Raises:
+        ShapeError: If the tensors differ in shape.
+
+    Source: Schulman et al. (2016), arXiv:1506.02438, eq. 16.
+    """
+    check_same_shape(
+        rewards=rewards,
+        discounts=discounts,
+        values=values,
+        next_values=next_values,
+        lambdas=lambdas,
+    )
+    with torch.no_grad():
+        errors = rewards + discounts * next_values - values
+        return backward_recurrence(errors, discounts * lambdas)
+
+
+def lambda_returns(
+    rewards: Tensor, discounts: Tensor, next_values: Tensor, lambdas: Tensor
+) -> Tensor:
+    """Mixture of all n-step returns, weighted by powers of lambda.
+
+    G_t = r_t + discount_t * ((1 - lambda_t) * v_{t+1} + lambda_t * G_{t+1}),  G_T = v_T
+
+    Where v_{t+1} of one row is the v_t of the next (inside an episode), this is
+    `lambda_advantages` plus the values.
+
+    Args:
+        rewards: Reward after each action, [T, B].
+        discounts: gamma, or 0 at terminal steps, in [0, 1], [T, B].
+        next_values: v of the true successor of each step, also where the environment was reset,
+            [T, B]; the last row is v_T.
+        lambdas: Trace decay, or 0 at every episode end, in [0, 1], [T, B].
+
+    Returns:
+        Returns, [T, B], without gradient.
+
+    Raises:
+        ShapeError: If the tensors differ in shape.
+
+    Source: Sutton and Barto (2018), Reinforcement Learning, 2nd edition, eq. 12.2 and 12.3, in the
+    recursive form.
+    """
+    check_same_shape(rewards=rewards, discounts=discounts, next_values=next_values, lambdas=lambdas)
+    with torch.no_grad():
+        traces = lambdas.clone()
+        # G_T = v_T: whatever its lambda, the last row bootstraps from the value alone.
+        traces[-1:] = 0.0
+        inputs = rewards + discounts * (1.0 - traces) * next_values
+        return backward_recurrence(inputs, discounts * traces)
+
+
+def normalize_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """Shift to mean zero and scale to unit sample standard deviation.
+
+    (A - mean(A)) / (std(A) + epsilon),  std with divisor N - 1
+
+    Fewer than two elements have no standard deviation and come back unchanged. Equal elements
+    become 0.
+
+    Args:
+        advantages: All advantages of one minibatch, any shape.
+        epsilon: Added to the standard deviation, > 0, in units of the advantages.
+
+    Returns:
+        Normalized advantages, same shape.
+
+    Source: Andrychowicz et al. (2020), arXiv:2006.05990, choice C67.
+    """
+    if advantages.numel() < 2:
+        return advantages
+    # One pass with a running mean: exact for equal elements, unlike `advantages.mean()`, whose
+    # rounding error divided by itself would turn them into numbers near 1.
+    std, mean = torch.std_mean(advantages)
+    return (advantages - mean) / (std + epsilon)
+
+
+def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Share of the variance of the targets that the predictions account for.
+
+    1 - Var(targets - predictions) / Var(targets)
+
+    1 is a perfect prediction, 0 no better than a constant, below 0 worse than a constant. Equal
+    targets leave nothing to explain and give 0.
+
+    Args:
+        predictions: Predicted values, any shape, at least one element.
+        targets: Values to predict, same shape.
+
+    Returns:
+        Explained variance, 0-d, at most 1, without gradient, never NaN for finite inputs.
+
+    Raises:
+        ShapeError: If the tensors differ in shape.
+
+    Source: coefficient of determination with the mean error removed; no paper.
+    """
+    check_same_shape(predictions=predictions, targets=targets)
+    with torch.no_grad():
+        # `var_mean` updates a running mean, so equal elements give exactly 0. `var` gives the
+        # square of a rounding error, and dividing by it would give nonsense like -1e16.
+        variance, _ = torch.var_mean(targets, correction=0)
+        residual, _ = torch.var_mean(targets - predictions, correction=0)
+        share = 1.0 - residual / variance
+        return torch.where(variance > 0.0, share, torch.zeros_like(share))

@@ -1,0 +1,214 @@
+"""Maps of returns to a scale that is easier to learn, and scalars as categories of a support."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from maze_train.checks import check_positive
+from maze_train.errors import ConfigError, ShapeError
+from maze_train.types import Array, Tensor
+
+__all__ = [
+    "IdentityValueTransform",
+    "LinearScaleValueTransform",
+    "ReduceScaleValueTransform",
+    "ValueTransform",
+    "check_support",
+    "scalar_to_support",
+    "support_to_scalar",
+]
+
+
+def _as_tensor(x: Tensor | Array | float) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.as_tensor(x)
+
+
+class ValueTransform(ABC):
+    """A strictly increasing map h of returns, applied element by element, and its inverse."""
+
+    @abstractmethod
+    def transform_value(self, x: Tensor | Array | float) -> Tensor:
+        """Map returns to the scale on which the critic learns.
+
+        Args:
+            x: Returns, any shape.
+
+        Returns:
+            h(x), same shape, differentiable.
+        """
+
+    @abstractmethod
+    def transform_value_inv(self, x: Tensor | Array | float) -> Tensor:
+        """Map predictions of the critic back to the scale of returns.
+
+        Args:
+            x: Transformed values, any shape.
+
+        Returns:
+            h^-1(x), same shape, differentiable.
+        """
+
+
+@dataclass(frozen=True)
+class IdentityValueTransform(ValueTransform):
+    """No transform: h(x) = x."""
+
+    def transform_value(self, x: Tensor | Array | float) -> Tensor:
+        """The input as a tensor."""
+        return _as_tensor(x)
+
+    def transform_value_inv(self, x: Tensor | Array | float) -> Tensor:
+        """The input as a tensor."""
+        return _as_tensor(x)
+
+
+@dataclass(frozen=True)
+class ReduceScaleValueTransform(ValueTransform):
+    """Square root of large magnitudes, with a linear term that keeps the inverse Lipschitz.
+
+    h(x) = sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x
+
+    h^-1(y) = sign(y) * (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1)
+
+    Both are computed in a form without differences of nearly equal numbers, so float32 keeps its
+    precision near 0, for large |x|, and for small epsilon.
+
+    Args:
+        epsilon: Weight of the linear term, > 0.
+
+    Raises:
+        ConfigError: If epsilon is not a finite number above 0.
+
+    Source: Pohlen et al. (2018), arXiv:1805.11593, proposition A.2.
+    """
+
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+
+    def transform_value(self, x: Tensor | Array | float) -> Tensor:
+        """h(x) by sqrt(|x| + 1) - 1 = |x| / (sqrt(|x| + 1) + 1)."""
+        x = _as_tensor(x)
+        return x / (torch.sqrt(x.abs() + 1.0) + 1.0) + self.epsilon * x
+
+    def transform_value_inv(self, x: Tensor | Array | float) -> Tensor:
+        """h^-1(y) by the positive root u = sqrt(|x| + 1) - 1 of a quadratic equation.
+
+        epsilon u^2 + (1 + 2 epsilon) u - |y| = 0,  |x| = u (u + 2)
+        """
+        y = _as_tensor(x)
+        linear = 1.0 + 2.0 * self.epsilon
+        root = torch.sqrt(linear * linear + 4.0 * self.epsilon * y.abs())
+        u = 2.0 * y / (linear + root)
+        return u * (u.abs() + 2.0)
+
+
+@dataclass(frozen=True)
+class LinearScaleValueTransform(ValueTransform):
+    """Affine map: h(x) = scale * x + offset.
+
+    Args:
+        scale: Factor, > 0.
+        offset: Summand, in units of the transformed value.
+
+    Raises:
+        ConfigError: If the scale is not above 0, or either is not finite.
+    """
+
+    scale: float
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale)
+        if not math.isfinite(self.offset):
+            raise ConfigError("offset", "expected a finite number", self.offset)
+
+    def transform_value(self, x: Tensor | Array | float) -> Tensor:
+        """Scale * x + offset."""
+        return self.scale * _as_tensor(x) + self.offset
+
+    def transform_value_inv(self, x: Tensor | Array | float) -> Tensor:
+        """(x - offset) / scale."""
+        return (_as_tensor(x) - self.offset) / self.scale
+
+
+def _check_range(support_range: tuple[int, int]) -> tuple[int, int]:
+    low, high = support_range
+    if not low < high:
+        raise ConfigError("support_range", "expected (low, high) with low < high", support_range)
+    return low, high
+
+
+def check_support(logits: Tensor, support_range: tuple[int, int]) -> None:
+    """Refuse logits whose last dimension does not count the integers of the support.
+
+    Args:
+        logits: One entry per integer of the support, [..., K].
+        support_range: Lowest and highest integer of the support, low < high.
+
+    Raises:
+        ConfigError: If low >= high.
+        ShapeError: If K != high - low + 1.
+    """
+    low, high = _check_range(support_range)
+    size = high - low + 1
+    if logits.dim() == 0 or logits.shape[-1] != size:
+        raise ShapeError(
+            f"logits has shape {list(logits.shape)}, "
+            f"expected [..., {size}] for the integers {low} to {high}"
+        )
+
+
+def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
+    """Expected value of a categorical distribution over consecutive integers.
+
+    x = sum_k softmax(logits)_k * (low + k)
+
+    Args:
+        logits: Unnormalized log-probabilities, [..., K], K = high - low + 1.
+        support_range: Lowest and highest integer of the support, low < high.
+
+    Returns:
+        Expected value in [low, high], [...], differentiable.
+
+    Raises:
+        ConfigError: If low >= high.
+        ShapeError: If K does not match the support.
+
+    Source: Schrittwieser et al. (2020), arXiv:1911.08265, appendix F.
+    """
+    check_support(logits, support_range)
+    low, high = support_range
+    probabilities = torch.softmax(logits, dim=-1)
+    support = torch.arange(low, high + 1, dtype=probabilities.dtype, device=logits.device)
+    return probabilities @ support
+
+
+def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
+    """Probabilities on the two integers around a scalar, whose expected value is the scalar.
+
+    p_k = max(0, 1 - |x - (low + k)|),  x clamped to [low, high]
+
+    Args:
+        scalar: Values to represent, [...]; integers become the default floating dtype.
+        support_range: Lowest and highest integer of the support, low < high.
+
+    Returns:
+        Probabilities, [..., K], K = high - low + 1, at most two of them non-zero, of sum 1.
+
+    Raises:
+        ConfigError: If low >= high.
+
+    Source: Schrittwieser et al. (2020), arXiv:1911.08265, appendix F.
+    """
+    low, high = _check_range(support_range)
+    if not scalar.is_floating_point():
+        scalar = scalar.to(torch.get_default_dtype())
+    support = torch.arange(low, high + 1, dtype=scalar.dtype, device=scalar.device)
+    distances = (scalar.clamp(low, high).unsqueeze(-1) - support).abs()
+    return torch.clamp(1.0 - distances, min=0.0)

@@ -1,0 +1,81 @@
+"""One interface to learners, wherever they live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from maze_train.events import Statistics
+    from maze_train.learner.learner import Learner
+    from maze_train.learner.progress import Progress
+    from maze_train.types import Tensor
+
+__all__ = ["LearnerGroup"]
+
+Result = TypeVar("Result")
+
+
+class LearnerGroup:
+    """The learners of a trainer; backend `local`: one learner in this process.
+
+    Args:
+        learner: The learner.
+    """
+
+    def __init__(self, learner: Learner[Any, Any]) -> None:
+        self._learner = learner
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the learner lives in this process."""
+        return True
+
+    def __len__(self) -> int:
+        """Learners in other processes."""
+        return 0
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Updates that the weights have seen."""
+        return self._learner.weights_seq_no
+
+    def update(self, experience: Any, progress: Progress) -> Statistics:
+        """Learn from experience; see `Learner.update`."""
+        return self._learner.update(experience, progress)
+
+    def foreach_learner(self, function: Callable[[Learner[Any, Any]], Result]) -> list[Result]:
+        """The results of a function of each learner."""
+        return [function(self._learner)]
+
+    def get_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the weights by module."""
+        return self._learner.get_weights()
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write weights into the modules of every learner."""
+        self._learner.set_weights(weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the learners."""
+        return {"learner": self._learner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._learner.load_state_dict(state["learner"])
+
+    def shutdown(self) -> None:
+        """Release what the group holds; calling it again does nothing."""
+
+    def __enter__(self) -> LearnerGroup:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()

@@ -1,0 +1,287 @@
+"""How weights change: the contract of all learners, in its single-process form."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from maze_train.errors import ConfigError, TrainingError
+from maze_train.events import Event, EventInterface, Statistics
+from maze_train.learner.optimizers import ModuleOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from maze_train.learner.config import Schedule
+    from maze_train.learner.progress import Progress
+    from maze_train.types import Tensor
+
+__all__ = ["DEFAULT_MODULE", "Learner", "LearnerEvents"]
+
+DEFAULT_MODULE = "default"
+DEFAULT_OPTIMIZER = "default"
+
+Experience = TypeVar("Experience")
+Prepared = TypeVar("Prepared")
+
+
+class LearnerEvents(EventInterface, prefix="train"):
+    """Statistics that every learner emits."""
+
+    grad_norm = Event("L2 norm of the gradient before clipping, mean over minibatches.")
+    gradient_steps = Event("Gradient steps taken.", reduce="sum")
+    learning_rate = Event("Learning rate of the last update.", reduce="last")
+
+
+class Learner(ABC, Generic[Experience, Prepared]):
+    """Updates modules from experience by gradient descent.
+
+    One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
+    (targets, advantages) -> for each of `minibatches`: `forward` -> `compute_losses` ->
+    `compute_gradients` -> `postprocess_gradients` -> `apply_gradients` -> then
+    `weights_seq_no += 1` -> `after_gradient_based_update`.
+
+    A subclass says what experience is prepared to (`preprocess`), how it is cut (`minibatches`) and
+    what the loss of a module is (`compute_loss_for_module`).
+
+    Args:
+        modules: The independently trained modules by id; one module alone gets the id `default`.
+        optimizer: `{_target_: torch.optim.Adam, ...}`, for every module.
+        lr: Learning rate or its schedule.
+        grad_clip: Bound of the gradient; 0: no clipping.
+        grad_clip_by: `global_norm`, `norm` or `value`, see `clip_gradients`.
+        device: Where the modules and their updates live.
+        seed: Seed of the learner's own random numbers (order of minibatches).
+    """
+
+    def __init__(
+        self,
+        modules: nn.Module | Mapping[str, nn.Module],
+        *,
+        optimizer: Mapping[str, Any],
+        lr: float | Schedule,
+        grad_clip: float = 0.0,
+        grad_clip_by: str = "global_norm",
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        if isinstance(modules, nn.Module):
+            modules = {DEFAULT_MODULE: modules}
+        self.device = torch.device(device)
+        self.modules = {key: module.to(self.device) for key, module in modules.items()}
+        self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
+        self.grad_clip = grad_clip
+        self.grad_clip_by = grad_clip_by
+        self.generator = torch.Generator().manual_seed(seed)
+        self.weights_seq_no = 0
+        self._optimizer = optimizer
+        self._lr = lr
+        for module_id in self.modules:
+            self.configure_optimizers_for_module(module_id)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module of ordinary training, which has one."""
+        return self.modules[DEFAULT_MODULE]
+
+    # -- optimizers ------------------------------------------------------------------------------
+
+    def configure_optimizers_for_module(self, module_id: str) -> None:
+        """Register the optimizers of a module; by default one over all its parameters."""
+        params = list(self.modules[module_id].parameters())
+        self.register_optimizer(module_id, params, self._optimizer, self._lr)
+
+    def register_optimizer(
+        self,
+        module_id: str,
+        params: Sequence[nn.Parameter],
+        node: Mapping[str, Any],
+        lr: float | Schedule,
+        name: str = DEFAULT_OPTIMIZER,
+    ) -> None:
+        """Give some parameters of a module an optimizer.
+
+        Raises:
+            ConfigError: If the name is taken, or another optimizer owns one of the parameters.
+        """
+        key = (module_id, name)
+        owned = {id(p) for optimizer in self.optimizers.values() for p in optimizer.params}
+        if key in self.optimizers:
+            raise ConfigError(
+                "optimizer", f"module {module_id!r} has an optimizer {name!r} already"
+            )
+        if any(id(p) in owned for p in params):
+            raise ConfigError(
+                "optimizer",
+                f"{name!r} of module {module_id!r} shares parameters with another optimizer",
+            )
+        self.optimizers[key] = ModuleOptimizer(params, node, lr)
+
+    # -- one update ------------------------------------------------------------------------------
+
+    def update(
+        self, experience: Experience | Mapping[str, Experience], progress: Progress
+    ) -> Statistics:
+        """Learn from experience.
+
+        Args:
+            experience: Experience of the only module, or of modules by id.
+            progress: Where training stands before this update.
+
+        Returns:
+            Statistics of the update.
+
+        Raises:
+            ConfigError: If experience comes for a module that does not exist.
+            TrainingError: If a gradient was not finite.
+        """
+        statistics = Statistics()
+        by_module = self._by_module(experience)
+        self.before_gradient_based_update(progress, statistics)
+        prepared = {
+            module_id: self.preprocess(module_id, part, statistics)
+            for module_id, part in by_module.items()
+            if self.should_module_be_updated(module_id)
+        }
+        if prepared:
+            self._take_steps(prepared, statistics)
+        self.weights_seq_no += 1
+        self.after_gradient_based_update(progress, statistics)
+        return statistics
+
+    def _by_module(
+        self, experience: Experience | Mapping[str, Experience]
+    ) -> dict[str, Experience]:
+        if not isinstance(experience, dict):
+            return {DEFAULT_MODULE: experience}  # type: ignore[dict-item]  # not a mapping: one module's
+        unknown = [module_id for module_id in experience if module_id not in self.modules]
+        if unknown:
+            known = ", ".join(self.modules)
+            raise ConfigError("module_id", f"no such module; there are: {known}", unknown[0])
+        return experience
+
+    def _take_steps(self, prepared: Mapping[str, Prepared], statistics: Statistics) -> None:
+        for module in self.modules.values():
+            module.train()
+        norms: list[Tensor] = []
+        for minibatch in self.minibatches(prepared, statistics):
+            losses = self.compute_losses(minibatch, statistics)
+            if self.should_stop(statistics):
+                break
+            self.compute_gradients(losses)
+            norms.append(self.postprocess_gradients())
+            self.apply_gradients()
+        for module in self.modules.values():
+            module.eval()
+        self._check_finite(norms)
+        statistics.record(LearnerEvents.gradient_steps, float(len(norms)))
+        for norm in norms:
+            statistics.record(LearnerEvents.grad_norm, norm)
+
+    def _check_finite(self, norms: list[Tensor]) -> None:
+        """One look at all norms after the update: a look after each step would stall a GPU."""
+        if not norms:
+            return
+        finite = torch.isfinite(torch.stack(norms))
+        if not bool(finite.all()):
+            first = int((~finite).nonzero()[0])
+            raise TrainingError(
+                f"update {self.weights_seq_no}: the gradient of minibatch {first} is not finite. "
+                "Check observations and rewards for NaN and infinite or huge values; a smaller "
+                "algorithm.lr or an algorithm.max_grad_norm may help"
+            )
+
+    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Once per update, before everything: learning rates and other scheduled settings."""
+        for optimizer in self.optimizers.values():
+            statistics.record(LearnerEvents.learning_rate, optimizer.set_lr(progress))
+
+    @abstractmethod
+    def preprocess(
+        self, module_id: str, experience: Experience, statistics: Statistics
+    ) -> Prepared:
+        """From experience to what minibatches are taken of: device, values, advantages, targets."""
+
+    @abstractmethod
+    def minibatches(
+        self, prepared: Mapping[str, Prepared], statistics: Statistics
+    ) -> Iterator[Mapping[str, Prepared]]:
+        """The minibatches of one update, by module."""
+
+    def compute_losses(
+        self, minibatch: Mapping[str, Prepared], statistics: Statistics
+    ) -> dict[str, Tensor]:
+        """The loss of each module; override it for losses that join modules."""
+        return {
+            module_id: self.compute_loss_for_module(module_id, batch, statistics)
+            for module_id, batch in minibatch.items()
+        }
+
+    @abstractmethod
+    def compute_loss_for_module(
+        self, module_id: str, batch: Prepared, statistics: Statistics
+    ) -> Tensor:
+        """Forward pass and loss of one module on one minibatch, 0-d."""
+
+    def should_stop(self, statistics: Statistics) -> bool:
+        """Whether the update ends before the gradient of the current minibatch is applied."""
+        return False
+
+    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
+        """Replace the gradients of all modules by those of the sum of their losses."""
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
+        total = sum(losses.values())
+        if isinstance(total, torch.Tensor) and total.requires_grad:
+            total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def postprocess_gradients(self) -> Tensor:
+        """Clip the gradients of each optimizer; returns the norm of all of them before that."""
+        norms = [o.clip(self.grad_clip, self.grad_clip_by) for o in self.optimizers.values()]
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+    def apply_gradients(self) -> None:
+        """One step of every optimizer."""
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Once per update, after everything: target networks, adaptive coefficients."""
+
+    def should_module_be_updated(self, module_id: str) -> bool:
+        """Whether a module learns from its experience; the experience of others is dropped."""
+        return True
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def get_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the weights by module."""
+        return {
+            module_id: {key: value.detach().clone() for key, value in module.state_dict().items()}
+            for module_id, module in self.modules.items()
+        }
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write weights, as `get_weights` gives them, into the modules, in place."""
+        for module_id, state in weights.items():
+            self.modules[module_id].load_state_dict(dict(state))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, random generator and counters."""
+        return {
+            "modules": self.get_weights(),
+            "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
+            "generator": self.generator.get_state(),
+            "weights_seq_no": self.weights_seq_no,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.set_weights(state["modules"])
+        for key, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"]["/".join(key)])
+        self.generator.set_state(state["generator"])
+        self.weights_seq_no = state["weights_seq_no"]

@@ -1,0 +1,125 @@
+"""An optimizer with its parameters, learning rate and clipping."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.errors import ConfigError
+from maze_train.learner.flat import FlatParameters
+from maze_train.learner.gradients import clip_gradients
+from maze_train.learner.progress import Progress, scheduled_value
+from maze_train.targets import TARGET, build_target, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from maze_train.learner.config import Schedule
+    from maze_train.types import Tensor
+
+__all__ = ["ModuleOptimizer"]
+
+EPSILON = 1e-5
+
+ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
+"""Optimizers of `torch.optim` that treat every entry alone: a flat vector gives the same steps."""
+
+
+class ModuleOptimizer:
+    """One optimizer over some parameters of one module.
+
+    Args:
+        params: Parameters of one dtype, on their final device.
+        node: `{_target_: torch.optim.Adam, eps: 1e-5, ...}`.
+        lr: Learning rate or its schedule.
+        key: Name of the setting for error messages.
+
+    Raises:
+        ConfigError: If the optimizer can not be found or refuses its arguments.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        node: Mapping[str, Any],
+        lr: float | Schedule,
+        key: str = "algorithm.optimizer",
+    ) -> None:
+        self.params = [p for p in params if p.requires_grad]
+        self.lr = lr
+        optimizer_class = locate(str(node[TARGET]), f"{key}.{TARGET}")
+        if not (
+            inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
+        ):
+            raise ConfigError(f"{key}.{TARGET}", "expected a torch.optim.Optimizer", node[TARGET])
+        elementwise = (
+            optimizer_class.__module__.startswith("torch.optim")
+            and optimizer_class.__name__ in ELEMENTWISE
+        )
+        self.flat = FlatParameters(self.params) if elementwise and self.params else None
+        owned = self.params if self.flat is None else [self.flat.vector]
+        extra = {"lr": scheduled_value(lr, Progress())} | self._defaults(optimizer_class, node)
+        self.optimizer: torch.optim.Optimizer | None = None
+        if owned:
+            self.optimizer = build_target(node, owned, key=key, **extra)
+
+    def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that are not given: the field's epsilon, and the fused kernel.
+
+        An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably matters for actor-critics; the fused
+        kernel was the fastest on every size tried.
+        """
+        accepted = inspect.signature(optimizer_class).parameters
+        defaults: dict[str, Any] = {}
+        if "eps" in accepted:
+            defaults["eps"] = EPSILON
+        chosen = {"fused", "foreach", "capturable", "differentiable"} & set(node)
+        supported = self.params and self.params[0].device.type in ("cpu", "cuda")
+        if "fused" in accepted and not chosen and supported:
+            defaults["fused"] = True
+        return defaults
+
+    def set_lr(self, progress: Progress) -> float:
+        """Set the learning rate that the schedule gives, and return it."""
+        lr = scheduled_value(self.lr, progress)
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+        return lr
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        if self.flat is not None:
+            self.flat.zero_grad()
+        elif self.optimizer is not None:
+            self.optimizer.zero_grad()
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients: one flat vector, or one tensor per parameter that has one."""
+        if self.flat is not None:
+            return [self.flat.grad]
+        return [p.grad for p in self.params if p.grad is not None]
+
+    def clip(self, bound: float, by: str) -> Tensor:
+        """Clip the gradients in place (see `clip_gradients`) and return their norm before that."""
+        if by == "norm" and self.flat is not None:
+            return clip_gradients([p.grad for p in self.params if p.grad is not None], bound, by)
+        return clip_gradients(self.gradients(), bound, by)
+
+    def step(self) -> None:
+        """Apply the gradients."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and settings of the optimizer."""
+        return {} if self.optimizer is None else self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state)

@@ -1,0 +1,77 @@
+"""What a critic's raw output means: a scalar or a categorical distribution, transformed or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from maze_train.functional.value_loss import (
+    clipped_value_loss,
+    squared_value_loss,
+    two_hot_loss,
+)
+from maze_train.functional.value_transforms import support_to_scalar
+from maze_train.targets import build_target
+
+if TYPE_CHECKING:
+    from maze_train.functional.value_transforms import ValueTransform
+    from maze_train.nets.config import ModelConfig
+    from maze_train.types import Tensor
+
+__all__ = ["ValueHead"]
+
+
+class ValueHead:
+    """Decodes a critic's raw output and compares it with target returns.
+
+    Args:
+        transform: h of the targets (Pohlen et al., 2018, arXiv:1805.11593); None: identity.
+        support: `(low, high)`: the output is a categorical distribution over these integers
+            (Schrittwieser et al., 2020, arXiv:1911.08265, appendix F); None: a scalar.
+    """
+
+    def __init__(
+        self, transform: ValueTransform | None = None, support: tuple[int, int] | None = None
+    ) -> None:
+        self.transform = transform
+        self.support = support
+        self.output_size = 1 if support is None else support[1] - support[0] + 1
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> ValueHead:
+        """The head that a model configuration asks for."""
+        transform = None
+        if config.value_transform is not None:
+            transform = build_target(config.value_transform, key="model.value_transform")
+        support = None
+        if config.value_support is not None:
+            support = (config.value_support[0], config.value_support[1])
+        return cls(transform, support)
+
+    def _transformed(self, raw: Tensor) -> Tensor:
+        return raw.squeeze(-1) if self.support is None else support_to_scalar(raw, self.support)
+
+    def values(self, raw: Tensor) -> Tensor:
+        """State values in units of returns, `[...]`, from raw outputs `[..., output_size]`."""
+        values = self._transformed(raw)
+        return values if self.transform is None else self.transform.transform_value_inv(values)
+
+    def targets(self, returns: Tensor) -> Tensor:
+        """What `loss` regresses on, `[...]`: transformed returns."""
+        return returns if self.transform is None else self.transform.transform_value(returns)
+
+    def loss(
+        self, raw: Tensor, targets: Tensor, old_values: Tensor, clip_range: float = 0.0
+    ) -> Tensor:
+        """Value loss of raw outputs `[..., output_size]`.
+
+        Args:
+            raw: Outputs of the critic.
+            targets: Result of `targets`, `[...]`.
+            old_values: Values at collection, on the same scale as `targets`, `[...]`.
+            clip_range: Half-width of the interval around `old_values`; 0: no clipping.
+        """
+        if self.support is not None:
+            return two_hot_loss(raw, targets, self.support)
+        if clip_range > 0:
+            return clipped_value_loss(raw.squeeze(-1), old_values, targets, clip_range)
+        return squared_value_loss(raw.squeeze(-1), targets)

@@ -1,0 +1,111 @@
+"""Runners of A2C and PPO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.envs.subprocess_env import SubprocVectorEnv
+from maze_train.errors import ConfigError
+from maze_train.learner.group import LearnerGroup
+from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
+from maze_train.rollout.collector import RolloutCollector
+from maze_train.runners.base import TrainingRunner
+from maze_train.targets import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gymnasium import Env
+    from torch import nn
+
+    from maze_train.algorithms.actor_critic.trainer import ActorCritic
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.factory import EnvFactory
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.learner.learner import Learner
+
+__all__ = ["ACDevRunner", "ACLocalRunner", "ACRunner"]
+
+
+class ACRunner(TrainingRunner):
+    """Base of the runners of on-policy actor-critics.
+
+    Args:
+        config: The configuration; its algorithm is an `ActorCriticConfig`.
+        env_factory: Builds the environments instead of what `config.env` names.
+    """
+
+    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env_factory)
+        if not isinstance(self.config.algorithm, ActorCriticConfig):
+            raise ConfigError(
+                "algorithm", "expected an actor-critic", type(config.algorithm).__name__
+            )
+        self.algorithm = self.config.algorithm
+        self._env: MazeVectorEnv | None = None
+
+    @property
+    def env(self) -> MazeVectorEnv:
+        """The environments that collect experience."""
+        if self._env is None:
+            self._env = self.make_env(self.config.runner.concurrency)
+        return self._env
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self.env.single_observation_space, self.env.single_action_space
+
+    def build_model(self) -> ActorCriticModel:
+        """Policy and critic for the spaces of the environment, and their learner."""
+        observation_space, action_space = self.spaces
+        model = build_actor_critic(
+            self.config.model, observation_space, action_space, self.seeds.integer("model")
+        )
+        learner_class = locate(self.algorithm.learner_class)
+        self._learner: Learner[Any, Any] = learner_class(
+            model, self.algorithm, device=self.device, seed=self.seeds.integer("minibatches")
+        )
+        return model
+
+    def build_trainer(self, model: nn.Module, **services: Any) -> ActorCritic:
+        """The trainer, with a collector on the vector environments of this runner."""
+        collector = RolloutCollector(
+            self.env,
+            self.algorithm.n_rollout_steps,
+            env_seed=self.seeds.integer("episodes"),
+            action_seed=self.seeds.integer("actions"),
+            device=self.device,
+        )
+        trainer_class = locate(self.algorithm.trainer_class)
+        group = LearnerGroup(self._learner)
+        trainer: ActorCritic = trainer_class(
+            self.algorithm, group, model, collector=collector, **services
+        )
+        return trainer
+
+
+class ACDevRunner(ACRunner):
+    """Everything in one process, on `SequentialVectorEnv`."""
+
+    def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
+        """Environments stepped one after the other."""
+        return SequentialVectorEnv(factories)
+
+
+class ACLocalRunner(ACRunner):
+    """Environments in worker processes, on `SubprocVectorEnv`."""
+
+    def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
+        """Environments stepped by worker processes."""
+        config = self.config.runner
+        assert isinstance(config, LocalRunnerConfig)
+        return SubprocVectorEnv(
+            factories,
+            n_workers=config.n_workers,
+            start_method=config.start_method,
+            timeout_s=config.worker_timeout_s,
+        )

@@ -1,0 +1,318 @@
+"""Where a run takes place: from a configuration to a finished run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import yaml
+
+from maze_train.config.loading import config_to_dict
+from maze_train.envs.factory import EnvFactory, env_name
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.seeding import Seeds, draw_seed
+from maze_train.targets import build_target
+from maze_train.tracking.build import build_writers
+from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.tracker import Tracker
+from maze_train.training.evaluators import Evaluator, MultiEvaluator, RolloutEvaluator
+from maze_train.training.model_selection import BestModelSelection
+from maze_train.training.policy_files import PolicyWriter, TrainedPolicy, write_atomically
+from maze_train.training.trainer import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gymnasium import Env
+    from torch import nn
+
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.training.trainer import Trainer, TrainingSummary
+
+__all__ = ["TrainingResult", "TrainingRunner"]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a finished run gives back."""
+
+    run_dir: Path
+    """Directory of the run."""
+
+    summary: TrainingSummary
+    """The outcome in numbers."""
+
+    history: list[dict[str, float]]
+    """One row of metrics per epoch."""
+
+    policy: TrainedPolicy
+    """The best policy, or the last one if none was selected."""
+
+    @property
+    def best_metric(self) -> float:
+        """Best value of the metric that selects the policy; the objective of a sweep."""
+        return self.summary.best_metric
+
+
+class TrainingRunner(ABC):
+    """Builds everything that a configuration asks for, trains, and cleans up.
+
+    A subclass says which vector environments collect experience, and how the trainer of its
+    algorithms is built.
+
+    Args:
+        config: The configuration; it is not changed.
+        env_factory: Builds the environments instead of what `config.env` names.
+    """
+
+    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        self.config = _resolved(config)
+        self.env_factory = env_factory or EnvFactory(self.config.env)
+        assert self.config.seed is not None
+        self.seeds = Seeds(self.config.seed)
+        self.device = _device(self.config.algorithm.device)
+        self.run_dir: Path | None = None
+        self._closing = contextlib.ExitStack()
+
+    @abstractmethod
+    def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
+        """Vector environments of the kind that this runner uses."""
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """The model for the environment of the configuration, before the run directory exists."""
+
+    @abstractmethod
+    def build_trainer(self, model: nn.Module, **services: Any) -> Trainer:
+        """The trainer with all that is particular to its algorithms.
+
+        Args:
+            model: Result of `build_model`.
+            **services: Tracker, evaluator, model selection and limits, for `Trainer`.
+        """
+
+    def __enter__(self) -> TrainingRunner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all environments and evaluators; calling it again does nothing."""
+        self._closing.close()
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    def run(self) -> TrainingResult:
+        """Train until a limit is reached.
+
+        Raises:
+            ConfigError: Before anything is written, if the parts of the configuration do not fit.
+            RunDirectoryError: If the run directory holds a run already.
+            MazeTrainError: If training failed; what was written up to then stays.
+        """
+        with self, _torch_threads(self.config.runner.torch_threads):
+            _seed_global_generators(self.seeds.integer("global"))
+            model = self.build_model()
+            evaluator = self._build_evaluator()
+            self.run_dir = self._create_run_dir()
+            selection = self._build_model_selection(model)
+            tracker = self._build_tracker()
+            trainer = self.build_trainer(
+                model,
+                tracker=tracker,
+                evaluator=evaluator,
+                model_selection=selection,
+                limits=self._limits(),
+                evaluation_interval=self.config.evaluation.interval,
+                selection_metric=self.config.evaluation.selection_metric,
+            )
+            summary = self._train(trainer, tracker)
+        selection.reset_to_best()
+        policy = self._trained_policy(model)
+        return TrainingResult(self.run_dir, summary, tracker.history, policy)
+
+    def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
+        """Train, and write a summary whatever happens."""
+        with tracker:
+            try:
+                trainer.train()
+            except KeyboardInterrupt:
+                trainer.stop_reason = "interrupted"
+                raise
+            except BaseException:
+                trainer.stop_reason = "error"
+                raise
+            finally:
+                tracker.finish(trainer.summary().as_dict())
+        return trainer.summary()
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def make_env(self, num_envs: int) -> MazeVectorEnv:
+        """Vector environments of the configuration, closed at the end of the run."""
+        env = self.build_vector_env([self.env_factory] * num_envs)
+        self._closing.callback(env.close)
+        return env
+
+    def _build_evaluator(self) -> Evaluator | None:
+        config = self.config.evaluation
+        evaluators: list[Evaluator] = []
+        if config.n_episodes > 0:
+            evaluators.append(
+                RolloutEvaluator(
+                    self.make_env,
+                    config.n_episodes,
+                    concurrency=config.concurrency,
+                    seed=self.seeds.integer("evaluation"),
+                    deterministic=config.deterministic,
+                )
+            )
+        for i, node in enumerate(config.evaluators):
+            key = f"evaluation.evaluators[{i}]"
+            evaluator = build_target(node, key=key)
+            if not isinstance(evaluator, Evaluator):
+                raise ConfigError(key, "expected a subclass of maze_train.Evaluator")
+            self._closing.callback(evaluator.close)
+            evaluators.append(evaluator)
+        if not evaluators:
+            return None
+        return evaluators[0] if len(evaluators) == 1 else MultiEvaluator(evaluators)
+
+    def _build_model_selection(self, model: nn.Module) -> BestModelSelection:
+        assert self.run_dir is not None
+        observation_space, action_space = self.spaces
+        writer = PolicyWriter(model, observation_space, action_space, self.config_text)
+        return BestModelSelection(
+            model,
+            save=writer,
+            best_dir=self.run_dir / "best",
+            dump_dir=self.run_dir / "policies",
+            dump_interval=self.config.evaluation.dump_interval,
+            mode=self.config.evaluation.mode,
+        )
+
+    def _build_tracker(self) -> Tracker:
+        config = self.config
+        info = RunInfo(
+            run_dir=self.run_dir,
+            title=f"{config.algorithm.name.upper()} on {env_name(config.env)}",
+            config=config_to_dict(config),
+            total_env_steps=config.total_steps or None,
+            n_epochs=config.algorithm.n_epochs or None,
+        )
+        return Tracker(build_writers(config.tracking), info)
+
+    def _limits(self) -> Limits:
+        config = self.config
+        return Limits(
+            n_epochs=config.algorithm.n_epochs,
+            total_steps=config.total_steps,
+            patience=config.algorithm.patience,
+            max_wall_time_s=config.runner.max_wall_time_s,
+        )
+
+    @property
+    @abstractmethod
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+
+    def _trained_policy(self, model: nn.Module) -> TrainedPolicy:
+        observation_space, action_space = self.spaces
+        seed = self.seeds.integer("acting")
+        return TrainedPolicy(model.cpu(), observation_space, action_space, seed)  # type: ignore[arg-type]  # an ActingModel
+
+    # -- run directory ---------------------------------------------------------------------------
+
+    @property
+    def config_text(self) -> str:
+        """The configuration as YAML."""
+        # Without the directory: who repeats the run wants another one.
+        return yaml.safe_dump(config_to_dict(replace(self.config, run_dir=None)), sort_keys=False)
+
+    def _create_run_dir(self) -> Path:
+        """Create the directory of the run and write its configuration."""
+        config = self.config
+        if config.run_dir is not None:
+            run_dir = Path(config.run_dir)
+            if (run_dir / "config.yaml").exists():
+                raise RunDirectoryError(
+                    f"run_dir={run_dir} holds a run already; name another directory, or remove it"
+                )
+            run_dir.mkdir(parents=True, exist_ok=True)
+        else:
+            name = f"{env_name(config.env)}-{config.algorithm.name}-{config.runner.name}"
+            run_dir = _new_directory(Path("outputs") / name)
+        text = self.config_text
+        write_atomically(run_dir / "config.yaml", lambda path: path.write_text(text))
+        return run_dir
+
+
+def _resolved(config: TrainConfig) -> TrainConfig:
+    """The configuration with a seed, and shortened if it is a trial of everything."""
+    config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
+    if not config.runner.fast_dev_run:
+        return config
+    return replace(
+        config,
+        algorithm=replace(config.algorithm, n_epochs=1, epoch_length=1),
+        evaluation=replace(config.evaluation, n_episodes=min(2, config.evaluation.n_episodes)),
+    )
+
+
+def _device(name: str) -> torch.device:
+    """The device of a name in the configuration.
+
+    Raises:
+        ConfigError: If PyTorch does not find it.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError("algorithm.device", f"not usable here: {reason}", name) from error
+    return device
+
+
+@contextlib.contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Set the threads of PyTorch for the time of a run."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seed_global_generators(seed: int) -> None:
+    """Seed the generators that a user's environment or network (dropout) may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def _new_directory(parent: Path) -> Path:
+    """A directory named after the time, with a number if there is one of that second already."""
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    number = 1
+    while True:
+        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path

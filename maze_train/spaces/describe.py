@@ -1,0 +1,164 @@
+"""Flat views of nested gymnasium spaces.
+
+A nested space becomes one flat mapping from the joined keys of its leaves to the leaves. The inside
+of a Tuple is keyed by its index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)` has the leaves
+`goal, robot/0, robot/1`. A space that is a leaf already has the one key `""`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces
+
+from maze_train.errors import SpaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["FlatView", "flat_space", "flat_spaces", "flatten_value", "unflatten_value"]
+
+LEAF_TYPES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+NESTED_TYPES = (spaces.Dict, spaces.Tuple)
+
+
+class FlatView:
+    """Reads and builds values of one space, leaf by leaf.
+
+    The paths to the leaves are found once, so reading a value costs one look-up per level.
+
+    Args:
+        space: Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary, or
+            one of these alone.
+
+    Attributes:
+        space: The space as given.
+        leaves: Its leaves by joined key, in the order of the space.
+        is_single: Whether the space itself is a leaf, which then has the key `""`.
+
+    Raises:
+        SpaceError: If the space holds no leaf, two leaves with the same joined key, or a leaf of
+            another kind.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.space = space
+        self.is_single = not isinstance(space, NESTED_TYPES)
+        self.leaves: dict[str, spaces.Space[Any]] = {}
+        self._paths: dict[str, tuple[Any, ...]] = {}
+        for path, leaf in walk_leaves(space, ()):
+            key = join_keys(path)
+            if key in self.leaves:
+                raise SpaceError(f"two leaves of {space} have the joined key {key!r}: rename one")
+            self.leaves[key] = leaf
+            self._paths[key] = path
+        if not self.leaves:
+            raise SpaceError(f"{space} has no leaves: expected at least one")
+
+    def read(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Key and value of every leaf of `value`, in the order of `leaves`.
+
+        Raises:
+            SpaceError: If a leaf is missing.
+        """
+        for key, path in self._paths.items():
+            leaf = value
+            try:
+                for part in path:
+                    leaf = leaf[part]
+            except (KeyError, IndexError, TypeError) as error:
+                given = sorted(map(str, value)) if isinstance(value, dict) else type(value).__name__
+                raise SpaceError(f"the leaf {key!r} is missing: got {given}") from error
+            yield key, leaf
+
+    def build(self, flat: Mapping[str, Any]) -> Any:
+        """The nested value whose leaves are `flat`; the inverse of `read`.
+
+        Raises:
+            SpaceError: If a leaf is missing.
+        """
+        try:
+            return assemble(self.space, (), flat)
+        except KeyError as error:
+            raise SpaceError(
+                f"the leaf {error.args[0]!r} is missing: got {sorted(flat)}, "
+                f"expected {list(self.leaves)}"
+            ) from error
+
+
+def flat_spaces(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
+    """The leaves of a space by joined key; a lone leaf has the key `""`.
+
+    Raises:
+        SpaceError: If the space can not be flattened, see `FlatView`.
+    """
+    return FlatView(space).leaves
+
+
+def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """The space itself when it is a leaf, else one flat `Dict` of its leaves.
+
+    Raises:
+        SpaceError: If the space can not be flattened, see `FlatView`.
+    """
+    view = FlatView(space)
+    # An OrderedDict keeps its order in a Dict space; a plain dict would be sorted, and "10" put
+    # before "2".
+    return space if view.is_single else spaces.Dict(OrderedDict(view.leaves))
+
+
+def flatten_value(space: spaces.Space[Any] | FlatView, value: Any) -> Any:
+    """A value of `space` as a flat dict of leaves, or as it is when the space is a leaf.
+
+    Pass a `FlatView` where this is called often.
+
+    Raises:
+        SpaceError: If a leaf is missing.
+    """
+    view = space if isinstance(space, FlatView) else FlatView(space)
+    return value if view.is_single else dict(view.read(value))
+
+
+def unflatten_value(space: spaces.Space[Any] | FlatView, flat: Any) -> Any:
+    """The nested value of `space` that `flatten_value` turned into `flat`.
+
+    Raises:
+        SpaceError: If a leaf is missing.
+    """
+    view = space if isinstance(space, FlatView) else FlatView(space)
+    return flat if view.is_single else view.build(flat)
+
+
+def join_keys(path: tuple[Any, ...]) -> str:
+    """The joined key of a path; that of a lone leaf is empty."""
+    return "/".join(map(str, path))
+
+
+def walk_leaves(
+    space: spaces.Space[Any], path: tuple[Any, ...]
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any]]]:
+    """Path and space of every leaf below `space`, in its order."""
+    if isinstance(space, spaces.Dict):
+        for name, child in space.spaces.items():
+            yield from walk_leaves(child, (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from walk_leaves(child, (*path, index))
+    elif isinstance(space, LEAF_TYPES):
+        yield path, space
+    else:
+        where = f"the space at {join_keys(path)!r}" if path else "the space"
+        raise SpaceError(
+            f"{where} is {space}: expected Box, Discrete, MultiDiscrete or MultiBinary, alone or "
+            "in Dict and Tuple; wrap the environment to convert it"
+        )
+
+
+def assemble(space: spaces.Space[Any], path: tuple[Any, ...], flat: Mapping[str, Any]) -> Any:
+    """The value of `space` whose leaves are found in `flat` under the joined keys below `path`."""
+    if isinstance(space, spaces.Dict):
+        return {name: assemble(sub, (*path, name), flat) for name, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(assemble(sub, (*path, i), flat) for i, sub in enumerate(space.spaces))
+    return flat[join_keys(path)]

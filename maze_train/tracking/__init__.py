@@ -1,0 +1,1 @@
+"""Metrics of a run: rows of numbers, and the writers that show and keep them."""

@@ -1,0 +1,43 @@
+"""Settings of the display of progress and of the files of metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from maze_train.checks import check_one_of
+from maze_train.errors import ConfigError
+from maze_train.targets import is_target
+
+__all__ = ["TrackingConfig"]
+
+
+@dataclass(kw_only=True, slots=True)
+class TrackingConfig:
+    """Progress display and files of metrics."""
+
+    progress: Literal["auto", "bar", "lines", "quiet"] = "auto"
+    """Display of progress: a bar, lines, or nothing (quiet); auto: a bar on a terminal, else lines
+    (at most one a second)."""
+
+    csv: bool = True
+    """Whether metrics.csv is written, one row per epoch."""
+
+    tensorboard: bool = True
+    """Whether TensorBoard event files are written."""
+
+    summary: bool = True
+    """Whether summary.json is written at the end of the run."""
+
+    plot: bool = True
+    """Whether plots/learning_curve.png is drawn at the end of the run."""
+
+    writers: list[dict[str, Any]] = field(default_factory=list)
+    """Further writers, each `{_target_: my_package.MyWriter, key: value}`; for example
+    `{_target_: maze_train.WandbWriter, project: my_project}`."""
+
+    def __post_init__(self) -> None:
+        check_one_of("progress", self.progress, ("auto", "bar", "lines", "quiet"))
+        for i, node in enumerate(self.writers):
+            if not is_target(node):
+                raise ConfigError(f"writers[{i}]", "expected the key _target_", node)

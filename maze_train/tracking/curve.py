@@ -1,0 +1,136 @@
+"""The learning curve of a run as a picture."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from maze_train.tracking.files import atomic_write
+from maze_train.tracking.formatting import compact, readable
+from maze_train.tracking.rows import ENV_STEPS, EPOCH, EVAL_RETURN, EVAL_RETURN_STD, TRAIN_RETURN
+from maze_train.tracking.writers import MetricsWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from maze_train.tracking.rows import MetricsRow, RunInfo
+
+__all__ = ["LearningCurveWriter", "draw_learning_curve"]
+
+_TRAIN_COLOR = "#9aa5b1"
+_EVAL_COLOR = "#1f6feb"
+_BEST_COLOR = "#d1242f"
+_TEXT_COLOR = "#3d444d"
+
+
+class LearningCurveWriter(MetricsWriter):
+    """`plots/learning_curve.png`: returns in training and evaluation over environment steps.
+
+    Drawn once, at the end of training.
+
+    Args:
+        filename: Name of the file below the run directory.
+    """
+
+    def __init__(self, filename: str = "plots/learning_curve.png") -> None:
+        self._filename = filename
+        self._run: RunInfo | None = None
+        self._rows: list[MetricsRow] = []
+
+    def start(self, run: RunInfo) -> None:
+        """Begin with the rows of the run that is continued, if there is one."""
+        self._run = run
+        self._rows = list(run.past_rows)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Keep what is drawn of a row."""
+        wanted = (EPOCH, ENV_STEPS, TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD)
+        self._rows.append({name: row[name] for name in wanted if name in row})
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Draw the picture."""
+        if self._run is None or self._run.run_dir is None:
+            return
+        figure = draw_learning_curve(self._rows, self._run.title)
+        with atomic_write(self._run.run_dir / self._filename) as file:
+            figure.savefig(file, format="png", dpi=150)
+
+
+def draw_learning_curve(rows: Sequence[Mapping[str, float]], title: str = "") -> Figure:
+    """A figure of the returns of a run, without the global state of pyplot.
+
+    Args:
+        rows: Rows of metrics in the order of epochs.
+        title: Text above the figure.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 4.5), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=12, color=_TEXT_COLOR, fontweight="bold")
+    train = _points(rows, TRAIN_RETURN)
+    evaluation = _points(rows, EVAL_RETURN)
+    if not train and not evaluation:
+        _say(axes, "Nothing to draw: this run recorded no episode return.")
+        return figure
+    if train:
+        _line(axes, train, color=_TRAIN_COLOR, label="training episodes")
+    if evaluation:
+        _draw_evaluation(axes, rows, evaluation)
+    _decorate(axes)
+    # Outside of the axes it hides no data, and needs no search for the emptiest corner.
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def _points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
+    found = ((row[ENV_STEPS], row.get(name, math.nan)) for row in rows)
+    return [(steps, value) for steps, value in found if math.isfinite(value)]
+
+
+def _line(axes: Axes, points: list[tuple[float, float]], **style: Any) -> None:
+    # A line through one point, or through a handful, shows only with marks on its points.
+    marker = "o" if len(points) <= 40 else ""
+    xs, ys = zip(*points, strict=True)
+    axes.plot(xs, ys, linewidth=1.8, marker=marker, markersize=3.5, **style)
+
+
+def _draw_evaluation(
+    axes: Axes, rows: Sequence[Mapping[str, float]], points: list[tuple[float, float]]
+) -> None:
+    deviations = dict(_points(rows, EVAL_RETURN_STD))
+    band = [(x, y - deviations[x], y + deviations[x]) for x, y in points if x in deviations]
+    _line(axes, points, color=_EVAL_COLOR, label="evaluation")
+    if len(band) > 1:
+        xs, low, high = zip(*band, strict=True)
+        label = "± 1 std over its episodes"
+        axes.fill_between(xs, low, high, color=_EVAL_COLOR, alpha=0.15, linewidth=0, label=label)
+    x, y = max(points, key=lambda point: point[1])
+    label = f"best: {readable(y)} at {compact(x)}"
+    axes.plot([x], [y], "*", color=_BEST_COLOR, markersize=13, zorder=5, label=label)
+
+
+def _decorate(axes: Axes) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel("environment steps", color=_TEXT_COLOR)
+    axes.set_ylabel("episode return (mean)", color=_TEXT_COLOR)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(left=0)
+    axes.grid(visible=True, color="#d8dee4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_TEXT_COLOR)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#b0b8c1")
+
+
+def _say(axes: Axes, text: str) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, fontsize=11)

@@ -1,0 +1,122 @@
+"""The one object through which a training run reports its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from maze_train.tracking.rows import MetricsRow, RunInfo
+    from maze_train.tracking.writers import MetricsWriter
+
+__all__ = ["Tracker"]
+
+
+class Tracker:
+    """Forwards metrics to all writers and keeps the rows in memory.
+
+    A writer that fails with an `OSError`, such as on a full disk, is reported in one line and
+    dropped: a run is worth more than its plots. Any other exception goes on to the caller. As a
+    context manager it starts at the beginning of the block and closes at its end.
+
+    Args:
+        writers: Where metrics go.
+        run_info: What the writers should know about the run.
+        warn: Takes the line about a dropped writer; None: it is printed to stderr.
+    """
+
+    def __init__(
+        self,
+        writers: Sequence[MetricsWriter],
+        run_info: RunInfo,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self.run_info = run_info
+        self.history: list[MetricsRow] = [dict(row) for row in run_info.past_rows]
+        self._writers = list(writers)
+        self._warn = warn or _print_to_stderr
+
+    def start(self) -> None:
+        """Open the writers."""
+        self._forward("start", self.run_info)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Keep and forward the row of an epoch that ended."""
+        self.history.append(dict(row))
+        self._forward("write", row)
+
+    def advance(self, progress_fraction: float, env_steps: int) -> None:
+        """Show progress within an epoch.
+
+        Args:
+            progress_fraction: Share of the running epoch that is done, in [0, 1].
+            env_steps: Environment steps since the start of training.
+        """
+        self._forward("advance", progress_fraction, env_steps)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Forward the outcome of the run: plain values by name.
+
+        Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`,
+        `steps_per_second`, `best_return`, `best_epoch`, `final_return` and `final_return_std`;
+        all but the first are taken from the rows when they are missing.
+        """
+        self._forward("finish", summary)
+
+    def close(self) -> None:
+        """Close all writers, even if one of them fails; may be called more than once."""
+        writers, self._writers = self._writers, []
+        failure: Exception | None = None
+        for writer in writers:
+            try:
+                writer.close()
+            except OSError as error:
+                self._report(writer, error)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Tracker:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _forward(self, call: str, *args: Any) -> None:
+        for writer in tuple(self._writers):
+            try:
+                getattr(writer, call)(*args)
+            except OSError as error:
+                self._drop(writer, error)
+
+    def _drop(self, writer: MetricsWriter, error: OSError) -> None:
+        self._writers.remove(writer)
+        # It could not write before, so it may not be able to write what is left.
+        with contextlib.suppress(OSError):
+            writer.close()
+        self._report(writer, error)
+
+    def _report(self, writer: MetricsWriter, error: OSError) -> None:
+        name = type(writer).__name__
+        self._warn(f"warning: {name} is left out from here on; training continues: {error}")
+
+
+def _print_to_stderr(message: str) -> None:
+    # If the terminal itself is gone, there is nobody left to tell.
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr, flush=True)

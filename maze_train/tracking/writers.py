@@ -1,0 +1,207 @@
+"""Where metrics go: the interface of writers, and those that write plain files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from io import StringIO
+from numbers import Integral, Real
+from typing import IO, TYPE_CHECKING, Any
+
+from maze_train.tracking.files import atomic_write
+from maze_train.tracking.rows import ENV_STEPS, ordered_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from torch.utils.tensorboard import SummaryWriter
+
+    from maze_train.tracking.rows import RunInfo
+
+__all__ = ["CSVWriter", "JSONSummaryWriter", "MetricsWriter", "TensorBoardWriter"]
+
+
+class MetricsWriter:
+    """Base of writers: a writer overrides what it needs; the rest does nothing.
+
+    The order of calls is `start`, any number of `write` and `advance`, `finish` if training came to
+    its end, and `close` in any case. A writer holds all its state itself, so that several runs in
+    one process do not meet. An `OSError` makes the tracker drop the writer; training goes on.
+    """
+
+    def start(self, run: RunInfo) -> None:
+        """Get ready for the rows of a run."""
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Take the row of an epoch that ended."""
+
+    def advance(self, progress_fraction: float, env_steps: int) -> None:
+        """Note progress within an epoch.
+
+        Args:
+            progress_fraction: Share of the running epoch that is done, in [0, 1].
+            env_steps: Environment steps since the start of training.
+        """
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Take the outcome of the run: plain values by name."""
+
+    def close(self) -> None:
+        """Release files, threads and the terminal; may be called more than once."""
+
+
+class CSVWriter(MetricsWriter):
+    """`metrics.csv`: one line per epoch, one column per metric.
+
+    Numbers are written so that reading them gives the same numbers; a metric without a value has an
+    empty cell. Each line is handed to the system at once, so a killed run keeps its rows. When a
+    metric appears for the first time, the file is replaced by one with the new column.
+
+    Args:
+        filename: Name of the file below the run directory.
+    """
+
+    def __init__(self, filename: str = "metrics.csv") -> None:
+        self._filename = filename
+        self._path: Path | None = None
+        self._columns: list[str] = []
+        self._file: IO[str] | None = None
+
+    def start(self, run: RunInfo) -> None:
+        """Begin the file with the rows of the run that is continued, if there is one."""
+        if run.run_dir is None:
+            return
+        self._path = run.run_dir / self._filename
+        self._columns = []
+        if run.past_rows:
+            self._grow((name for row in run.past_rows for name in row), run.past_rows)
+        elif self._path.exists():
+            # Whose rows these are is not for a writer to judge: they are kept, out of the way.
+            os.replace(self._path, self._path.with_suffix(".previous.csv"))
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Append one line."""
+        if self._path is None:
+            return
+        if self._file is None or not row.keys() <= set(self._columns):
+            self._grow(row)
+        assert self._file is not None
+        self._file.write(_csv_line(_cell(row.get(name)) for name in self._columns))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _grow(self, names: Iterable[str], rows: Iterable[Mapping[str, float]] = ()) -> None:
+        """Replace the file by one that has columns for `names` as well, and append to that."""
+        assert self._path is not None
+        lines: list[dict[str, str]] = [
+            {name: _cell(value) for name, value in row.items()} for row in rows
+        ]
+        if self._columns:
+            with self._path.open(encoding="utf-8", newline="") as file:
+                lines = list(csv.DictReader(file))
+        self.close()
+        self._columns = ordered_columns([*self._columns, *names])
+        with atomic_write(self._path) as new:
+            new.write(_csv_line(self._columns).encode())
+            for line in lines:
+                new.write(_csv_line(line.get(name, "") for name in self._columns).encode())
+        self._file = self._path.open("a", encoding="utf-8", newline="")
+
+
+class TensorBoardWriter(MetricsWriter):
+    """TensorBoard event files in the run directory, with environment steps on the x axis.
+
+    Args:
+        flush_interval_s: Seconds until a row is on disk at the latest, > 0.
+    """
+
+    def __init__(self, flush_interval_s: int = 5) -> None:
+        self._flush_interval_s = flush_interval_s
+        self._writer: SummaryWriter | None = None
+
+    def start(self, run: RunInfo) -> None:
+        """Open an event file; points after the checkpoint of a continued run are marked void."""
+        if run.run_dir is None:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge_step = int(run.past_rows[-1][ENV_STEPS]) + 1 if run.past_rows else None
+        self._writer = SummaryWriter(
+            str(run.run_dir), purge_step=purge_step, flush_secs=self._flush_interval_s
+        )
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Add one point to each curve."""
+        if self._writer is None:
+            return
+        step = int(row[ENV_STEPS])
+        for name, value in row.items():
+            if name != ENV_STEPS:
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left and end the thread of the event file."""
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+
+
+class JSONSummaryWriter(MetricsWriter):
+    """`summary.json`: the outcome of a run; NaN and infinities become null, as JSON has neither.
+
+    Args:
+        filename: Name of the file below the run directory.
+    """
+
+    def __init__(self, filename: str = "summary.json") -> None:
+        self._filename = filename
+        self._run_dir: Path | None = None
+
+    def start(self, run: RunInfo) -> None:
+        """Remember the directory."""
+        self._run_dir = run.run_dir
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the file."""
+        if self._run_dir is not None:
+            text = json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n"
+            with atomic_write(self._run_dir / self._filename) as file:
+                file.write(text.encode())
+
+
+def _csv_line(cells: Iterable[str]) -> str:
+    buffer = StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(cells)
+    return buffer.getvalue()
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    # numpy's scalars are numbers too, but their repr is not one.
+    return repr(int(value) if isinstance(value, Integral) else float(value))
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's types; what JSON has no type for is written as text."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)

@@ -1,0 +1,104 @@
+"""Settings that every algorithm and every run has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from maze_train.checks import check_at_least, check_one_of
+from maze_train.errors import ConfigError
+
+__all__ = ["AlgorithmConfig", "EvaluationConfig"]
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig:
+    """Base of the settings of an algorithm.
+
+    An algorithm says by dotted path which classes carry it out, so that reading a configuration
+    imports none of them.
+    """
+
+    name: ClassVar[str] = ""
+    """Name of the algorithm, as in `algorithm=<name>`."""
+
+    learner_class: ClassVar[str] = ""
+    """Dotted path of the `Learner` of the algorithm."""
+
+    trainer_class: ClassVar[str] = ""
+    """Dotted path of the `Trainer` of the algorithm."""
+
+    model_builder: ClassVar[str] = ""
+    """Dotted path of a function of model config, observation space, action space and seed."""
+
+    runner_classes: ClassVar[dict[str, str]] = {}
+    """Dotted path of the `TrainingRunner` for each `runner=<name>` that the algorithm supports."""
+
+    n_epochs: int = 0
+    """Epochs after which training stops; 0: no limit (another limit ends the run)."""
+
+    epoch_length: int = 10
+    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+
+    patience: int = 0
+    """Evaluations without a new best after which training stops; 0: never."""
+
+    device: str = "cpu"
+    """Where the learner computes: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."""
+
+    def __post_init__(self) -> None:
+        check_at_least("n_epochs", self.n_epochs, 0)
+        check_at_least("epoch_length", self.epoch_length, 1)
+        check_at_least("patience", self.patience, 0)
+        if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
+            raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
+
+    def check_concurrency(self, concurrency: int) -> None:
+        """Refuse settings that do not fit `concurrency` parallel environments."""
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """How the policy is evaluated, and which policy is kept as the best."""
+
+    n_episodes: int = 10
+    """Episodes per evaluation; 0: no evaluation, the training return selects the best policy."""
+
+    interval: int = 1
+    """Epochs from one evaluation to the next; there is always one at the end. >= 1."""
+
+    concurrency: int = 10
+    """Environments stepped at the same time during an evaluation, at most one per episode. >= 1."""
+
+    deterministic: bool = True
+    """Whether the most likely action is taken; false: actions are sampled."""
+
+    metric: str = ""
+    """Metric that selects the best policy, such as `eval/episode_return_mean` (the default) or
+    `eval/episode_length_mean`."""
+
+    mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller metric is better."""
+
+    dump_interval: int = 0
+    """Evaluations from one dump of the policy (`policies/epoch_<n>`) to the next; 0: none."""
+
+    evaluators: list[dict[str, Any]] = field(default_factory=list)
+    """Further evaluators, each `{_target_: my_package.MyEvaluator, key: value}`: built with these
+    keys and called with the policy; the numbers that it returns appear among the metrics."""
+
+    def __post_init__(self) -> None:
+        check_at_least("n_episodes", self.n_episodes, 0)
+        check_at_least("interval", self.interval, 1)
+        check_at_least("concurrency", self.concurrency, 1)
+        check_one_of("mode", self.mode, ("max", "min"))
+        check_at_least("dump_interval", self.dump_interval, 0)
+        for i, node in enumerate(self.evaluators):
+            if "_target_" not in node:
+                raise ConfigError(f"evaluators[{i}]", "expected the key _target_", node)
+
+    @property
+    def selection_metric(self) -> str:
+        """The metric that selects the best policy, with the default filled in."""
+        prefix = "eval" if self.n_episodes > 0 else "train"
+        return self.metric or f"{prefix}/episode_return_mean"

@@ -1,0 +1,181 @@
+"""How good a policy is."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from maze_train.checks import check_at_least
+from maze_train.rollout.collector import ActingModel, env_actions
+from maze_train.spaces.tensors import as_tensors
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.types import Array
+
+__all__ = ["Evaluator", "MultiEvaluator", "RolloutEvaluator"]
+
+
+class Evaluator(ABC):
+    """Judges a policy and leaves training as it was."""
+
+    @abstractmethod
+    def evaluate(self, policy: ActingModel) -> dict[str, float]:
+        """Metrics of a policy by name, such as `eval/episode_return_mean`."""
+
+    def close(self) -> None:  # noqa: B027 (most evaluators hold nothing)
+        """Release what the evaluator holds; calling it again does nothing."""
+
+
+class MultiEvaluator(Evaluator):
+    """Runs several evaluators in order and joins their metrics.
+
+    Args:
+        evaluators: The evaluators; the metrics of later ones replace those of the same name.
+    """
+
+    def __init__(self, evaluators: Sequence[Evaluator]) -> None:
+        self.evaluators = list(evaluators)
+
+    def evaluate(self, policy: ActingModel) -> dict[str, float]:
+        """The metrics of all evaluators."""
+        metrics: dict[str, float] = {}
+        for evaluator in self.evaluators:
+            metrics.update(evaluator.evaluate(policy))
+        return metrics
+
+    def close(self) -> None:
+        """Close all evaluators."""
+        for evaluator in self.evaluators:
+            evaluator.close()
+
+
+class RolloutEvaluator(Evaluator):
+    """Plays exactly n episodes and reports their returns.
+
+    Episode j is always played with the seed of episode j, in environment j modulo their number, and
+    every environment plays the episodes that it was given. So the same policy gets the same numbers
+    each time, whatever the number of environments (for deterministic actions), and short episodes
+    do not crowd out long ones, as they would if the first n to finish were counted.
+
+    Args:
+        make_env: Builds vectorised environments for a number of environments; called at the first
+            evaluation.
+        n_episodes: Episodes per evaluation, >= 1.
+        concurrency: Environments stepped at the same time, at most `n_episodes`.
+        seed: Seed of the episodes and, for sampled actions, of the actions.
+        deterministic: Whether the most likely action is taken instead of a sampled one.
+        prefix: First part of the names of the metrics.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[int], MazeVectorEnv],
+        n_episodes: int,
+        *,
+        concurrency: int = 1,
+        seed: int = 0,
+        deterministic: bool = True,
+        prefix: str = "eval",
+    ) -> None:
+        check_at_least("n_episodes", n_episodes, 1)
+        check_at_least("concurrency", concurrency, 1)
+        self.n_episodes = n_episodes
+        self.deterministic = deterministic
+        self.prefix = prefix
+        self._make_env = make_env
+        self._num_envs = min(concurrency, n_episodes)
+        self._seed = seed
+        self._env: MazeVectorEnv | None = None
+
+    def evaluate(self, policy: ActingModel) -> dict[str, float]:
+        """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
+        if self._env is None:
+            self._env = self._make_env(self._num_envs)
+        with _global_generators_kept(), torch.no_grad():
+            returns, lengths, successes = self._play(policy, self._env)
+        metrics = {
+            "episode_return_mean": returns.mean(),
+            "episode_return_std": returns.std(),
+            "episode_return_min": returns.min(),
+            "episode_return_max": returns.max(),
+            "episode_length_mean": lengths.mean(),
+            "episodes": float(self.n_episodes),
+        }
+        if not np.isnan(successes).all():
+            metrics["success_rate"] = np.nanmean(successes)
+        return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
+
+    def _play(self, policy: ActingModel, env: MazeVectorEnv) -> tuple[Array, Array, Array]:
+        """Returns, lengths and successes (NaN: not told) of the n episodes."""
+        n, num_envs = self.n_episodes, self._num_envs
+        returns, lengths, successes = np.zeros(n), np.zeros(n), np.full(n, np.nan)
+        episode = np.arange(num_envs)
+        running_return, running_length = np.zeros(num_envs), np.zeros(num_envs)
+        generator = torch.Generator().manual_seed(self._seed)
+        obs, _ = env.reset(seed=self._seed)
+        while (episode < n).any():
+            actions = self._act(policy, env, obs, generator)
+            obs, rewards, terminated, truncated, infos = env.step(actions)
+            running_return += rewards
+            running_length += 1
+            for i in np.flatnonzero(terminated | truncated):
+                if episode[i] < n:
+                    returns[episode[i]] = running_return[i]
+                    lengths[episode[i]] = running_length[i]
+                    successes[episode[i]] = _success(infos, int(i))
+                episode[i] += num_envs
+                running_return[i] = running_length[i] = 0.0
+        return returns, lengths, successes
+
+    def _act(
+        self, policy: ActingModel, env: MazeVectorEnv, obs: Any, generator: torch.Generator
+    ) -> Any:
+        device = _device_of(policy)
+        tensors = as_tensors(env.single_observation_space, obs)
+        params = policy.policy_params(tree_map(lambda x: x.to(device), tensors))
+        distribution = policy.distribution
+        if self.deterministic:
+            return env_actions(distribution, distribution.mode(params))
+        noise = distribution.draw_noise((env.num_envs,), generator, torch.device("cpu"))
+        return env_actions(distribution, distribution.sample(params, noise.to(device)))
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def _success(infos: dict[str, Any], env: int) -> float:
+    final_info = infos.get("final_info", {})
+    if "is_success" in final_info and final_info["_is_success"][env]:
+        return float(final_info["is_success"][env])
+    return float("nan")
+
+
+def _device_of(policy: ActingModel) -> torch.device:
+    if isinstance(policy, torch.nn.Module):
+        for param in policy.parameters():
+            return param.device
+    return torch.device("cpu")
+
+
+@contextlib.contextmanager
+def _global_generators_kept() -> Iterator[None]:
+    """Put the global random generators back: a user's environment or network may draw from them."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])

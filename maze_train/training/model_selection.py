@@ -1,0 +1,115 @@
+"""Which policy is the best so far, and when to give up hoping for a better one."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+    from maze_train.types import Tensor
+
+__all__ = ["BestModelSelection", "ModelSelectionBase"]
+
+
+class ModelSelectionBase(ABC):
+    """Is told the score of the current policy after each evaluation."""
+
+    @abstractmethod
+    def update(self, score: float, epoch: int = 0) -> bool:
+        """Take in the score of the current policy; returns whether it is the best so far."""
+
+
+class BestModelSelection(ModelSelectionBase):
+    """Keeps a copy of the best weights, on disk as well if told how.
+
+    A score that is NaN is never the best; of equal scores the earlier one stays.
+
+    Args:
+        model: The policy that is being trained.
+        save: Writes the current policy into a directory; None: weights are kept in memory only.
+        best_dir: Where the best policy is written to.
+        dump_dir: Where `epoch_<n>` directories of regular dumps go.
+        dump_interval: Updates of the score from one regular dump to the next; 0: none.
+        mode: `max` if larger scores are better, `min` if smaller ones are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        save: Callable[[Path, dict[str, Any]], None] | None = None,
+        best_dir: Path | None = None,
+        dump_dir: Path | None = None,
+        dump_interval: int = 0,
+        mode: str = "max",
+    ) -> None:
+        self.model = model
+        self.best_score = math.nan
+        self.best_epoch = 0
+        self.updates = 0
+        self.updates_since_best = 0
+        self._best_weights: dict[str, Tensor] | None = None
+        self._save = save
+        self._best_dir = best_dir
+        self._dump_dir = dump_dir
+        self._dump_interval = dump_interval
+        self._sign = 1.0 if mode == "max" else -1.0
+
+    def update(self, score: float, epoch: int = 0) -> bool:
+        """Take in the score of the current policy; returns whether it is the best so far."""
+        self.updates += 1
+        self.updates_since_best += 1
+        is_best = self._is_best(score)
+        if is_best:
+            self.best_score, self.best_epoch, self.updates_since_best = score, epoch, 0
+            self._best_weights = _copy_of_weights(self.model)
+            self._write(self._best_dir, score, epoch)
+        if self._dump_interval and self._dump_dir and self.updates % self._dump_interval == 0:
+            self._write(self._dump_dir / f"epoch_{epoch:06d}", score, epoch)
+        return is_best
+
+    def _is_best(self, score: float) -> bool:
+        if math.isnan(score):
+            return False
+        return math.isnan(self.best_score) or self._sign * score > self._sign * self.best_score
+
+    def _write(self, directory: Path | None, score: float, epoch: int) -> None:
+        if self._save is not None and directory is not None:
+            self._save(directory, {"score": score, "epoch": epoch})
+
+    def patience_is_exhausted(self, patience: int) -> bool:
+        """Whether the last `patience` scores brought no new best; never for 0."""
+        return patience > 0 and self.updates_since_best >= patience
+
+    def reset_to_best(self) -> None:
+        """Give the model the best weights back, if there are any."""
+        if self._best_weights is not None:
+            self.model.load_state_dict(self._best_weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Best score, best weights and counters."""
+        return {
+            "best_score": self.best_score,
+            "best_epoch": self.best_epoch,
+            "best_weights": self._best_weights,
+            "updates": self.updates,
+            "updates_since_best": self.updates_since_best,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.best_score = state["best_score"]
+        self.best_epoch = state["best_epoch"]
+        self._best_weights = state["best_weights"]
+        self.updates = state["updates"]
+        self.updates_since_best = state["updates_since_best"]
+
+
+def _copy_of_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}

@@ -1,0 +1,183 @@
+"""Policies on disk: what is needed to act, in files that can not run code.
+
+policy.pt       weights, tensors only
+spaces.json     observation and action space
+config.yaml     configuration of the run
+score.json      score and epoch of the policy
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from maze_train.errors import RunDirectoryError, SpaceError
+from maze_train.rollout.collector import env_actions
+from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
+from maze_train.spaces.serialize import space_from_dict, space_to_dict
+from maze_train.spaces.tensors import as_tensors
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from gymnasium import spaces
+    from torch import nn
+
+    from maze_train.rollout.collector import ActingModel
+
+__all__ = ["PolicyWriter", "TrainedPolicy", "read_spaces", "read_weights", "write_atomically"]
+
+WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under a temporary name, flush it to the disk, and rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    write(temporary)
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class PolicyWriter:
+    """Writes the current weights of a model, with all that is needed to act, into a directory.
+
+    Args:
+        model: The model.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        config_text: Configuration of the run, as YAML.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        config_text: str,
+    ) -> None:
+        self._model = model
+        self._config_text = config_text
+        self._spaces = json.dumps(
+            {
+                "observation_space": space_to_dict(observation_space),
+                "action_space": space_to_dict(action_space),
+            },
+            indent=1,
+        )
+
+    def __call__(self, directory: Path, score: dict[str, Any]) -> None:
+        """Write the policy; the weights come last: a directory that has them is complete."""
+        weights = {k: v.detach().cpu().clone() for k, v in self._model.state_dict().items()}
+        texts = {SPACES: self._spaces, CONFIG: self._config_text, SCORE: json.dumps(score)}
+        for name, text in texts.items():
+            write_atomically(directory / name, lambda path, text=text: path.write_text(text))  # type: ignore[misc]  # default argument of a lambda
+        write_atomically(directory / WEIGHTS, lambda path: torch.save(weights, path))
+
+
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """The weights of a saved policy.
+
+    Raises:
+        RunDirectoryError: If there are none, or they are damaged.
+    """
+    path = directory / WEIGHTS
+    if not path.is_file():
+        raise RunDirectoryError(f"{directory} holds no saved policy: there is no {WEIGHTS}")
+    try:
+        weights: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    return weights
+
+
+def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Observation and action space of a saved policy.
+
+    Raises:
+        RunDirectoryError: If they are missing or damaged.
+    """
+    path = directory / SPACES
+    try:
+        data = json.loads(path.read_text())
+        return space_from_dict(data["observation_space"]), space_from_dict(data["action_space"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
+
+
+class TrainedPolicy:
+    """A policy that acts on observations as the environment gives them.
+
+    Args:
+        model: The model with its weights.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        seed: Seed of sampled actions.
+    """
+
+    def __init__(
+        self,
+        model: ActingModel,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._flat_space = flat_space(observation_space)
+        self._view = FlatView(observation_space)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def act(self, observation: Any, deterministic: bool = True) -> Any:
+        """The action for one observation, or the actions for a batch of them.
+
+        Args:
+            observation: One observation of the space, or a batch with one leading dimension (for
+                Dict and Tuple spaces on every part).
+            deterministic: Whether to take the most likely action instead of a sampled one.
+
+        Returns:
+            An action of the action space, or a batch of actions with a leading dimension.
+
+        Raises:
+            SpaceError: If the shape fits neither one observation nor a batch.
+        """
+        parts = {key: np.asarray(value) for key, value in self._view.read(observation)}
+        batched = self._is_batch(parts)
+        if not batched:
+            parts = {key: value[None] for key, value in parts.items()}
+        obs = as_tensors(self._flat_space, parts.get("", parts))
+        params = self.model.policy_params(obs)
+        distribution = self.model.distribution
+        if deterministic:
+            actions = distribution.mode(params)
+        else:
+            noise = distribution.draw_noise(
+                tuple(params.shape[:1]), self._generator, torch.device("cpu")
+            )
+            actions = distribution.sample(params, noise)
+        result = env_actions(distribution, actions)
+        if not batched:
+            result = tree_map(lambda x: x[0], result)
+        return unflatten_value(self.action_space, result)
+
+    def _is_batch(self, parts: dict[str, Any]) -> bool:
+        extra = {
+            value.ndim - len(self._view.leaves[key].shape or ()) for key, value in parts.items()
+        }
+        if extra not in ({0}, {1}):
+            shapes = {key: list(value.shape) for key, value in parts.items()}
+            raise SpaceError(
+                f"an observation of shape {shapes.get('', shapes)} is neither one observation of "
+                f"{self.observation_space} nor a batch of them"
+            )
+        return extra == {1}

@@ -1,0 +1,34 @@
+"""Names for the data that every room shares."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Array", "ArrayTree", "Stateful", "Tensor", "TensorTree"]
+
+Tensor: TypeAlias = torch.Tensor
+Array: TypeAlias = npt.NDArray[Any]
+
+TensorTree: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+"""Observations or actions: one tensor, or one flat mapping for a Dict or Tuple space
+(keys joined by `/`)."""
+
+ArrayTree: TypeAlias = np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]
+"""The same on the side of the environments."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An owner of values that change during training and influence later numbers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All such values, as tensors and plain Python values."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, which `state_dict` of an equal owner returned."""
+        ...

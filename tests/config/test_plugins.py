@@ -1,0 +1,105 @@
+"""Registered environments are options of `env`, without YAML."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+import gymnasium
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
+
+from maze_train.config.plugins import GymnasiumSource, extended_hydra, is_registered
+from maze_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODULE = """
+import gymnasium
+gymnasium.register("toys/Toy-v3", entry_point="toy_registry:Toy")
+"""
+
+
+@pytest.fixture
+def source() -> GymnasiumSource:
+    """The source as Hydra builds it from a search path."""
+    return GymnasiumSource(provider="test", path="gymnasium://")
+
+
+@pytest.fixture
+def toy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that registers `toys/Toy-v3` when it is imported."""
+    (tmp_path / "toy_registry.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "toy_registry"
+    sys.modules.pop("toy_registry", None)
+    gymnasium.registry.pop("toys/Toy-v3", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [
+        ("env/CartPole-v1", True),
+        ("env/CartPole-v1.yaml", True),
+        ("env/CartPole-v77", False),
+        ("env/phys2d/CartPole-v1", True),
+        ("algorithm/CartPole-v1", False),
+        ("CartPole-v1", False),
+        ("env", False),
+        ("", False),
+    ],
+)
+def test_registered_ids_are_options(source: GymnasiumSource, path: str, known: bool) -> None:
+    """Only ids that gymnasium knows, and only below `env`."""
+    assert source.is_config(path) is known
+
+
+def test_an_option_sets_the_id_alone(source: GymnasiumSource) -> None:
+    """Everything else keeps its default."""
+    assert source.load_config("env/CartPole-v1").config == {"id": "CartPole-v1"}
+
+
+def test_groups_and_lists(source: GymnasiumSource) -> None:
+    """The source has the group `env` and below it the namespaces."""
+    assert source.available()
+    assert source.is_group("")
+    assert source.is_group("env")
+    assert source.is_group("env/phys2d")
+    assert not source.is_group("env/CartPole-v1")
+    assert not source.is_group("hydra")
+    assert source.list("", None) == ["env"]
+    assert source.list("env", ObjectType.GROUP) == []
+    assert "CartPole-v1" in source.list("env", ObjectType.CONFIG)
+    assert "CartPole-v1" in source.list("env/phys2d", None)
+    assert "ppo/CartPole-v1" in source.list("experiment", ObjectType.CONFIG)
+    assert source.list("algorithm", ObjectType.CONFIG) == []
+
+
+def test_a_module_before_the_id_is_imported(toy_module: str) -> None:
+    """`module:Id` registers its environments by being imported."""
+    assert not is_registered("toys/Toy-v3")
+    assert is_registered(f"{toy_module}:toys/Toy-v3")
+
+
+def test_a_missing_module_is_a_configuration_error() -> None:
+    """The message names the module."""
+    with pytest.raises(ConfigError, match="importing no_such_module failed"):
+        is_registered("no_such_module:Toy-v0")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
+def test_atari_games_are_registered() -> None:
+    """`ALE/` ids need no import by the user."""
+    assert is_registered("ALE/Pong-v5")
+
+
+def test_the_settings_of_hydra_are_put_back() -> None:
+    """Other applications in the same process keep Hydra's defaults."""
+    before = ConfigStore.instance().repo["hydra"]["config.yaml"]
+    with extended_hydra():
+        assert ConfigStore.instance().repo["hydra"]["config.yaml"] is not before
+    assert ConfigStore.instance().repo["hydra"]["config.yaml"] is before

@@ -1,0 +1,191 @@
+"""Choice of the family by space type and by part, and the errors of wrong choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+
+from maze_train.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    DistributionTable,
+    JointDistribution,
+    MultiCategorical,
+    SquashedGaussian,
+    distribution_for,
+)
+from maze_train.errors import ConfigError, SpaceError
+
+BOX, DISCRETE = Box(-1.0, 1.0, (2,)), Discrete(2)
+NESTED = Dict({"a": Tuple([BOX, DISCRETE]), "steer": BOX})
+
+
+class Sticky(Categorical):
+    """A family of a user, with a setting."""
+
+    def __init__(self, space: Any, bonus: float = 0.0) -> None:
+        super().__init__(Discrete(2) if isinstance(space, MultiBinary) else space)
+        self.bonus = bonus
+
+
+def not_a_family(space: Any) -> str:
+    """A callable that builds something else."""
+    return str(space)
+
+
+class SubBox(Box):
+    """A box by inheritance."""
+
+
+@pytest.mark.parametrize(
+    ("space", "family"),
+    [
+        (BOX, DiagonalGaussian),
+        (SubBox(-1.0, 1.0, (2,)), DiagonalGaussian),
+        (DISCRETE, Categorical),
+        (MultiDiscrete([2, 3]), MultiCategorical),
+        (NESTED, JointDistribution),
+        (Tuple([BOX]), JointDistribution),
+    ],
+)
+def test_defaults(space: Any, family: type) -> None:
+    """Every supported space has a family without any configuration."""
+    assert type(distribution_for(space)) is family
+
+
+def test_override_by_type() -> None:
+    """A type's override holds for every part of that type, with its settings."""
+    override = {"Box": {"name": "squashed_gaussian", "state_dependent_std": False}}
+    joint = distribution_for(NESTED, override)
+    assert isinstance(joint, JointDistribution)
+    assert [type(part) for part in joint.parts.values()] == [
+        SquashedGaussian,
+        Categorical,
+        SquashedGaussian,
+    ]
+    assert joint.free_param_size == 4
+
+
+def test_override_by_part_wins() -> None:
+    """A part's own override wins over that of its type."""
+    overrides = {"Box": "squashed_gaussian", "a/0": "diagonal_gaussian"}
+    joint = DistributionTable(overrides).build(NESTED)
+    assert isinstance(joint, JointDistribution)
+    assert type(joint.parts["a/0"]) is DiagonalGaussian
+    assert type(joint.parts["steer"]) is SquashedGaussian
+
+
+def test_family_of_a_user() -> None:
+    """`_target_` is called with the space first and its other keys as settings."""
+    override = {"_target_": f"{__name__}.Sticky", "bonus": 0.5}
+    family = distribution_for(DISCRETE, {"Discrete": override})
+    assert type(family).__name__ == "Sticky"
+    assert family.bonus == 0.5  # type: ignore[attr-defined]
+
+
+def test_family_of_a_user_for_a_space_without_default() -> None:
+    """A type of space without a family gets one by the name of the type."""
+    override = {"MultiBinary": {"_target_": f"{__name__}.Sticky"}}
+    assert distribution_for(MultiBinary(1), override).param_size == 2
+
+
+def test_settings_reach_the_family() -> None:
+    """Settings beside `name` are those of the family."""
+    override = {"Box": {"name": "diagonal_gaussian", "initial_log_std": -2}}
+    family = distribution_for(BOX, override)
+    assert torch.equal(family.initial_free_params(), torch.full((2,), -2.0))
+
+
+@pytest.mark.parametrize(
+    ("space", "overrides", "message"),
+    [
+        (
+            BOX,
+            {"box": "squashed_gaussian"},
+            "model.distributions.box: there is no such action or type of space; "
+            "expected one of Box, Discrete, MultiDiscrete; did you mean 'Box'?",
+        ),
+        (
+            NESTED,
+            {"steeer": "squashed_gaussian"},
+            "model.distributions.steeer: there is no such action or type of space; expected one of "
+            "Box, Discrete, MultiDiscrete, a/0, a/1, steer; did you mean 'steer'?",
+        ),
+        (
+            BOX,
+            {"Box": "squashed_gausian"},
+            "model.distributions.Box = 'squashed_gausian': there is no such family; expected one "
+            "of categorical, diagonal_gaussian, multi_categorical, squashed_gaussian; "
+            "did you mean 'squashed_gaussian'?",
+        ),
+        (
+            BOX,
+            {"Box": {"state_dependent_std": True}},
+            "model.distributions.Box.name = None: expected the name of a family (categorical, "
+            "diagonal_gaussian, multi_categorical, squashed_gaussian) or a mapping with _target_",
+        ),
+        (
+            DISCRETE,
+            {"Discrete": "diagonal_gaussian"},
+            "model.distributions.Discrete: diagonal_gaussian needs a Box space, "
+            "the action space is Discrete(2)",
+        ),
+        (
+            NESTED,
+            {"steer": "categorical"},
+            "model.distributions.steer: categorical needs a Discrete space, "
+            f"the action space is {BOX}",
+        ),
+        (
+            BOX,
+            {"Box": {"name": "squashed_gaussian", "log_std_mn": -5}},
+            "model.distributions.Box.log_std_mn = -5: squashed_gaussian has no such setting; "
+            "expected one of state_dependent_std, initial_log_std, log_std_min, log_std_max; "
+            "did you mean 'log_std_min'?",
+        ),
+        (
+            DISCRETE,
+            {"Discrete": {"name": "categorical", "temperature": 2}},
+            "model.distributions.Discrete.temperature = 2: categorical has no such setting; "
+            "it has no settings",
+        ),
+        (
+            BOX,
+            {"Box": {"name": "squashed_gaussian", "log_std_min": 3.0}},
+            "model.distributions.Box.log_std_min = 3.0: expected less than log_std_max=2",
+        ),
+        (
+            DISCRETE,
+            {"Discrete": {"_target_": f"{__name__}.not_a_family"}},
+            f"model.distributions.Discrete._target_ = '{__name__}.not_a_family': "
+            "expected a subclass of Distribution",
+        ),
+    ],
+)
+def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) -> None:
+    """Every wrong override is named with its key, its value and what is allowed."""
+    with pytest.raises(ConfigError) as caught:
+        distribution_for(space, overrides)
+    assert str(caught.value) == message
+
+
+def test_unknown_family_is_refused_before_a_space_is_seen() -> None:
+    """A misspelled family is an error also where no part uses it."""
+    with pytest.raises(ConfigError, match="no such family"):
+        DistributionTable({"MultiDiscrete": "categoricl"})
+
+
+@pytest.mark.parametrize("space", [MultiBinary(3), Dict({"x": MultiBinary(3)}), Text(4)])
+def test_unsupported_space(space: Any) -> None:
+    """A space without a family is an error that names the supported ones."""
+    with pytest.raises(SpaceError, match=r"Box, Discrete, MultiDiscrete"):
+        distribution_for(space)
+
+
+def test_infinite_bounds_keep_their_own_error() -> None:
+    """The table passes on that a box can not be squashed."""
+    with pytest.raises(SpaceError, match="finite bounds"):
+        distribution_for(Box(-float("inf"), 1.0, (1,)), {"Box": "squashed_gaussian"})

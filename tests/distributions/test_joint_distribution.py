@@ -1,0 +1,147 @@
+"""JointDistribution is the product of its parts."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+
+from maze_train.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    JointDistribution,
+    MultiCategorical,
+    SquashedGaussian,
+    distribution_for,
+)
+from maze_train.errors import SpaceError
+
+
+def make() -> JointDistribution:
+    """One part of every family, and two with free parameters."""
+    return JointDistribution(
+        {
+            "steer": DiagonalGaussian(Box(-1.0, 1.0, (2,)), initial_log_std=-1.0),
+            "gear": Categorical(Discrete(3, start=1)),
+            "arm/0": SquashedGaussian(Box(0.0, 5.0, (1,))),
+            "arm/1": DiagonalGaussian(Box(-1.0, 1.0, (1,)), initial_log_std=0.5),
+            "keys": MultiCategorical(MultiDiscrete([2, 4])),
+        }
+    )
+
+
+def own_params(params: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The layout of `make` by hand: 2 + 3 + 2 + 1 + 6 from the network, then 2 + 1 free."""
+    return {
+        "steer": torch.cat([params[..., 0:2], params[..., 14:16]], -1),
+        "gear": params[..., 2:5],
+        "arm/0": params[..., 5:7],
+        "arm/1": torch.cat([params[..., 7:8], params[..., 16:17]], -1),
+        "keys": params[..., 8:14],
+    }
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Standard normal float64 numbers of a fixed seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def test_sizes_are_sums_and_free_params_come_last() -> None:
+    """Sizes add up, and the start of the free parameters is that of the parts in order."""
+    joint = make()
+    assert (joint.param_size, joint.noise_size, joint.free_param_size) == (17, 2 + 3 + 1 + 1 + 6, 3)
+    assert joint.initial_free_params().tolist() == [-1.0, -1.0, 0.5]
+
+
+def test_values_are_the_sums_over_parts() -> None:
+    """log_prob, entropy and KL are the sums of the parts' own."""
+    joint, p, q = make(), randn(4, 3, 17), randn(4, 3, 17, seed=1)
+    actions = joint.sample(p, joint.draw_noise((4, 3)))
+    mine, other = own_params(p), own_params(q)
+    parts = joint.parts.items()
+    log_prob, entropy = joint.log_prob_and_entropy(p, actions)
+    torch.testing.assert_close(
+        log_prob, sum(part.log_prob(mine[key], actions[key]) for key, part in parts)
+    )
+    torch.testing.assert_close(entropy, sum(part.entropy(mine[key]) for key, part in parts))
+    torch.testing.assert_close(
+        joint.kl(p, q), sum(part.kl(mine[key], other[key]) for key, part in parts)
+    )
+    assert torch.equal(log_prob, joint.log_prob(p, actions))
+    assert torch.equal(entropy, joint.entropy(p))
+
+
+def test_samples_and_modes_are_those_of_the_parts() -> None:
+    """Every part uses its own slice of params and noise."""
+    joint, params = make(), randn(5, 17)
+    noise = joint.draw_noise((5,), torch.Generator().manual_seed(0))
+    assert torch.equal(noise, joint.draw_noise((5,), torch.Generator().manual_seed(0)))
+    actions, modes = joint.sample(params, noise), joint.mode(params)
+    slices = dict(zip(joint.parts, noise.split([2, 3, 1, 1, 6], -1), strict=True))
+    for key, part in joint.parts.items():
+        assert torch.equal(actions[key], part.sample(own_params(params)[key], slices[key]))
+        assert torch.equal(modes[key], part.mode(own_params(params)[key]))
+        assert actions[key].shape == (5, *part.action_shape)
+
+
+def test_gradient_of_the_free_params() -> None:
+    """The tail of params gets the gradient of the Gaussians' log std, and nothing else does."""
+    joint = make()
+    params = randn(2, 17).requires_grad_()
+    joint.entropy(params).sum().backward()
+    assert params.grad is not None
+    assert params.grad[:, 14:].tolist() == [[1.0] * 3] * 2
+    assert params.grad[:, [0, 1, 7]].abs().max() == 0
+
+
+def test_parts_without_free_params() -> None:
+    """Without free parameters the layout is the plain concatenation."""
+    joint = JointDistribution({"a": Categorical(Discrete(2)), "b": Categorical(Discrete(3))})
+    params = randn(6, 5)
+    expected = joint.parts["a"].entropy(params[:, :2]) + joint.parts["b"].entropy(params[:, 2:])
+    assert joint.initial_free_params().shape == (0,)
+    torch.testing.assert_close(joint.entropy(params), expected)
+
+
+def test_env_actions_are_in_the_space() -> None:
+    """The flat actions of a nested space are members of its leaves, and come back."""
+    space = Dict(
+        {"move": Tuple([Box(-1.0, 1.0, (2,)), Discrete(3, start=5)]), "key": MultiDiscrete([2, 3])}
+    )
+    joint = distribution_for(space)
+    actions = joint.sample(randn(20, joint.param_size).float(), joint.draw_noise((20,)))
+    in_env = joint.to_env(actions)
+    assert sorted(in_env) == ["key", "move/0", "move/1"]
+    for i in range(20):
+        move = (in_env["move/0"][i].numpy(), np.int64(in_env["move/1"][i].item()))
+        assert space.contains({"move": move, "key": in_env["key"][i].numpy()})
+    back = joint.from_env(in_env)
+    assert torch.equal(back["move/1"], actions["move/1"])
+    assert torch.equal(back["key"], actions["key"])
+
+
+def test_no_parts_is_an_error() -> None:
+    """A joint distribution of nothing is refused."""
+    with pytest.raises(SpaceError, match="at least one part"):
+        JointDistribution({})
+
+
+def test_every_tensor_stays_on_the_device_of_params() -> None:
+    """No family mixes devices: on torch's `meta` device, mixing would raise."""
+    joint = make()
+    params = torch.zeros(4, 17, device="meta")
+    actions = joint.sample(params, joint.draw_noise((4,), device="meta"))
+    results = [*joint.log_prob_and_entropy(params, actions), joint.kl(params, params)]
+    results += [*joint.to_env(actions).values(), *joint.from_env(joint.to_env(actions)).values()]
+    assert {result.device.type for result in results} == {"meta"}
+
+
+def test_survives_pickling() -> None:
+    """A copy in another process computes the same numbers."""
+    joint, params = make(), randn(3, 17)
+    copy = pickle.loads(pickle.dumps(joint))
+    assert torch.equal(copy.entropy(params), joint.entropy(params))

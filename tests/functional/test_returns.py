@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from reference_returns import (
+    Trajectory,
+    make_trajectory,
+    slow_advantages,
+    slow_recurrence,
+    slow_returns,
+)
+
+from maze_train.errors import ShapeError
+from maze_train.functional import (
+    backward_recurrence,
+    discounts_and_lambdas,
+    explained_variance,
+    lambda_advantages,
+    lambda_returns,
+    normalize_advantages,
+)
+
+RTOL = 1e-9
+ENDS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "no end": ((), ()),
+    "terminated first": ((0,), ()),
+    "terminated middle": ((3,), ()),
+    "terminated last": ((6,), ()),
+    "truncated first": ((), (0,)),
+    "truncated middle": ((), (3,)),
+    "truncated last": ((), (6,)),
+    "both flags": ((3,), (3,)),
+    "both kinds": ((1, 6), (4,)),
+    "every row": ((0, 2, 4, 6), (1, 3, 5)),
+}
+
+
+def arrays(data: Trajectory, gamma: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Discounts and lambdas in float64."""
+    return discounts_and_lambdas(
+        data.tensor("terminated"), data.tensor("truncated"), gamma, gae_lambda, dtype=torch.float64
+    )
+
+
+def advantages_of(data: Trajectory, gamma: float, gae_lambda: float) -> torch.Tensor:
+    """The function under test, from flags."""
+    discounts, lambdas = arrays(data, gamma, gae_lambda)
+    return lambda_advantages(
+        data.tensor("rewards"),
+        discounts,
+        data.tensor("values"),
+        data.tensor("next_values"),
+        lambdas,
+    )
+
+
+def returns_of(data: Trajectory, gamma: float, gae_lambda: float) -> torch.Tensor:
+    """The function under test, from flags."""
+    discounts, lambdas = arrays(data, gamma, gae_lambda)
+    return lambda_returns(data.tensor("rewards"), discounts, data.tensor("next_values"), lambdas)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
+@pytest.mark.parametrize("trailing", [(), (1,), (3,), (2, 3)])
+def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> None:
+    """Recursive doubling gives the numbers of the row-by-row loop, for every length and shape."""
+    rng = np.random.default_rng(num_steps)
+    inputs = rng.normal(size=(num_steps, *trailing))
+    decays = rng.uniform(size=(num_steps, *trailing)) * rng.integers(0, 2, (num_steps, *trailing))
+    result = backward_recurrence(torch.from_numpy(inputs), torch.from_numpy(decays))
+    np.testing.assert_allclose(result, slow_recurrence(inputs, decays), rtol=RTOL, atol=1e-12)
+
+
+def test_recurrence_without_decay_sums_the_rest() -> None:
+    """With all decays 1 a long column is its reversed cumulative sum, exact for integers."""
+    inputs = torch.arange(1000.0)
+    expected = inputs.flip(0).cumsum(0).flip(0)
+    assert torch.equal(backward_recurrence(inputs, torch.ones(1000)), expected)
+
+
+def test_recurrence_leaves_its_arguments_alone() -> None:
+    """The doubling works on copies."""
+    inputs, decays = torch.randn(5, 2), torch.rand(5, 2)
+    before = inputs.clone(), decays.clone()
+    backward_recurrence(inputs, decays)
+    assert torch.equal(inputs, before[0])
+    assert torch.equal(decays, before[1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "decays", "expected"),
+    [
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float64, torch.float32, torch.float64),
+        (torch.float32, torch.float64, torch.float64),
+    ],
+)
+def test_recurrence_keeps_the_wider_dtype(
+    inputs: torch.dtype, decays: torch.dtype, expected: torch.dtype
+) -> None:
+    """No input loses precision."""
+    result = backward_recurrence(torch.ones(3, dtype=inputs), torch.ones(3, dtype=decays))
+    assert result.dtype == expected
+
+
+def test_recurrence_refuses_wrong_shapes() -> None:
+    """Both tensors need one shape with a time dimension."""
+    with pytest.raises(ShapeError, match=r"decays has shape \[3\], expected \[3, 1\] like inputs"):
+        backward_recurrence(torch.ones(3, 1), torch.ones(3))
+    with pytest.raises(ShapeError, match="time dimension"):
+        backward_recurrence(torch.ones(()), torch.ones(()))
+
+
+def test_flags_become_arrays() -> None:
+    """Termination zeroes the discount, either end zeroes lambda, termination wins over both."""
+    terminated = torch.tensor([False, True, False, True])
+    truncated = torch.tensor([False, False, True, True])
+    discounts, lambdas = discounts_and_lambdas(terminated, truncated, 0.5, 0.25)
+    assert discounts.tolist() == [0.5, 0.0, 0.5, 0.0]
+    assert lambdas.tolist() == [0.25, 0.0, 0.0, 0.0]
+    assert discounts.dtype == lambdas.dtype == torch.float32
+
+
+def test_flags_may_be_numbers() -> None:
+    """Flags stored as 0 and 1 of another dtype mean the same."""
+    flags = torch.tensor([0, 1], dtype=torch.uint8)
+    discounts, lambdas = discounts_and_lambdas(flags, torch.zeros(2), 0.5, 0.25)
+    assert discounts.tolist() == [0.5, 0.0]
+    assert lambdas.tolist() == [0.25, 0.0]
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS.keys())
+@pytest.mark.parametrize("gamma", [0.0, 0.99, 1.0])
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_estimators_follow_their_definitions(
+    ends: tuple[tuple[int, ...], tuple[int, ...]], gamma: float, gae_lambda: float, num_envs: int
+) -> None:
+    """Advantages and returns equal the explicit sums over each episode."""
+    data = make_trajectory(7, num_envs, terminated=ends[0], truncated=ends[1])
+    advantages = advantages_of(data, gamma, gae_lambda)
+    returns = returns_of(data, gamma, gae_lambda)
+    np.testing.assert_allclose(
+        advantages, slow_advantages(data, gamma, gae_lambda), rtol=RTOL, atol=1e-12
+    )
+    np.testing.assert_allclose(
+        returns, slow_returns(data, gamma, gae_lambda), rtol=RTOL, atol=1e-12
+    )
+    torch.testing.assert_close(returns, advantages + data.tensor("values"), rtol=RTOL, atol=1e-12)
+
+
+@pytest.mark.parametrize("flags", [((), ()), ((0,), ()), ((), (0,)), ((0,), (0,))])
+def test_one_row_of_one_environment(flags: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """T = 1, B = 1: the return is the reward and the discounted next value, unless terminal."""
+    data = make_trajectory(1, 1, terminated=flags[0], truncated=flags[1])
+    follows = 0.0 if flags[0] else 0.9 * data.next_values
+    expected = data.rewards + follows
+    np.testing.assert_allclose(returns_of(data, 0.9, 0.7), expected, rtol=RTOL)
+    np.testing.assert_allclose(advantages_of(data, 0.9, 0.7), expected - data.values, rtol=RTOL)
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+def test_two_episodes_in_a_row_equal_two_apart(kind: str) -> None:
+    """An episode end separates the rows before it from the rows after it, bit for bit."""
+    data = make_trajectory(8, 1, **{kind: (4,)})  # type: ignore[arg-type]  # name of the flag
+    for estimate in (advantages_of, returns_of):
+        together = estimate(data, 0.99, 0.95)
+        apart = [estimate(data.rows(0, 5), 0.99, 0.95), estimate(data.rows(5, 8), 0.99, 0.95)]
+        assert torch.equal(together, torch.cat(apart))
+
+
+def test_truncation_bootstraps_and_nothing_leaks() -> None:
+    """Before a truncation, V(final) moves the return by gamma^k; later rows move nothing."""
+    data = make_trajectory(6, 1, truncated=(2,))
+    before = returns_of(data, 0.9, 1.0)
+    data.next_values[2] += 1.0
+    moved = returns_of(data, 0.9, 1.0) - before
+    np.testing.assert_allclose(moved[:, 0], [0.9**3, 0.9**2, 0.9, 0.0, 0.0, 0.0], atol=1e-12)
+    changed = make_trajectory(6, 1, truncated=(2,))
+    for column in (changed.rewards, changed.values, changed.next_values):
+        column[3:] += 100.0
+    original = make_trajectory(6, 1, truncated=(2,))
+    assert torch.equal(advantages_of(changed, 0.9, 0.5)[:3], advantages_of(original, 0.9, 0.5)[:3])
+
+
+def test_termination_ignores_the_final_value() -> None:
+    """At a terminal row the next value counts for nothing, also if the row is truncated too."""
+    data = make_trajectory(4, 1, terminated=(1,), truncated=(1,))
+    before = returns_of(data, 0.9, 0.8)
+    data.next_values[1] += 100.0
+    assert torch.equal(returns_of(data, 0.9, 0.8), before)
+
+
+def test_lambda_one_is_the_discounted_sum_with_bootstrap() -> None:
+    """With lambda 1 the return is every reward discounted, then the discounted last value."""
+    data = make_trajectory(5, 2)
+    weights = 0.9 ** np.arange(5)
+    expected = weights @ data.rewards + 0.9**5 * data.next_values[-1]
+    np.testing.assert_allclose(returns_of(data, 0.9, 1.0)[0], expected, rtol=RTOL)
+
+
+def test_order_of_the_batch_does_not_matter() -> None:
+    """Permuting the environments permutes the result."""
+    data = make_trajectory(7, 4, terminated=(2,), truncated=(5,))
+    order = np.array([2, 0, 3, 1])
+    for estimate in (advantages_of, returns_of):
+        expected = estimate(data, 0.99, 0.95)[:, torch.from_numpy(order)]
+        assert torch.equal(estimate(data.actors(order), 0.99, 0.95), expected)
+
+
+def test_estimates_carry_no_gradient() -> None:
+    """Advantages and returns are constants of the losses, even from values with a graph."""
+    values = torch.randn(4, 2, requires_grad=True)
+    ones = torch.ones(4, 2)
+    assert not lambda_advantages(ones, ones, values, values, ones).requires_grad
+    assert not lambda_returns(ones, ones, values, ones).requires_grad
+    assert not backward_recurrence(values, ones).requires_grad
+    assert not explained_variance(values, ones).requires_grad
+
+
+def test_estimators_refuse_wrong_shapes() -> None:
+    """The message names the tensor, both shapes, and the tensor that set the expectation."""
+    ones = torch.ones(4, 2)
+    with pytest.raises(
+        ShapeError, match=r"next_values has shape \[5, 2\], expected \[4, 2\] like rewards"
+    ):
+        lambda_advantages(ones, ones, ones, torch.ones(5, 2), ones)
+    with pytest.raises(ShapeError, match="lambdas has shape"):
+        lambda_returns(ones, ones, ones, torch.ones(2, 4))
+
+
+def test_normalized_advantages_have_mean_zero_and_std_one() -> None:
+    """The sample standard deviation becomes 1."""
+    result = normalize_advantages(3.0 + 5.0 * torch.randn(100, dtype=torch.float64))
+    assert abs(result.mean().item()) < 1e-12
+    assert result.std().item() == pytest.approx(1.0, rel=1e-7)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_fewer_than_two_advantages_stay(size: int) -> None:
+    """A minibatch of one has no standard deviation: unchanged, in particular not NaN."""
+    advantages = torch.full((size,), 7.0)
+    assert torch.equal(normalize_advantages(advantages), advantages)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1000.3])
+@pytest.mark.parametrize("size", [2, 64, 1000])
+def test_equal_advantages_become_zero(value: float, size: int) -> None:
+    """Equal advantages prefer no action, although their rounded mean differs from them."""
+    assert not normalize_advantages(torch.full((size,), value)).any()
+
+
+def test_explained_variance_of_known_predictions() -> None:
+    """Perfect: 1; shifted: 1; the mean: 0; opposite: -3; and numpy agrees on random data."""
+    targets = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert explained_variance(targets, targets).item() == 1.0
+    assert explained_variance(targets + 5.0, targets).item() == 1.0
+    assert explained_variance(torch.full((4,), 2.5), targets).item() == 0.0
+    assert explained_variance(-targets, targets).item() == -3.0
+    rng = np.random.default_rng(0)
+    predicted, actual = rng.normal(size=(2, 6, 3))
+    result = explained_variance(torch.from_numpy(predicted), torch.from_numpy(actual))
+    expected = 1.0 - np.var(actual - predicted) / np.var(actual)
+    assert result.shape == ()
+    assert result.item() == pytest.approx(expected, rel=RTOL)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.3, 1000.3])
+@pytest.mark.parametrize("size", [1, 2, 64, 1000])
+def test_constant_targets_explain_nothing(value: float, size: int) -> None:
+    """Targets without variance give 0, although the two-pass variance of equal floats is not 0."""
+    assert explained_variance(torch.randn(size), torch.full((size,), value)).item() == 0.0

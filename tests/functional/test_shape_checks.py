@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from maze_train.errors import ShapeError
+from maze_train.functional import check_same_shape
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 3)])
+def test_equal_shapes_pass(shape: tuple[int, ...]) -> None:
+    """Nothing happens for any number of tensors of one shape; the dtype may differ."""
+    first = torch.zeros(shape)
+    assert check_same_shape(first=first) is None  # type: ignore[func-returns-value]
+    assert check_same_shape(a=first, b=first.bool(), c=first) is None  # type: ignore[func-returns-value]
+
+
+def test_message_names_both_tensors_and_both_shapes() -> None:
+    """The first tensor sets the expectation, the first that deviates is named."""
+    with pytest.raises(
+        ShapeError, match=r"^values has shape \[5, 2\], expected \[5, 3\] like rewards$"
+    ):
+        check_same_shape(
+            rewards=torch.zeros(5, 3), lambdas=torch.zeros(5, 3), values=torch.zeros(5, 2)
+        )
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((4,), (4, 1)), ((4, 1), (4,)), ((1,), ()), ((2, 3), (3, 2))]
+)
+def test_shapes_that_broadcast_or_transpose_are_refused(
+    left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    """Equal element counts are not enough."""
+    with pytest.raises(ShapeError):
+        check_same_shape(left=torch.zeros(left), right=torch.zeros(right))

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from reference_losses import slow_two_hot
+
+from maze_train.errors import ConfigError, ShapeError
+from maze_train.functional import (
+    IdentityValueTransform,
+    LinearScaleValueTransform,
+    ReduceScaleValueTransform,
+    ValueTransform,
+    scalar_to_support,
+    support_to_scalar,
+)
+
+EPSILONS = [1e-7, 1e-3, 0.5]
+TRANSFORMS = [
+    IdentityValueTransform(),
+    LinearScaleValueTransform(0.1, 3.0),
+    *(ReduceScaleValueTransform(epsilon) for epsilon in EPSILONS),
+]
+
+
+def wide_range(dtype: torch.dtype) -> torch.Tensor:
+    """0 and both signs of the magnitudes 1e-6 to 1e8."""
+    magnitudes = torch.logspace(-6, 8, 141, dtype=dtype)
+    return torch.cat([-magnitudes.flip(0), torch.zeros(1, dtype=dtype), magnitudes])
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_reduce_scale_is_the_formula_of_the_paper(epsilon: float) -> None:
+    """The map and its inverse equal the published formulas in float64, for both signs."""
+    transform = ReduceScaleValueTransform(epsilon)
+    for x in (-1e4, -100.0, -3.0, -0.5, 0.0, 0.5, 3.0, 100.0, 1e4):
+        sign = math.copysign(1.0, x)
+        expected = sign * (math.sqrt(abs(x) + 1.0) - 1.0) + epsilon * x
+        assert transform.transform_value(
+            torch.tensor(x, dtype=torch.float64)
+        ).item() == pytest.approx(expected, rel=1e-9)
+        root = math.sqrt(1.0 + 4.0 * epsilon * (abs(x) + 1.0 + epsilon))
+        inverse = sign * (((root - 1.0) / (2.0 * epsilon)) ** 2 - 1.0)
+        # The published inverse loses digits to cancellation for small epsilon, not ours.
+        assert transform.transform_value_inv(
+            torch.tensor(x, dtype=torch.float64)
+        ).item() == pytest.approx(inverse, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
+def test_inverse_undoes_the_transform(
+    transform: ValueTransform, dtype: torch.dtype, rtol: float
+) -> None:
+    """h^-1(h(x)) = x and h(h^-1(y)) = y for both signs, tiny and large, also in float32."""
+    x = wide_range(dtype)
+    # An offset of order 1 rounds away the digits of smaller numbers; the others need no allowance.
+    atol = 1e2 * torch.finfo(dtype).eps if isinstance(transform, LinearScaleValueTransform) else 0
+    there_and_back = transform.transform_value_inv(transform.transform_value(x))
+    back_and_there = transform.transform_value(transform.transform_value_inv(x))
+    assert there_and_back.dtype == dtype
+    torch.testing.assert_close(there_and_back, x, rtol=rtol, atol=atol)
+    torch.testing.assert_close(back_and_there, x, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
+def test_transforms_increase_strictly(transform: ValueTransform) -> None:
+    """A larger return stays larger."""
+    transformed = transform.transform_value(wide_range(torch.float64))
+    assert (transformed.diff() > 0.0).all()
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_reduce_scale_is_odd(epsilon: float) -> None:
+    """h(-x) = -h(x), which fails if the linear term is multiplied by the sign."""
+    x = wide_range(torch.float64)
+    transform = ReduceScaleValueTransform(epsilon)
+    assert torch.equal(transform.transform_value(-x), -transform.transform_value(x))
+    assert torch.equal(transform.transform_value_inv(-x), -transform.transform_value_inv(x))
+
+
+def test_transforms_are_differentiable_at_zero() -> None:
+    """Finite differences confirm the gradient on both sides of 0, and at 0 it is finite."""
+    transform = ReduceScaleValueTransform()
+    x = torch.tensor([-3.0, -0.2, 0.4, 50.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(transform.transform_value, x)
+    assert torch.autograd.gradcheck(transform.transform_value_inv, x)
+    zero = torch.zeros((), requires_grad=True)
+    (gradient,) = torch.autograd.grad(transform.transform_value(zero), zero)
+    assert gradient.item() == pytest.approx(0.501)
+
+
+def test_identity_returns_its_argument() -> None:
+    """No copy, no change."""
+    x = torch.randn(3)
+    assert IdentityValueTransform().transform_value(x) is x
+    assert IdentityValueTransform().transform_value_inv(x) is x
+
+
+def test_linear_scale_of_known_numbers() -> None:
+    """h(4) = 0.5 * 4 + 1 = 3."""
+    transform = LinearScaleValueTransform(0.5, 1.0)
+    assert transform.transform_value(4.0).item() == 3.0
+    assert transform.transform_value_inv(3.0).item() == 4.0
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
+def test_numbers_and_arrays_become_tensors(transform: ValueTransform) -> None:
+    """Floats, integers and arrays give the values of the same tensor."""
+    array = np.array([-2.0, 3.0])
+    expected = transform.transform_value(torch.tensor([-2.0, 3.0], dtype=torch.float64))
+    assert torch.equal(transform.transform_value(array), expected)
+    for number in (3, 3.0):
+        result = transform.transform_value(number)
+        assert result.shape == ()
+        assert result.item() == pytest.approx(expected[1].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, -1e-3, math.inf, math.nan])
+def test_settings_out_of_range_are_refused(value: float) -> None:
+    """Both scales must be finite and above 0, and the offset finite; the message names the key."""
+    with pytest.raises(ConfigError, match="epsilon"):
+        ReduceScaleValueTransform(value)
+    with pytest.raises(ConfigError, match="scale"):
+        LinearScaleValueTransform(value)
+    with pytest.raises(ConfigError, match="offset"):
+        LinearScaleValueTransform(1.0, math.inf)
+
+
+def test_expected_value_of_known_logits() -> None:
+    """The known number for two raised logits out of eleven, with and without a batch."""
+    logits = torch.zeros(11)
+    logits[3], logits[4] = 0.3, 0.7
+    result = support_to_scalar(logits, (0, 10))
+    assert result.shape == ()
+    assert result.item() == pytest.approx(4.861410140991211, rel=1e-6)
+    batch = support_to_scalar(logits.expand(2, 10, 11), (0, 10))
+    assert batch.shape == (2, 10)
+    torch.testing.assert_close(batch, result.expand(2, 10))
+
+
+@pytest.mark.parametrize(("support_range", "index"), [((0, 10), 3), ((-10, 10), 13)])
+def test_two_hot_of_a_known_scalar(support_range: tuple[int, int], index: int) -> None:
+    """3.7 puts 0.3 on 3 and 0.7 on 4."""
+    weights = scalar_to_support(torch.tensor(3.7), support_range)
+    expected = torch.zeros(support_range[1] - support_range[0] + 1)
+    expected[index], expected[index + 1] = 0.3, 0.7
+    torch.testing.assert_close(weights, expected)
+
+
+def test_two_hot_follows_its_definition() -> None:
+    """Inside, on integers, at both ends and outside of the support."""
+    scalars = torch.tensor([-9.0, -3.0, -2.99, -1.0, -0.5, 0.0, 0.3, 1.999, 2.0, 8.0]).double()
+    weights = scalar_to_support(scalars.view(2, 5), (-3, 2)).view(10, 6)
+    expected = np.stack([slow_two_hot(scalar, -3, 2) for scalar in scalars.tolist()])
+    np.testing.assert_allclose(weights, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_two_hot_of_integers() -> None:
+    """Integer tensors give one-hot rows in floating point."""
+    assert scalar_to_support(torch.tensor([1, 7]), (0, 2)).tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("support_range", [(0, 10), (-300, 300), (-1, 0)])
+def test_two_hot_round_trip(support_range: tuple[int, int]) -> None:
+    """The expected value of the two-hot distribution is the scalar, at most two entries differ."""
+    low, high = support_range
+    scalars = torch.linspace(low, high, 997, dtype=torch.float64)
+    weights = scalar_to_support(scalars, support_range)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(scalars))
+    assert ((weights > 0.0).sum(-1) <= 2).all()
+    recovered = support_to_scalar(weights.log(), support_range)
+    torch.testing.assert_close(recovered, scalars, rtol=1e-9, atol=1e-9)
+
+
+def test_scalars_outside_of_the_support_are_clamped_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The nearest end gets all weight, and nothing is printed."""
+    weights = scalar_to_support(torch.tensor([-5.0, 99.0]), (0, 2))
+    assert weights.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_support_is_checked() -> None:
+    """Logits must count the integers of the support, and the support must not be empty."""
+    with pytest.raises(ShapeError, match=r"logits has shape \[3, 10\], expected \[\.\.\., 11\]"):
+        support_to_scalar(torch.zeros(3, 10), (0, 10))
+    with pytest.raises(ShapeError):
+        support_to_scalar(torch.zeros(()), (0, 10))
+    with pytest.raises(ConfigError, match="low < high"):
+        scalar_to_support(torch.zeros(3), (4, 4))

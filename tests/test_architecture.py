@@ -1,0 +1,334 @@
+"""The house keeps its floors: imports point downward, files and functions stay short.
+
+The table here and the one in docs/architecture.md say the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import maze_train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it along there
+    import tomli as tomllib
+
+PACKAGE = "maze_train"
+ROOT = Path(__file__).parents[1]
+
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "checks", "targets", "seeding", "types", "trees", "events"),
+    ("functional", "spaces"),
+    ("distributions",),
+    ("nets", "data"),
+    ("learner", "envs"),
+    ("rollout", "tracking"),
+    ("training",),
+    ("algorithms",),
+    ("config",),
+    ("runners",),
+    ("cli", "api"),
+)
+"""Rooms by floor, from the ground. A room imports lower floors only."""
+
+ORDERED_FLOOR = FLOORS[0]
+"""Its rooms are single modules, each of which may import those before it."""
+
+ALLOWED_UPWARD = frozenset({("maze_train.config.jobs", "maze_train.runners.factory")})
+"""Module and what it imports. The job that Hydra calls starts a run; the import stands inside its
+function, so that no configuration error waits for PyTorch."""
+
+SHARED_ALGORITHM = "actor_critic"
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+@dataclass
+class Module:
+    """One file of the package and the modules of the package that it imports."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+    imports: set[str] = field(default_factory=set)
+    """Everywhere in the file: also inside functions and for type checkers only."""
+    runtime_imports: set[str] = field(default_factory=set)
+    """What importing the file imports, other packages included."""
+
+    @property
+    def room(self) -> str:
+        """First part of the name below the package; empty for the package itself."""
+        return room_of(self.name)
+
+
+def room_of(name: str) -> str:
+    """The room of a module."""
+    return name.split(".")[1] if "." in name else ""
+
+
+@cache
+def modules() -> dict[str, Module]:
+    """All modules of the package by name."""
+    found: dict[str, Module] = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+    for module in found.values():
+        module.imports = {
+            name for node in ast.walk(module.tree) for name in imported(node, module, found)
+        }
+        module.imports = {name for name in module.imports if name in found} - {module.name}
+        module.runtime_imports = {
+            name
+            for node in runtime_statements(module.tree.body)
+            for name in imported(node, module, found)
+        }
+    return found
+
+
+def imported(node: ast.AST, module: Module, known: Mapping[str, Module]) -> Iterator[str]:
+    """The modules that an import statement names; nothing for other nodes."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{module.path}:{node.lineno}: relative import"
+        base = node.module or ""
+        for alias in node.names:
+            yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base
+
+
+def runtime_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a file is imported, without those for type checkers."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
+            yield from runtime_statements(statement.orelse)
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            for name in ("body", "orelse", "finalbody"):
+                yield from runtime_statements(getattr(statement, name, []))
+
+
+def edges() -> Iterator[tuple[str, str]]:
+    """Every import of one module of the package by another."""
+    for module in modules().values():
+        for target in sorted(module.imports):
+            yield module.name, target
+
+
+def floor_of(room: str) -> int:
+    """Number of the floor that a room is on."""
+    return next(i for i, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def test_every_room_is_in_the_table() -> None:
+    """Table and tree name the same rooms."""
+    listed = {room for rooms in FLOORS for room in rooms}
+    assert {module.room for module in modules().values()} - {""} == listed
+
+
+def test_imports_point_downward() -> None:
+    """No room imports a higher floor, or a neighbour on its own one."""
+    wrong = []
+    for name, target in edges():
+        room, other = room_of(name), room_of(target)
+        if not room or room == other or (name, target) in ALLOWED_UPWARD:
+            continue
+        assert other, f"{name} imports from the package itself: name the module"
+        same_floor = floor_of(room) == floor_of(other)
+        ordered = same_floor and room in ORDERED_FLOOR
+        is_lower = floor_of(other) < floor_of(room)
+        if ordered:
+            is_lower = ORDERED_FLOOR.index(other) < ORDERED_FLOOR.index(room)
+        if not is_lower:
+            wrong.append(f"{name} -> {target}")
+    assert wrong == []
+
+
+def test_no_exception_is_left_over() -> None:
+    """Every import that is allowed to point upward exists, and stands inside a function."""
+    for name, target in ALLOWED_UPWARD:
+        assert target in modules()[name].imports
+        assert target not in modules()[name].runtime_imports
+
+
+def test_algorithms_do_not_import_each_other() -> None:
+    """Algorithms meet in lower floors, or in the base that actor-critics share."""
+    wrong = []
+    for name, target in edges():
+        if room_of(name) != "algorithms" or room_of(target) != "algorithms":
+            continue
+        own, other = name.split(".")[2:3], target.split(".")[2:3]
+        if own != other and other != [SHARED_ALGORITHM]:
+            wrong.append(f"{name} -> {target}")
+    assert wrong == []
+
+
+def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The nodes of one cycle, empty if there is none."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return []
+        for following in sorted(graph.get(node, ())):
+            if cycle := visit(following, [*path, node]):
+                return cycle
+        done.add(node)
+        return []
+
+    for start in sorted(graph):
+        if cycle := visit(start, []):
+            return cycle
+    return []
+
+
+def test_no_cycle_of_modules() -> None:
+    """No module reaches itself through imports, wherever these stand in a file."""
+    graph = {
+        name: {t for t in module.imports if (name, t) not in ALLOWED_UPWARD}
+        for name, module in modules().items()
+    }
+    assert find_cycle(graph) == []
+
+
+def test_no_cycle_of_rooms() -> None:
+    """No room reaches itself through another one."""
+    graph: dict[str, set[str]] = {}
+    for name, target in edges():
+        if (name, target) not in ALLOWED_UPWARD and room_of(name) != room_of(target):
+            graph.setdefault(room_of(name), set()).add(room_of(target))
+    assert find_cycle(graph) == []
+
+
+def test_find_cycle_finds_one() -> None:
+    """The search itself works."""
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_files_are_short() -> None:
+    """No file of more than 400 lines."""
+    lengths = {
+        str(module.path.relative_to(ROOT)): len(module.path.read_text().splitlines())
+        for module in modules().values()
+    }
+    assert {path: n for path, n in lengths.items() if n > MAX_FILE_LINES} == {}
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its signature and docstring."""
+    body = function.body
+    if ast.get_docstring(function) is not None:
+        body = body[1:]
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_functions_are_short() -> None:
+    """No function body of more than 60 lines."""
+    long = [
+        f"{module.name}.{node.name}: {body_lines(node)}"
+        for module in modules().values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and body_lines(node) > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_only_configuration_knows_hydra() -> None:
+    """Hydra and omegaconf are imported in config/ and cli.py, nowhere else."""
+    wrong = [
+        f"{module.name}:{node.lineno}"
+        for module in modules().values()
+        if module.room not in ("config", "cli")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(
+            name.split(".")[0] in ("hydra", "omegaconf")
+            for name in imported(node, module, modules())
+        )
+    ]
+    assert wrong == []
+
+
+def without_torch() -> list[str]:
+    """The modules that must not need PyTorch: configuration, and what runs in worker processes."""
+    return [
+        name
+        for name in modules()
+        if name.endswith(".config")
+        or name.startswith(f"{PACKAGE}.envs")
+        or name in (f"{PACKAGE}.spaces.describe", f"{PACKAGE}.config.loading")
+    ]
+
+
+def path_to(target: str, start: str) -> list[str]:
+    """How importing `start` comes to import the package `target`; empty if it does not."""
+    before: dict[str, str] = {start: ""}
+    queue = [start]
+    for name in queue:
+        # Importing a.b.c runs a and a.b first.
+        parents = {name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)}
+        for following in sorted(modules()[name].runtime_imports | parents):
+            if following.split(".")[0] == target:
+                path = [following]
+                while name:
+                    path.insert(0, name)
+                    name = before[name]
+                return path
+            if following in modules() and following not in before:
+                before[following] = name
+                queue.append(following)
+    return []
+
+
+@pytest.mark.parametrize("name", without_torch())
+def test_configuration_and_environments_do_not_import_torch(name: str) -> None:
+    """A configuration error comes at once, and a worker process stays small."""
+    assert path_to("torch", name) == []
+
+
+@pytest.mark.slow
+def test_loading_a_configuration_does_not_import_torch() -> None:
+    """The same, seen by a fresh interpreter."""
+    code = "import sys, maze_train.config.loading; print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.strip() == "False"
+
+
+def test_packages_of_the_project_file_are_those_of_the_tree() -> None:
+    """A package that pyproject.toml does not list would be missing from the wheel."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = project["tool"]["setuptools"]["packages"]
+    tree = {name for name, module in modules().items() if module.path.name == "__init__.py"}
+    assert sorted(listed) == sorted({*tree, f"{PACKAGE}.conf"})
+
+
+@pytest.mark.parametrize("name", sorted(maze_train.__all__))
+def test_exported_names_resolve(name: str) -> None:
+    """Every public name can be imported from the package."""
+    assert getattr(maze_train, name) is not None
+
+
+def test_each_exported_name_has_one_home() -> None:
+    """No name is exported from two modules, and every home exists."""
+    names = [name for exported in maze_train._EXPORTS.values() for name in exported]
+    assert sorted(names) == sorted(set(names))
+    assert set(maze_train._EXPORTS) <= set(modules())

@@ -1,0 +1,388 @@
+"""The command `maze-run`, with a runner that trains nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+from maze_train.cli import main
+from maze_train.errors import ConfigError, SpaceError, TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from maze_train.config.train_config import TrainConfig
+
+PPO = ("algorithm=ppo", "env=CartPole-v1")
+OWN_ALGORITHM = """
+from dataclasses import dataclass
+from typing import ClassVar
+from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+
+@dataclass(kw_only=True)
+class MyConfig(PPOAlgorithmConfig):
+    '''An algorithm of one's own.'''
+    name: ClassVar[str] = "mine"
+    bonus: float = 0.5
+"""
+
+
+class CommandLine:
+    """`maze-run` in an empty directory, with a runner that only remembers its configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.configs: list[TrainConfig] = []
+        self.train: Callable[[TrainConfig], float | None] = lambda config: 1.0
+
+    def __call__(self, *argv: str) -> int:
+        """The exit code for these arguments."""
+        return main(argv)
+
+    def build_runner(self, config: TrainConfig) -> SimpleNamespace:
+        """What takes the place of the factory of runners."""
+        self.configs.append(config)
+        return SimpleNamespace(run=lambda: SimpleNamespace(best_metric=self.train(config)))
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file below the working directory."""
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text(text)
+
+    def files(self) -> list[str]:
+        """Everything below the working directory."""
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+
+
+@pytest.fixture
+def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """The command line in an empty directory."""
+    command_line = CommandLine(tmp_path)
+    factory = ModuleType("maze_train.runners.factory")
+    factory.build_runner = command_line.build_runner  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maze_train.runners.factory", factory)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    return command_line
+
+
+def raises(error: BaseException) -> Callable[[TrainConfig], float]:
+    """A training that fails."""
+
+    def train(config: TrainConfig) -> float:
+        raise error
+
+    return train
+
+
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_a_choice_may_have_a_plus(maze_run: CommandLine, plus: str) -> None:
+    """`algorithm=ppo` and `+algorithm=ppo` mean the same; so do single values."""
+    code = maze_run(f"{plus}algorithm=ppo", f"{plus}env=CartPole-v1", f"{plus}algorithm.lr=1e-3")
+    assert code == 0
+    assert maze_run.configs[0].algorithm == PPOAlgorithmConfig(lr=1e-3)
+    assert maze_run.configs[0].env.id == "CartPole-v1"
+    assert maze_run.files() == []
+
+
+def test_numbers_may_be_spelled_as_people_write_them(maze_run: CommandLine) -> None:
+    """1e6 and 20_000 are integers."""
+    assert maze_run(*PPO, "total_steps=1e6", "algorithm.n_epochs=20_000") == 0
+    config = maze_run.configs[0]
+    assert (config.total_steps, config.algorithm.n_epochs) == (1_000_000, 20_000)
+
+
+def test_a_preset_is_chosen_by_name(maze_run: CommandLine) -> None:
+    """A preset chooses algorithm and environment; what is given beside it wins."""
+    assert maze_run("+experiment=ppo/CartPole-v1", "algorithm.gamma=0.9") == 0
+    algorithm = maze_run.configs[0].algorithm
+    assert isinstance(algorithm, PPOAlgorithmConfig)
+    assert (algorithm.name, algorithm.gamma) == ("ppo", 0.9)
+    assert maze_run.configs[0].env.id == "CartPole-v1"
+
+
+def test_an_own_environment_needs_no_id(maze_run: CommandLine) -> None:
+    """`env._target_` names a class or a factory, with or without arguments."""
+    assert maze_run("algorithm=a2c", "env._target_=my.Env", "env.kwargs.size=3") == 0
+    env = maze_run.configs[0].env
+    assert (env.id, env.target, env.kwargs) == (None, "my.Env", {"size": 3})
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "algorithm: choose one: algorithm=<name>\n  a2c  Advantage actor-critic"),
+        (("algorithm=ppo",), "env: choose one: env=<registered id> or env._target_="),
+        (("algorithm=pp0",), "algorithm = 'pp0': no such option; did you mean ppo? available:\n"),
+        (("algorithm={lr: 1}",), "algorithm: choose one"),
+        (("runner=locl",), "runner = 'locl': no such option; did you mean local?"),
+        (("experiment=ppo/Cartpole-v1",), "did you mean ppo/CartPole-v1?"),
+        (("algorithm=ppo", "env=CartPole-v7"), "no such environment; did you mean CartPole-v1"),
+        (("algorithm=ppo", "env=CratPole-v1"), "no such environment; did you mean CartPole-v1"),
+        (("algorithm=ppo", "env=no_module:X-v0"), "importing no_module failed"),
+        (
+            (*PPO, "algorithm.lrr=1"),
+            "algorithm.lrr = 1: unknown; did you mean algorithm.lr? allowed",
+        ),
+        ((*PPO, "+algorithm.lrr=1"), "algorithm.lrr = 1: unknown; did you mean algorithm.lr?"),
+        ((*PPO, "algoritm=a2c"), "algoritm = 'a2c': unknown; did you mean algorithm? allowed: env"),
+        ((*PPO, "totl_steps=5"), "totl_steps = 5: unknown; did you mean total_steps?"),
+        ((*PPO, "algorithm.lr=abc"), "algorithm.lr = 'abc': expected a number or a mapping"),
+        ((*PPO, "algorithm.gamma=2"), "algorithm.gamma = 2.0: expected a number in [0, 1]"),
+        ((*PPO, "total_steps=1.5"), "total_steps = 1.5: expected an integer"),
+        (
+            (*PPO, "algorithm.batch_size=9999"),
+            "algorithm.batch_size = 9999: larger than the rollout",
+        ),
+        ((*PPO, "seed=0,1"), "seed=0,1: a value with commas: add -m"),
+        ((*PPO, "algorithm.lr=[1"), "algorithm.lr=[1: can not be read"),
+        ((*PPO, "seed=${nothing}"), "seed: Interpolation key 'nothing' not found"),
+        ((*PPO, "seed=???"), "Missing mandatory value: seed"),
+        ((*PPO, "~nothing"), "Could not delete from config. 'nothing' does not exist"),
+        ((*PPO, "hydra.nothing=1"), "Could not override 'hydra.nothing': Key 'nothing' not in"),
+        ((*PPO, "hydra/launcher=no"), "hydra/launcher = 'no': no such option; available: basic"),
+        (("CartPole-v1",), "CartPole-v1: expected key=value, such as env=CartPole-v1"),
+        (("-cn", "nothing"), "-cn = 'nothing': there is no nothing.yaml in "),
+        (("--config-dir", "nowhere"), "Additional config directory"),
+    ],
+)
+def test_a_configuration_error_is_one_message(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
+) -> None:
+    """Exit code 2, one message with key, value and remedy, nothing trained, nothing created."""
+    assert maze_run(*argv) == 2
+    output = capfd.readouterr()
+    assert message in output.err
+    assert output.err.startswith("maze-run: error: ")
+    assert output.err.count("maze-run:") == 1
+    assert "Traceback" not in output.err
+    assert output.out == ""
+    assert maze_run.configs == []
+    assert maze_run.files() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message", "has_traceback"),
+    [
+        (ConfigError("env.id", "wrong", "X"), 2, "maze-run: error: env.id = 'X': wrong\n", False),
+        (SpaceError("a Text space"), 2, "maze-run: error: a Text space\n", False),
+        (TrainingError("the loss is nan"), 1, "maze-run: error: the loss is nan\n", False),
+        (ValueError("a bug"), 1, "maze-run: error: ValueError: a bug\n", True),
+        (KeyboardInterrupt(), 130, "maze-run: interrupted\n", False),
+        (SystemExit(3), 3, "", False),
+    ],
+)
+def test_the_exit_code_tells_what_happened(
+    maze_run: CommandLine,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
+    has_traceback: bool,
+) -> None:
+    """Expected failures are told in one message, surprises with their traceback."""
+    maze_run.train = raises(error)
+    assert maze_run(*PPO) == code
+    text = capfd.readouterr().err
+    assert text.endswith(message)
+    assert ("Traceback" in text) is has_traceback
+
+
+def test_the_traceback_is_shown_on_demand(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HYDRA_FULL_ERROR=1 adds the traceback to the message, and is as before afterwards."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert maze_run(*PPO, "total_steps=x") == 2
+    text = capfd.readouterr().err
+    assert "Traceback" in text
+    assert text.endswith("total_steps = 'x': expected an integer\n")
+
+
+def test_a_missing_metric_is_no_failure(maze_run: CommandLine) -> None:
+    """A run without evaluation has no best metric."""
+    maze_run.train = lambda config: None
+    assert maze_run(*PPO) == 0
+
+
+def test_a_sweep_runs_every_combination(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each job has a numbered directory below that of the sweep, which is named by its time."""
+    assert maze_run("-m", "+algorithm=a2c,ppo", "env=CartPole-v1", "seed=0,1") == 0
+    chosen = [(config.algorithm.name, config.seed) for config in maze_run.configs]
+    assert chosen == [("a2c", 0), ("a2c", 1), ("ppo", 0), ("ppo", 1)]
+    folders = [str(config.run_dir) for config in maze_run.configs]
+    assert [folder.rpartition("/")[2] for folder in folders] == ["0", "1", "2", "3"]
+    pattern = (
+        rf"{re.escape(str(maze_run.folder))}/outputs/sweeps/\d{{4}}-\d\d-\d\d_\d\d-\d\d-\d\d/0"
+    )
+    assert re.fullmatch(pattern, folders[0])
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[1] == "maze-run: job 1: algorithm=a2c env=CartPole-v1 seed=1"
+
+
+def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
+    """`run_dir` and `hydra.sweep.dir` are the user's to choose."""
+    assert maze_run("-m", *PPO, "seed=0,1", "run_dir=a,b", "hydra.sweep.dir=s") == 0
+    assert [config.run_dir for config in maze_run.configs] == ["a", "b", "a", "b"]
+    assert "s/multirun.yaml" in maze_run.files()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2)]
+)
+def test_a_failed_job_stops_no_other(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    """It is reported at once with its number and overrides; the end counts the failures."""
+
+    def train(config: TrainConfig) -> float:
+        if config.seed == 1:
+            raise error
+        return 1.0
+
+    maze_run.train = train
+    assert maze_run("-m", *PPO, "seed=0,1,2", "hydra.sweep.dir=s") == code
+    assert [config.seed for config in maze_run.configs] == [0, 1, 2]
+    text = capfd.readouterr().err
+    assert "maze-run: error: job 1 (algorithm=ppo env=CartPole-v1 seed=1): " in text
+    assert text.endswith("maze-run: 1 of 3 jobs failed\n")
+    assert maze_run.files() == ["s", "s/0", "s/2", "s/multirun.yaml"]
+
+
+def test_batches_of_a_sweep_go_on_after_a_failure(maze_run: CommandLine) -> None:
+    """A failure in the first batch does not keep the second from running."""
+    maze_run.train = raises(ValueError("a bug"))
+    assert maze_run("-m", *PPO, "seed=0,1", "hydra.sweeper.max_batch_size=1") == 1
+    assert [config.seed for config in maze_run.configs] == [0, 1]
+
+
+def test_an_interrupt_ends_a_sweep(maze_run: CommandLine) -> None:
+    """No further job starts."""
+    maze_run.train = raises(KeyboardInterrupt())
+    assert maze_run("-m", *PPO, "seed=0,1") == 130
+    assert len(maze_run.configs) == 1
+
+
+@pytest.mark.parametrize("how", [("--config-dir", "own"), ("hydra.searchpath=[own]",)])
+def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ...]) -> None:
+    """An algorithm class, an environment and networks of one's own need no registration."""
+    maze_run.write("my_package_of_algorithms.py", OWN_ALGORITHM)
+    target = "my_package_of_algorithms.MyConfig"
+    maze_run.write("own/algorithm/mine.yaml", f"_target_: {target}\nbonus: 2\n")
+    maze_run.write("own/env/CartPole-v1.yaml", "defaults: [Acrobot-v1, _self_]\nkwargs: {a: 1}\n")
+    maze_run.write("own/model/wide.yaml", "hidden_sizes: [9]\n")
+    choice = ("+algorithm=mine", "env=CartPole-v1", "model=wide", "algorithm.bonus=3")
+    assert maze_run(*how, *choice) == 0
+    config = maze_run.configs[0]
+    assert type(config.algorithm).__name__ == "MyConfig"
+    assert vars(config.algorithm)["bonus"] == 3.0
+    assert (config.env.id, config.env.kwargs) == ("Acrobot-v1", {"a": 1})
+    assert config.model.hidden_sizes == [9]
+
+
+def test_files_of_the_user_are_named_in_messages(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelled option of one's own is answered with the nearest one; so is a broken file."""
+    maze_run.write("own/algorithm/mine.yaml", "defaults: [ppo, _self_]\n")
+    maze_run.write("own/algorithm/broken.yaml", "a: [1\n")
+    maze_run.write("own/env/labyrinth.yaml", "_target_: my.Env\n")
+    own = ("--config-dir", "own")
+    assert maze_run(*own, "algorithm=mien") == 2
+    assert "did you mean mine?" in capfd.readouterr().err
+    assert maze_run(*own, "algorithm=ppo", "env=labirynth") == 2
+    assert "did you mean labyrinth" in capfd.readouterr().err
+    assert maze_run(*own, "algorithm=broken") == 2
+    assert "broken.yaml" in capfd.readouterr().err
+    assert maze_run("--help", *own) == 0
+    assert "algorithm=mine" in capfd.readouterr().out
+
+
+def test_a_primary_config_and_groups_of_the_user(maze_run: CommandLine) -> None:
+    """A user's primary config extends ours and may have groups of its own."""
+    maze_run.write("own/mine.yaml", "defaults: [train, {task: easy}, _self_]\nseed: 7\n")
+    for name, seed in (("easy", 1), ("hard", 2)):
+        maze_run.write(f"own/task/{name}.yaml", f"# @package _global_\ntotal_steps: {seed}\n")
+    assert maze_run("--config-dir", "own", "-cn", "mine", *PPO, "task=hard") == 0
+    assert (maze_run.configs[0].seed, maze_run.configs[0].total_steps) == (7, 2)
+
+
+def test_the_file_of_a_run_repeats_it(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A saved configuration is a primary config; values can be changed, choices not."""
+    from omegaconf import OmegaConf
+
+    from maze_train.config.loading import config_to_dict
+
+    assert maze_run(*PPO, "seed=3", "algorithm.lr={start: 1e-5, end: 0}") == 0
+    text = OmegaConf.to_yaml(OmegaConf.create(config_to_dict(maze_run.configs[0])))
+    maze_run.write("run/config.yaml", text)
+    again = ("--config-dir", "run", "-cn", "config")
+    assert maze_run(*again) == 0
+    assert maze_run.configs[1] == maze_run.configs[0]
+    assert maze_run(*again, "seed=4") == 0
+    assert maze_run.configs[2].seed == 4
+    assert maze_run(*again, "runner=local") == 2
+    assert "runner: the primary config (-cn) has no choice" in capfd.readouterr().err
+    assert maze_run.files() == ["run", "run/config.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("maze-run env=CartP", "env=CartPole-v0 env=CartPole-v1"),
+        ("maze-run +algorithm=ppo seed=1 env=LunarLander-", "env=LunarLander-v3"),
+        ("maze-run +algorithm=p", "+algorithm=ppo"),
+        ("maze-run experiment=ppo/CartPole", "experiment=ppo/CartPole-v1"),
+        ("maze-run algorithm=ppo algorithm.gae_", "algorithm.gae_lambda="),
+        ("maze-run runner=lo", "runner=local"),
+    ],
+)
+def test_the_shell_completes_choices_and_keys(
+    maze_run: CommandLine,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    completed: str,
+) -> None:
+    """What the installed completion function asks for is answered."""
+    monkeypatch.setenv("COMP_LINE", line)
+    assert maze_run("-sc", "query=bash") == 0
+    words = capfd.readouterr().out.split()
+    assert set(completed.split()) & set(words)
+    assert all(word.startswith(line.split(" ")[-1]) for word in words)
+
+
+def test_the_completion_can_be_installed(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The script completes the command by its name."""
+    assert maze_run("-sc", "install=bash") == 0
+    assert capfd.readouterr().out.strip().endswith("-F hydra_bash_completion maze-run")
+
+
+def test_the_configuration_can_be_printed(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`--cfg job` shows every setting and runs nothing."""
+    assert maze_run("--cfg", "job", *PPO) == 0
+    assert "gae_lambda: 0.95" in capfd.readouterr().out
+    assert maze_run.configs == []
+
+
+def test_wrong_options_of_the_command_are_refused(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An option without its value is an error of usage."""
+    assert maze_run("--cfg") == 2
+    assert "maze-run: error: " in capfd.readouterr().err

@@ -1,0 +1,297 @@
+"""Events and the statistics collected under them."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from maze_train import Event, EventInterface, Statistics
+from maze_train.errors import ShapeError
+
+
+class LossEvents(EventInterface, prefix="train"):
+    loss = Event("Loss.")
+    steps = Event("Steps.", reduce="sum")
+    highest = Event("Largest.", reduce="max")
+    lowest = Event("Smallest.", reduce="min")
+    rate = Event("Learning rate.", reduce="last")
+
+
+class MoreEvents(LossEvents):
+    entropy = Event("Entropy in nats.")
+
+
+ALL = (
+    LossEvents.loss,
+    LossEvents.steps,
+    LossEvents.highest,
+    LossEvents.lowest,
+    LossEvents.rate,
+)
+
+
+def test_an_event_knows_its_name_tag_and_reduction() -> None:
+    """Name and tag come from the class that declares the event."""
+    assert LossEvents.loss.name == "loss"
+    assert LossEvents.loss.tag == "train/loss"
+    assert LossEvents.loss.reduce == "mean"
+    assert LossEvents.highest.doc == "Largest."
+
+
+def test_events_lists_inherited_ones_first() -> None:
+    """A subclass has the events of its base under their tags, then its own."""
+    tags = [event.tag for event in MoreEvents.events()]
+    expected = ["loss", "steps", "highest", "lowest", "rate", "entropy"]
+    assert tags == [f"train/{name}" for name in expected]
+
+
+def test_a_subclass_may_change_the_prefix_of_its_own_events() -> None:
+    """Inherited events keep the tag under which they were declared."""
+
+    class EvalEvents(LossEvents, prefix="eval"):
+        success = Event("Share of successful episodes, in [0, 1].")
+
+    assert EvalEvents.success.tag == "eval/success"
+    assert EvalEvents.loss.tag == "train/loss"
+
+
+def test_an_event_is_frozen_and_checks_its_reduction() -> None:
+    """A wrong reduction and a later change are refused."""
+    with pytest.raises(ValueError, match="median"):
+        Event("x", reduce="median")  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        LossEvents.loss.reduce = "sum"  # type: ignore[misc]
+    assert LossEvents.loss.reduce == "mean"
+
+
+def test_an_interface_needs_a_prefix_and_events_of_its_own() -> None:
+    """A missing prefix and a shared event are errors when the class is made."""
+    with pytest.raises(TypeError, match="give a prefix"):
+        type("NoPrefix", (EventInterface,), {})
+    with pytest.raises(TypeError, match="train/"):
+        type("Sharing", (EventInterface,), {"again": LossEvents.loss}, prefix="x")
+    assert LossEvents.loss.tag == "train/loss"
+
+
+def test_each_reduction_gives_its_number() -> None:
+    """Mean, sum, max, min and last of the same values."""
+    statistics = Statistics()
+    for value in (3.0, -1.0, 5.0, 2.0):
+        for event in ALL:
+            statistics.record(event, value)
+    assert statistics.reduce() == {
+        "train/loss": 2.25,
+        "train/steps": 9.0,
+        "train/highest": 5.0,
+        "train/lowest": -1.0,
+        "train/rate": 2.0,
+    }
+
+
+def test_the_mean_is_weighted() -> None:
+    """Weights count samples; a value with weight 0 counts nowhere, even if it is NaN."""
+    statistics = Statistics()
+    statistics.record(LossEvents.loss, 1.0, weight=3)
+    statistics.record(LossEvents.loss, 5.0, weight=1)
+    statistics.record(LossEvents.loss, math.nan, weight=0)
+    statistics.record(LossEvents.highest, 9.0, weight=0)
+    assert statistics.reduce() == {"train/loss": 2.0}
+
+
+def test_a_negative_weight_is_refused() -> None:
+    """A weight below 0 is an error that names the event."""
+    statistics = Statistics()
+    statistics.record(LossEvents.loss, 1.0, weight=-1)
+    with pytest.raises(ValueError, match="train/loss"):
+        statistics.reduce()
+
+
+@pytest.mark.parametrize("event", [e for e in ALL if e.reduce != "last"], ids=lambda e: e.name)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_nan_is_not_hidden(event: Event, place: int) -> None:
+    """One NaN shows in every reduction over the epoch, wherever it came."""
+    values = [1.0, 2.0, 3.0]
+    values[place] = math.nan
+    statistics = Statistics()
+    statistics.record_many(event, values)
+    assert math.isnan(statistics.reduce()[event.tag])
+
+
+def test_an_event_without_values_is_absent() -> None:
+    """Neither an unused event nor one that was cleared appears."""
+    statistics = Statistics()
+    assert statistics.reduce() == {}
+    statistics.record(LossEvents.loss, 1.0)
+    statistics.reduce()
+    statistics.clear()
+    statistics.record_many(LossEvents.loss, [])
+    assert statistics.reduce() == {}
+
+
+def test_reduce_keeps_the_values() -> None:
+    """Only `clear` forgets."""
+    statistics = Statistics()
+    statistics.record(LossEvents.loss, 1.0)
+    assert statistics.reduce() == statistics.reduce() == {"train/loss": 1.0}
+    statistics.record(LossEvents.loss, 2.0)
+    assert statistics.reduce() == {"train/loss": 1.5}
+
+
+def test_tensors_are_kept_without_their_graph() -> None:
+    """A loss can be recorded as it is, and the graph behind it is released."""
+    weight = torch.nn.Parameter(torch.tensor(2.0))
+    loss = weight * 3.0
+    statistics = Statistics()
+    statistics.record(LossEvents.loss, loss)
+    held = [value for _, value, _ in statistics._pending]
+    assert all(isinstance(v, torch.Tensor) and not v.requires_grad for v in held)
+    assert statistics.reduce() == {"train/loss": 6.0}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
+)
+def test_tensors_of_every_type_mix_with_numbers(dtype: torch.dtype) -> None:
+    """Tensors of different types and plain numbers go into one statistic, in order."""
+    statistics = Statistics()
+    statistics.record(LossEvents.rate, torch.tensor([[1]], dtype=dtype))
+    statistics.record(LossEvents.steps, torch.tensor(1, dtype=dtype))
+    statistics.record(LossEvents.steps, 2)
+    statistics.record(LossEvents.steps, np.float32(0.5))
+    assert statistics.reduce() == {"train/rate": 1.0, "train/steps": 3.5}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_on_the_gpu_are_read_in_order() -> None:
+    """Values on the GPU and on the host of one event keep their order."""
+    statistics = Statistics()
+    statistics.record(LossEvents.rate, torch.tensor(1.0, device="cuda"))
+    statistics.record(LossEvents.rate, torch.tensor(2.0))
+    statistics.record(LossEvents.steps, torch.tensor(4, device="cuda"))
+    statistics.record(LossEvents.rate, torch.tensor(3.0, device="cuda"))
+    assert statistics.reduce() == {"train/rate": 3.0, "train/steps": 4.0}
+
+
+def test_a_tensor_with_several_elements_is_refused() -> None:
+    """The error names the event and the shape."""
+    statistics = Statistics()
+    statistics.record(LossEvents.loss, torch.zeros(3))
+    with pytest.raises(ShapeError, match=r"train/loss.*\[3\]"):
+        statistics.reduce()
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_record_many_takes_lists_arrays_and_tensors(kind: type) -> None:
+    """Every element counts once."""
+    statistics = Statistics()
+    for event in ALL:
+        statistics.record_many(event, kind([4.0, 2.0, 3.0]))
+    assert list(statistics.reduce().values()) == [3.0, 9.0, 4.0, 2.0, 3.0]
+
+
+def test_record_many_copies_its_tensor() -> None:
+    """A buffer may be written again after its numbers were recorded."""
+    buffer = torch.ones(3)
+    statistics = Statistics()
+    statistics.record_many(LossEvents.steps, buffer)
+    buffer.zero_()
+    assert statistics.reduce() == {"train/steps": 3.0}
+
+
+@pytest.mark.parametrize("sizes", [(5, 1), (1, 7, 0, 3), (0, 2)])
+def test_merging_is_exact(sizes: tuple[int, ...]) -> None:
+    """Statistics of shards of any size, empty ones too, give those of all the values."""
+    rng = np.random.default_rng(3)
+    shards = [(rng.normal(size=n), rng.integers(1, 9, size=n)) for n in sizes]
+    merged = Statistics()
+    for values, weights in shards:
+        part = Statistics()
+        for value, weight in zip(values, weights, strict=True):
+            for event in ALL:
+                part.record(event, float(value), float(weight))
+        merged.merge(part)
+    values = np.concatenate([v for v, _ in shards])
+    weights = np.concatenate([w for _, w in shards])
+    expected = [
+        np.average(values, weights=weights),
+        values.sum(),
+        values.max(),
+        values.min(),
+        values[-1],
+    ]
+    assert list(merged.reduce().values()) == pytest.approx(expected, rel=1e-14, abs=1e-14)
+
+
+def test_merging_leaves_the_other_as_it_was() -> None:
+    """The other statistics can still be read and merged elsewhere."""
+    ours, theirs = Statistics(), Statistics()
+    ours.record(LossEvents.loss, 1.0)
+    theirs.record(LossEvents.loss, 3.0)
+    ours.merge(theirs)
+    ours.record(LossEvents.loss, 5.0)
+    assert theirs.reduce() == {"train/loss": 3.0}
+    assert ours.reduce() == {"train/loss": 3.0}
+
+
+def test_one_tag_with_two_reductions_is_refused() -> None:
+    """Two interfaces may share a tag only if they mean the same."""
+
+    class Other(EventInterface, prefix="train"):
+        loss = Event("Loss.", reduce="sum")
+
+    statistics = Statistics()
+    statistics.record(LossEvents.loss, 1.0)
+    statistics.record(Other.loss, 1.0)
+    with pytest.raises(ValueError, match="train/loss"):
+        statistics.reduce()
+
+
+def test_statistics_travel_between_processes() -> None:
+    """A pickled copy holds plain numbers and merges under the same tags."""
+    statistics = Statistics()
+    statistics.record(LossEvents.loss, torch.tensor(1.0), weight=3)
+    copy = pickle.loads(pickle.dumps(statistics))
+    copy.record(LossEvents.loss, 5.0)
+    statistics.merge(copy)
+    assert copy.reduce() == {"train/loss": 2.0}
+    assert statistics.reduce() == {"train/loss": pytest.approx(11 / 7)}
+
+
+def test_state_continues_an_epoch() -> None:
+    """Statistics restored in the middle of an epoch end with the same numbers."""
+    whole, first, second = Statistics(), Statistics(), Statistics()
+    for event in ALL:
+        first.record_many(event, [1.0, 4.0])
+    second.load_state_dict(first.state_dict())
+    for event in ALL:
+        second.record_many(event, [2.0])
+        whole.record_many(event, [1.0, 4.0, 2.0])
+    assert second.reduce() == whole.reduce()
+
+
+def test_long_epochs_use_bounded_memory() -> None:
+    """Values are summed up once many have come, and the result is that of all."""
+    statistics = Statistics()
+    for _ in range(70_000):
+        statistics.record(LossEvents.steps, 1.0)
+    assert len(statistics._pending) < 65_536
+    assert statistics.reduce() == {"train/steps": 70_000.0}
+
+
+def test_recording_is_cheap() -> None:
+    """A record costs far less than the smallest operation of a hot loop (a loose bound)."""
+    statistics = Statistics()
+    value = torch.tensor(1.0)
+    costs = []
+    for _ in range(5):
+        statistics.clear()
+        start = time.perf_counter()
+        for _ in range(10_000):
+            statistics.record(LossEvents.loss, value)
+        costs.append((time.perf_counter() - start) / 10_000)
+    assert min(costs) < 5e-6

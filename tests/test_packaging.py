@@ -1,0 +1,111 @@
+"""What `pip install .` installs works from any directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("maze_train", "conf", "pyproject.toml", "README.md", "LICENSE")
+TIMEOUT_S = 180
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The package as pip installs it, in a folder of its own."""
+
+    target: Path
+
+    def python(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run a fresh interpreter that finds the installed package before any other."""
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(self.target)},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+
+    def maze_run(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run the installed command."""
+        return self.python(str(self.target / "bin" / "maze-run"), *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """The working tree, copied (a build writes beside the sources) and installed."""
+    pytest.importorskip("setuptools", "77")
+    sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("target")
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, sources / name, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, sources)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation"]
+    result = subprocess.run(
+        [*pip, "--no-index", "--target", str(target), str(sources)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert result.returncode == 0, result.stderr
+    return Installation(target)
+
+
+def test_the_installed_package_is_the_one_that_is_tested(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """The fixture does not fall back on the working tree."""
+    code = "import maze_train; print(maze_train.__file__)"
+    result = installation.python("-c", code, cwd=tmp_path)
+    assert result.stdout.startswith(str(installation.target)), result.stderr
+
+
+def test_configuration_and_type_marker_are_shipped(installation: Installation) -> None:
+    """Every YAML file of conf/ and py.typed are installed, tests and benchmarks are not."""
+    package = installation.target / "maze_train"
+    shipped = {str(path.relative_to(package / "conf")) for path in package.rglob("conf/**/*.yaml")}
+    assert shipped == {str(p.relative_to(ROOT / "conf")) for p in (ROOT / "conf").rglob("*.yaml")}
+    assert (package / "py.typed").is_file()
+    roots = {path.name for path in installation.target.iterdir()}
+    assert roots.isdisjoint({"tests", "benchmarks", "conf"})
+
+
+def test_every_module_is_shipped(installation: Installation) -> None:
+    """No sub-package was forgotten."""
+    shipped = {
+        str(path.relative_to(installation.target))
+        for path in (installation.target / "maze_train").rglob("*.py")
+    }
+    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "maze_train").rglob("*.py")}
+    assert shipped - {"maze_train/conf/__init__.py"} == expected
+
+
+def test_help_works_from_an_empty_directory(installation: Installation, tmp_path: Path) -> None:
+    """The help lists the algorithms, which it reads from the shipped configuration."""
+    result = installation.maze_run("--help", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "algorithm=ppo" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_works_from_an_empty_directory(installation: Installation, tmp_path: Path) -> None:
+    """One short iteration of everything, into outputs/ below the working directory."""
+    result = installation.maze_run(
+        "+algorithm=ppo", "env=CartPole-v1", "runner.fast_dev_run=true", cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    (run_dir,) = (tmp_path / "outputs" / "CartPole-v1-ppo-dev").iterdir()
+    names = {path.name for path in run_dir.iterdir()}
+    assert {"config.yaml", "metrics.csv", "summary.json", "best"} <= names

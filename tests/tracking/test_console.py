@@ -1,0 +1,212 @@
+"""What people see of a run."""
+
+from __future__ import annotations
+
+import math
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from maze_train import ConsoleWriter, RunInfo
+from maze_train.errors import ConfigError
+
+RUN = RunInfo(title="PPO on [CartPole]", total_env_steps=100_000, n_epochs=50)
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_row(epoch: int, **returns: float) -> dict[str, float]:
+    """A row of metrics with 2,000 environment steps per epoch."""
+    row: dict[str, float] = {"epoch": epoch, "updates": epoch, "env_steps": 2000 * epoch}
+    return {**row, **{f"{name}/episode_return_mean": value for name, value in returns.items()}}
+
+
+def make_console(*, is_terminal: bool = False, width: int = 80) -> Console:
+    """A console that keeps what is printed."""
+    return Console(file=StringIO(), force_terminal=is_terminal, width=width, legacy_windows=False)
+
+
+def output(console: Console) -> str:
+    """What was printed."""
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_lines_come_once_per_interval_and_at_the_end() -> None:
+    """At most one line per second, the last epoch in any case, the best evaluation kept."""
+    clock, console = Clock(), make_console()
+    writer = ConsoleWriter(console=console, clock=clock)
+    writer.start(RUN)
+    for epoch in range(1, 6):
+        clock.now += 0.4
+        writer.write(make_row(epoch, train=10.0 * epoch, eval=100.0 - epoch))
+    writer.close()
+    assert output(console).splitlines() == [
+        "PPO on [CartPole]",
+        "epoch  1/50     2k/100k steps     5k/s  eta 0:00:20  train 10.00  eval 99.00  best 99.00",
+        "epoch  4/50     8k/100k steps     5k/s  eta 0:00:18  train 40.00  eval 96.00  best 99.00",
+        "epoch  5/50    10k/100k steps     5k/s  eta 0:00:18  train 50.00  eval 95.00  best 99.00",
+    ]
+
+
+def test_without_a_limit_there_is_no_eta() -> None:
+    """A run without limits shows no invented end, and a return that is NaN is left out."""
+    clock, console = Clock(), make_console()
+    writer = ConsoleWriter(console=console, clock=clock, line_interval_s=0)
+    writer.start(RunInfo())
+    clock.now += 1
+    writer.write(make_row(3, train=math.nan))
+    writer.close()
+    assert output(console) == "epoch   3     6k steps     6k/s\n"
+
+
+def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
+    """Steps made before the checkpoint are neither speed nor progress of this process."""
+    clock, console = Clock(), make_console()
+    past = tuple(make_row(epoch, eval=float(epoch)) for epoch in range(1, 26))
+    writer = ConsoleWriter(console=console, clock=clock)
+    writer.start(RunInfo(total_env_steps=100_000, past_rows=past))
+    clock.now += 10
+    writer.write(make_row(26))
+    assert "200/s  eta 0:04:00  eval 25.00  best 25.00" in output(console)
+
+
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither title nor rows nor summary."""
+    writer = ConsoleWriter("quiet")
+    writer.start(RUN)
+    writer.advance(0.5, 10)
+    writer.write(make_row(1))
+    writer.finish({"stop_reason": "done"})
+    writer.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_default_prints_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Standard output that is not a terminal gets plain lines without control codes."""
+    writer = ConsoleWriter()
+    writer.start(RUN)
+    writer.advance(0.5, 10)
+    writer.write(make_row(1, train=5.0))
+    writer.close()
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[1].startswith("epoch  1/50     2k/100k steps")
+    assert "\x1b" not in printed
+
+
+def test_the_summary_is_aligned_and_says_what_happened() -> None:
+    """Numbers of the summary win; the others come from the rows and the clock."""
+    clock, console = Clock(), make_console()
+    writer = ConsoleWriter(console=console, clock=clock, line_interval_s=0)
+    writer.start(RunInfo(run_dir=Path("runs/" + "x" * 100)))
+    clock.now += 65
+    writer.write({**make_row(49, eval=480.0), "eval/episode_return_std": 12.3})
+    writer.write({**make_row(50, eval=470.0), "eval/episode_return_std": 9.0})
+    writer.finish({"stop_reason": "total_steps reached", "best_epoch": 1234})
+    assert output(console).splitlines()[2:] == [
+        "",
+        "  stopped            total_steps reached",
+        "  epochs             50",
+        "  environment steps  100,000",
+        "  wall time          0:01:05",
+        "  speed              1.5k steps/s",
+        "  best return        480.0 at epoch 1,234",
+        "  final evaluation   470.0 ± 9.00",
+        "  run directory      runs/" + "x" * 100,
+    ]
+
+
+def test_the_summary_of_a_run_without_epochs() -> None:
+    """Nothing is invented for a run that ended before its first epoch."""
+    clock, console = Clock(), make_console()
+    writer = ConsoleWriter(console=console, clock=clock)
+    writer.start(RunInfo())
+    writer.finish({"stop_reason": "interrupted", "best_return": None, "final_return": None})
+    assert output(console).splitlines() == [
+        "",
+        "  stopped            interrupted",
+        "  epochs             0",
+        "  environment steps  0",
+        "  wall time          0:00:00",
+        "  speed              - steps/s",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_bar_fits_its_terminal(width: int) -> None:
+    """One line at every width; the least important numbers give way."""
+    clock, console = Clock(), make_console(is_terminal=True, width=width)
+    writer = ConsoleWriter("bar", console=console, clock=clock)
+    writer.start(RUN)
+    clock.now += 10
+    writer.write(make_row(10, train=123.4, eval=234.5))
+    plain = Console(file=StringIO(), width=width)
+    assert writer._bar is not None
+    plain.print(writer._bar.get_renderable())
+    writer.close()
+    (line,) = output(plain).splitlines()
+    assert line.startswith("epoch 10/50 ")
+    assert "20k/100k" in line
+    assert ("2k/s" in line) == (width == 120)
+    assert ("train 123.4" in line) == (width >= 80)
+
+
+def test_the_bar_moves_within_an_epoch_but_not_too_often() -> None:
+    """`advance` shows steps between epochs, at most a few times a second."""
+    clock, console = Clock(), make_console(is_terminal=True, width=100)
+    writer = ConsoleWriter("auto", console=console, clock=clock)
+    writer.start(RunInfo(n_epochs=10))
+    before = len(output(console))
+    writer.advance(0.1, 100)
+    assert len(output(console)) == before
+    clock.now += 1
+    writer.advance(0.5, 1500)
+    assert "1.5k" in output(console)[before:]
+    assert writer._status.share() == pytest.approx(0.05)
+    writer.close()
+
+
+def test_the_terminal_is_given_back() -> None:
+    """After `close` the cursor is visible and standard output is the original, also in errors."""
+    original = sys.stdout
+    console = make_console(is_terminal=True)
+    writer = ConsoleWriter("bar", console=console)
+    writer.start(RUN)
+    assert sys.stdout is not original
+    writer.close()
+    writer.close()
+    text = output(console)
+    assert sys.stdout is original
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_two_bars_in_one_process_do_not_mix() -> None:
+    """Each writes to its own console."""
+    consoles = [make_console(is_terminal=True), make_console(is_terminal=True)]
+    writers = [ConsoleWriter("bar", console=console) for console in consoles]
+    for title, writer in zip(("first", "second"), writers, strict=True):
+        writer.start(RunInfo(title=title, n_epochs=10))
+        writer.write(make_row(3))
+    for writer in writers:
+        writer.finish({})
+    assert "first" in output(consoles[0])
+    assert "first" not in output(consoles[1])
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    """The error names the closest mode."""
+    with pytest.raises(ConfigError, match="'quiet'"):
+        ConsoleWriter("quit")  # type: ignore[arg-type]

@@ -1,0 +1,197 @@
+"""Writers of plain files: their contents, read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze_train import (
+    CSVWriter,
+    JSONSummaryWriter,
+    MetricsWriter,
+    RunInfo,
+    TensorBoardWriter,
+    read_rows,
+)
+
+ROWS: list[dict[str, float]] = [
+    {"epoch": 1, "updates": 10, "env_steps": 1000, "time/epoch_s": 0.1, "train/loss": 1 / 3},
+    {"epoch": 2, "updates": 20, "env_steps": 2000, "time/epoch_s": 0.2, "train/loss": 1e-17},
+]
+
+
+def write_all(writer: MetricsWriter, run: RunInfo, rows: list[dict[str, float]]) -> None:
+    """The life of a writer."""
+    writer.start(run)
+    for row in rows:
+        writer.write(row)
+    writer.finish({})
+    writer.close()
+
+
+def test_the_base_writer_does_nothing() -> None:
+    """A writer overrides only what it needs."""
+    writer = MetricsWriter()
+    write_all(writer, RunInfo(), ROWS)
+    writer.advance(0.5, 3)
+    assert vars(writer) == {}
+
+
+def test_csv_has_one_line_per_epoch_in_the_order_of_groups(tmp_path: Path) -> None:
+    """Ints are ints, floats are exact, groups are in order."""
+    write_all(CSVWriter(), RunInfo(run_dir=tmp_path), ROWS)
+    assert (tmp_path / "metrics.csv").read_text() == (
+        "epoch,updates,env_steps,train/loss,time/epoch_s\n"
+        "1,10,1000,0.3333333333333333,0.1\n"
+        "2,20,2000,1e-17,0.2\n"
+    )
+
+
+def test_csv_reads_back_exactly(tmp_path: Path) -> None:
+    """Random floats of every size, numpy scalars and infinities come back bit for bit."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=50) * 10.0 ** rng.integers(-200, 200, size=50)
+    rows: list[dict[str, float]] = [
+        {"epoch": i + 1, "env_steps": np.int64(10 * i), "train/x": x, "eval/y": math.inf}
+        for i, x in enumerate(values)
+    ]
+    write_all(CSVWriter(), RunInfo(run_dir=tmp_path), rows)
+    assert read_rows(tmp_path / "metrics.csv") == rows
+    assert all(type(r["env_steps"]) is int for r in read_rows(tmp_path / "metrics.csv"))
+
+
+def test_csv_grows_columns(tmp_path: Path) -> None:
+    """A metric that appears later gets a column in its group, with empty cells in old rows."""
+    late = {"epoch": 3, "updates": 30, "env_steps": 3000, "eval/r": 7.0, "train/new": math.nan}
+    again = {"epoch": 4, "updates": 40, "env_steps": 4000, "train/loss": 2.0}
+    write_all(CSVWriter(), RunInfo(run_dir=tmp_path), [*ROWS, late, again])
+    assert (tmp_path / "metrics.csv").read_text() == (
+        "epoch,updates,env_steps,train/loss,train/new,eval/r,time/epoch_s\n"
+        "1,10,1000,0.3333333333333333,,,0.1\n"
+        "2,20,2000,1e-17,,,0.2\n"
+        "3,30,3000,,nan,7.0,\n"
+        "4,40,4000,2.0,,,\n"
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_csv_continues_a_run(tmp_path: Path) -> None:
+    """The rows after the checkpoint are replaced by those of the continued run."""
+    run = RunInfo(run_dir=tmp_path)
+    more = {**ROWS[0], "epoch": 3}
+    write_all(CSVWriter(), run, [*ROWS, more])
+    whole = (tmp_path / "metrics.csv").read_text()
+    past = tuple(read_rows(tmp_path / "metrics.csv", last_epoch=1))
+    write_all(CSVWriter(), RunInfo(run_dir=tmp_path, past_rows=past), [ROWS[1], more])
+    assert (tmp_path / "metrics.csv").read_text() == whole
+
+
+def test_csv_keeps_a_file_that_it_does_not_continue(tmp_path: Path) -> None:
+    """Rows of an earlier run in the same place are moved, not lost."""
+    write_all(CSVWriter(), RunInfo(run_dir=tmp_path), ROWS)
+    write_all(CSVWriter(), RunInfo(run_dir=tmp_path), ROWS[:1])
+    assert read_rows(tmp_path / "metrics.csv") == ROWS[:1]
+    assert read_rows(tmp_path / "metrics.previous.csv") == ROWS
+
+
+@pytest.mark.slow
+def test_a_killed_run_keeps_its_rows(tmp_path: Path) -> None:
+    """Every row is in the file although the process never closed it."""
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from maze_train import CSVWriter, RunInfo\n"
+        "w = CSVWriter(); w.start(RunInfo(run_dir=Path(sys.argv[1])))\n"
+        "for i in range(3): w.write({'epoch': i, 'train/x': i / 7})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    repository = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=repository, check=False)
+    assert done.returncode == -signal.SIGKILL
+    expected = [{"epoch": i, "train/x": i / 7} for i in range(3)]
+    assert read_rows(tmp_path / "metrics.csv") == expected
+
+
+def test_tensorboard_curves_are_over_environment_steps(tmp_path: Path) -> None:
+    """Every metric is a scalar curve whose x is env_steps."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path), ROWS)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"epoch", "updates", "train/loss", "time/epoch_s"}
+    points = [(e.step, e.value) for e in events.Scalars("train/loss")]
+    assert points == [(1000, pytest.approx(1 / 3)), (2000, pytest.approx(1e-17))]
+
+
+def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
+    """Points after the checkpoint do not appear twice."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path), ROWS)
+    first = next(tmp_path.glob("events.*"))
+    first.rename(first.with_name("events.out.tfevents.0000000001.first"))
+    again = {**ROWS[1], "train/loss": 5.0}
+    write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path, past_rows=(ROWS[0],)), [again])
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    points = [(e.step, e.value) for e in events.Scalars("train/loss")]
+    assert points == [(1000, pytest.approx(1 / 3)), (2000, 5.0)]
+
+
+def test_the_summary_is_valid_json(tmp_path: Path) -> None:
+    """NaN and infinities are null; numpy, paths and nested values are plain."""
+    writer = JSONSummaryWriter()
+    writer.start(RunInfo(run_dir=tmp_path))
+    summary: dict[str, Any] = {
+        "nan": math.nan,
+        "inf": np.float32(math.inf),
+        "array": np.array([1.0, math.nan]),
+        "int": np.int64(3),
+        "bool": True,
+        "none": None,
+        "nested": {"path": Path("a"), "list": [1, (2.5, "x")]},
+    }
+    writer.finish(summary)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = (tmp_path / "summary.json").read_text()
+    assert json.loads(text, parse_constant=refuse) == {
+        "nan": None,
+        "inf": None,
+        "array": [1.0, None],
+        "int": 3,
+        "bool": True,
+        "none": None,
+        "nested": {"path": "a", "list": [1, [2.5, "x"]]},
+    }
+
+
+@pytest.mark.parametrize("kind", [CSVWriter, TensorBoardWriter, JSONSummaryWriter])
+def test_without_a_run_directory_nothing_is_written(
+    kind: type[MetricsWriter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without a directory leaves no file behind."""
+    monkeypatch.chdir(tmp_path)
+    write_all(kind(), RunInfo(), ROWS)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", [CSVWriter, TensorBoardWriter, JSONSummaryWriter])
+def test_closing_twice_is_harmless(kind: type[MetricsWriter], tmp_path: Path) -> None:
+    """`close` may be called again, and before `start`."""
+    writer = kind()
+    writer.close()
+    write_all(writer, RunInfo(run_dir=tmp_path / "run"), ROWS)
+    writer.close()
+    assert (tmp_path / "run").exists()

@@ -1,0 +1,110 @@
+"""The picture of a learning curve."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from maze_train import LearningCurveWriter, RunInfo
+from maze_train.tracking.curve import draw_learning_curve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make_rows(n: int) -> list[dict[str, float]]:
+    """Rows of n epochs with an evaluation after every second one, best at epoch 6."""
+    rows: list[dict[str, float]] = []
+    for i in range(1, n + 1):
+        row = {"epoch": i, "env_steps": 1000 * i, "train/episode_return_mean": float(i)}
+        if i % 2 == 0:
+            row["eval/episode_return_mean"] = 10.0 - abs(i - 6)
+            row["eval/episode_return_std"] = 1.0
+        rows.append(row)
+    return rows
+
+
+def test_the_figure_shows_training_evaluation_and_the_best() -> None:
+    """Curves have the numbers of the rows; the mark is on the best evaluation."""
+    axes = draw_learning_curve(make_rows(10), "PPO on X").axes[0]
+    train, evaluation, best = axes.lines
+    assert np.array_equal(train.get_xydata(), [(1000 * i, i) for i in range(1, 11)])
+    assert list(evaluation.get_xdata()) == [2000, 4000, 6000, 8000, 10000]
+    assert best.get_xydata().tolist() == [[6000, 10]]
+    assert len(axes.collections) == 1
+    assert axes.get_title(loc="left") == "PPO on X"
+    assert axes.get_xlabel() == "environment steps"
+    assert axes.get_ylabel() == "episode return (mean)"
+
+
+def test_values_that_are_missing_or_nan_are_left_out() -> None:
+    """An epoch in which no episode ended has no point."""
+    rows = make_rows(4)
+    rows[0]["train/episode_return_mean"] = float("nan")
+    del rows[1]["train/episode_return_mean"]
+    rows[3]["eval/episode_return_std"] = float("nan")
+    axes = draw_learning_curve(rows).axes[0]
+    assert list(axes.lines[0].get_xdata()) == [3000, 4000]
+    assert len(axes.collections) == 0
+
+
+def test_the_legend_names_every_curve() -> None:
+    """The legend is part of the figure, outside of the axes."""
+    figure = draw_learning_curve(make_rows(10))
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == [
+        "training episodes",
+        "evaluation",
+        "± 1 std over its episodes",
+        "best: 10.00 at 6k",
+    ]
+
+
+def test_a_run_without_returns_says_so() -> None:
+    """There is a note in place of empty axes."""
+    axes = draw_learning_curve([{"epoch": 1, "env_steps": 10}]).axes[0]
+    assert len(axes.lines) == 0
+    assert "no episode return" in axes.texts[0].get_text()
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 60])
+def test_the_picture_can_be_opened(tmp_path: Path, n: int) -> None:
+    """A PNG of the expected size that is not blank, whatever the number of rows."""
+    writer = LearningCurveWriter()
+    rows = make_rows(n)
+    writer.start(RunInfo(run_dir=tmp_path, title="A2C", past_rows=tuple(rows[:1])))
+    for row in rows[1:]:
+        writer.write(row)
+    writer.finish({})
+    writer.close()
+    path = tmp_path / "plots" / "learning_curve.png"
+    image = matplotlib.image.imread(path)
+    assert path.stat().st_size > 5_000
+    assert image.shape[:2] == (675, 1200)
+    assert image[..., :3].std() > 0.02
+
+
+def test_pyplot_is_not_used(tmp_path: Path) -> None:
+    """Drawing leaves no figure in the global list of pyplot."""
+    writer = LearningCurveWriter()
+    writer.start(RunInfo(run_dir=tmp_path))
+    writer.write(make_rows(1)[0])
+    writer.finish({})
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == []
+
+
+def test_without_a_run_directory_nothing_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without a directory leaves no file behind."""
+    monkeypatch.chdir(tmp_path)
+    writer = LearningCurveWriter()
+    writer.start(RunInfo())
+    writer.write(make_rows(1)[0])
+    writer.finish({})
+    assert list(tmp_path.iterdir()) == []

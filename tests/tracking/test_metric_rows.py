@@ -1,0 +1,144 @@
+"""Rows of metrics, their order and their file, and numbers for people."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maze_train.errors import RunDirectoryError
+from maze_train.tracking.files import atomic_write
+from maze_train.tracking.formatting import compact, duration, readable
+from maze_train.tracking.rows import ordered_columns, read_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_columns_have_a_fixed_order_of_groups() -> None:
+    """Counters, train, eval, others, time; the order within a group is that of appearance."""
+    names = ["time/a", "x/b", "eval/c", "train/z", "env_steps", "train/a", "epoch", "updates"]
+    expected = ["epoch", "updates", "env_steps", "train/z", "train/a", "eval/c", "x/b", "time/a"]
+    assert ordered_columns([*names, *names]) == expected
+
+
+def test_reading_skips_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    """A line without its end is no row: its last number may lack digits."""
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,env_steps,train/x\n1,10,0.5\n2,20,nan\n3,30,0.12")
+    rows = read_rows(path)
+    assert rows[0] == {"epoch": 1, "env_steps": 10, "train/x": 0.5}
+    assert math.isnan(rows[1]["train/x"])
+    assert len(rows) == 2
+
+
+def test_reading_up_to_an_epoch(tmp_path: Path) -> None:
+    """Rows after the checkpoint are left out; a file that is not there has no rows."""
+    path = tmp_path / "metrics.csv"
+    assert read_rows(path) == []
+    path.write_text("epoch,env_steps\n1,10\n2,20\n3,30\n")
+    assert [row["epoch"] for row in read_rows(path, last_epoch=2)] == [1, 2]
+    assert read_rows(path, last_epoch=0) == []
+
+
+@pytest.mark.parametrize("line", ["1,2,3", "1", "one,2"])
+def test_a_damaged_file_is_named(tmp_path: Path, line: str) -> None:
+    """The error gives the file and the line."""
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"epoch,env_steps\n{line}\n")
+    with pytest.raises(RunDirectoryError, match=r"metrics\.csv line 2"):
+        read_rows(path)
+
+
+def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
+    """A run that was killed at once leaves nothing to read."""
+    path = tmp_path / "metrics.csv"
+    path.touch()
+    assert read_rows(path) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    """The file is replaced by a complete one or not at all, and nothing is left beside it."""
+    path = tmp_path / "below" / "x.txt"
+    with atomic_write(path) as file:
+        file.write(b"old")
+
+    def fail() -> None:
+        with atomic_write(path) as file:
+            file.write(b"ne")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in path.parent.iterdir()] == ["x.txt"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (0.42, "0.4"),
+        (950, "950"),
+        (999, "999"),
+        (1234, "1.2k"),
+        (40_000, "40k"),
+        (123_456, "123k"),
+        (999_960, "1M"),
+        (1_250_000, "1.25M"),
+        (12_340_000, "12.3M"),
+        (2e9, "2G"),
+    ],
+)
+def test_counts_are_compact(number: float, text: str) -> None:
+    """Three digits and a unit."""
+    assert compact(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00:00"),
+        (65.2, "0:01:05"),
+        (59.6, "0:01:00"),
+        (36_000, "10:00:00"),
+        (90_061, "1d 1:01:01"),
+        (math.nan, "-:--:--"),
+    ],
+)
+def test_durations_read_as_a_clock(seconds: float, text: str) -> None:
+    """Hours, minutes and seconds, days if there are any."""
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0.0, "0.0000"),
+        (0.01234, "0.0123"),
+        (-21.0, "-21.00"),
+        (195.26, "195.3"),
+        (12_345.6, "12,346"),
+        (1.5e8, "1.5e+08"),
+        (1e-5, "1e-05"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_returns_are_readable(number: float, text: str) -> None:
+    """About four significant digits."""
+    assert readable(number) == text
+
+
+@pytest.mark.slow
+def test_settings_are_read_without_heavy_imports() -> None:
+    """The configuration of tracking brings neither torch nor matplotlib nor rich along."""
+    code = (
+        "import sys, maze_train.tracking.config\n"
+        "print([m for m in ('torch', 'matplotlib', 'rich', 'tensorboard') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

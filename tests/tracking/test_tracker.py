@@ -1,0 +1,213 @@
+"""The tracker, the settings of tracking, and the way from one to the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maze_train import (
+    ConsoleWriter,
+    CSVWriter,
+    JSONSummaryWriter,
+    LearningCurveWriter,
+    MetricsWriter,
+    RunInfo,
+    TensorBoardWriter,
+    Tracker,
+    TrackingConfig,
+    build_writers,
+    read_rows,
+)
+from maze_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+ROW = {"epoch": 1, "updates": 2, "env_steps": 300, "train/loss": 0.5}
+
+
+class Recorder(MetricsWriter):
+    """Notes what it is told; fails when it is told to."""
+
+    def __init__(self, fail_at: str = "", error: Exception | None = None) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fail_at = fail_at
+        self.error = error or OSError(28, "No space left on device")
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        if call[0] == self.fail_at:
+            raise self.error
+
+    def start(self, run: RunInfo) -> None:
+        self._note("start", run)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        self._note("write", dict(row))
+
+    def advance(self, progress_fraction: float, env_steps: int) -> None:
+        self._note("advance", progress_fraction, env_steps)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._note("finish", dict(summary))
+
+    def close(self) -> None:
+        self._note("close")
+
+
+def test_every_call_reaches_every_writer() -> None:
+    """Writers get the calls in order, and the rows stay in memory."""
+    writers = [Recorder(), Recorder()]
+    run = RunInfo(title="x")
+    with Tracker(writers, run) as tracker:
+        tracker.advance(0.5, 150)
+        tracker.write(ROW)
+        tracker.finish({"a": 1})
+    expected = [("start", run), ("advance", 0.5, 150), ("write", ROW), ("finish", {"a": 1})]
+    assert all(writer.calls == [*expected, ("close",)] for writer in writers)
+    assert tracker.history == [ROW]
+
+
+def test_history_begins_with_the_continued_run() -> None:
+    """The rows before the checkpoint are part of the history, as copies."""
+    tracker = Tracker([], RunInfo(past_rows=(ROW,)))
+    tracker.write({**ROW, "epoch": 2})
+    assert [row["epoch"] for row in tracker.history] == [1, 2]
+    assert tracker.history[0] is not ROW
+
+
+@pytest.mark.parametrize("call", ["start", "advance", "write", "finish"])
+def test_a_writer_without_disk_is_dropped_once(call: str) -> None:
+    """The others go on, and one line says what happened."""
+    warnings: list[str] = []
+    broken, sound = Recorder(call), Recorder()
+    with Tracker([broken, sound], RunInfo(), warn=warnings.append) as tracker:
+        for _ in range(2):
+            tracker.advance(0.5, 1)
+            tracker.write(ROW)
+        tracker.finish({})
+    assert [c[0] for c in broken.calls[-2:]] == [call, "close"]
+    assert [c[0] for c in broken.calls].count(call) == 1
+    assert len(sound.calls) == 7
+    assert len(warnings) == 1
+    assert "Recorder" in warnings[0]
+    assert "No space left" in warnings[0]
+
+
+def test_the_warning_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """By default one line is printed, beside the output of the run."""
+    with Tracker([Recorder("write")], RunInfo()) as tracker:
+        tracker.write(ROW)
+        tracker.write(ROW)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+
+
+def test_a_real_file_that_can_not_be_written_does_not_end_training(tmp_path: Path) -> None:
+    """A plot whose folder is a file is lost; the metrics are not."""
+    (tmp_path / "plots").write_text("in the way")
+    warnings: list[str] = []
+    run = RunInfo(run_dir=tmp_path)
+    with Tracker([LearningCurveWriter(), CSVWriter()], run, warn=warnings.append) as tracker:
+        tracker.write(ROW)
+        tracker.finish({})
+    assert len(warnings) == 1
+    assert read_rows(tmp_path / "metrics.csv") == [ROW]
+
+
+def test_other_errors_reach_the_caller_and_all_writers_are_closed() -> None:
+    """A bug in a writer is not hidden, and the terminal is given back."""
+    broken, sound = Recorder("write", KeyError("bug")), Recorder()
+    tracker = Tracker([broken, sound], RunInfo())
+    with pytest.raises(KeyError, match="bug"), tracker:
+        tracker.write(ROW)
+    assert broken.calls[-1] == sound.calls[-1] == ("close",)
+
+
+def test_all_writers_are_closed_when_one_can_not() -> None:
+    """The first error of closing is raised after the last writer is closed; only once."""
+    broken, sound = Recorder("close", ValueError("bug")), Recorder()
+    tracker = Tracker([broken, sound], RunInfo())
+    with pytest.raises(ValueError, match="bug"):
+        tracker.close()
+    tracker.close()
+    assert sound.calls == [("close",)]
+
+
+def test_a_failed_start_closes_what_was_opened() -> None:
+    """The context manager leaves nothing open when it can not be entered."""
+    sound, broken = Recorder(), Recorder("start", ValueError("bug"))
+    with pytest.raises(ValueError, match="bug"), Tracker([sound, broken], RunInfo()):
+        pass
+    assert sound.calls[-1] == broken.calls[-1] == ("close",)
+
+
+def test_two_runs_in_one_process_do_not_mix(tmp_path: Path) -> None:
+    """Interleaved runs with all writers have the files that they have alone."""
+    config = TrackingConfig(progress="quiet")
+    trackers = [
+        Tracker(build_writers(config), RunInfo(run_dir=tmp_path / name)) for name in ("a", "b")
+    ]
+    for tracker in trackers:
+        tracker.start()
+    for epoch in range(3):
+        for i, tracker in enumerate(trackers):
+            tracker.write({**ROW, "epoch": epoch, f"train/own_{i}": float(i)})
+    for tracker in trackers:
+        tracker.finish({})
+        tracker.close()
+    for i, (name, tracker) in enumerate(zip("ab", trackers, strict=True)):
+        rows = read_rows(tmp_path / name / "metrics.csv")
+        assert rows == tracker.history
+        assert [row[f"train/own_{i}"] for row in rows] == [float(i)] * 3
+        assert f"train/own_{1 - i}" not in rows[0]
+        assert len(list((tmp_path / name).glob("events.*"))) == 1
+
+
+def test_settings_choose_the_writers() -> None:
+    """Each switch is one writer; the console is always there and comes last."""
+    kinds = [type(writer) for writer in build_writers(TrackingConfig())]
+    assert kinds == [
+        CSVWriter,
+        TensorBoardWriter,
+        JSONSummaryWriter,
+        LearningCurveWriter,
+        ConsoleWriter,
+    ]
+    bare = TrackingConfig(csv=False, tensorboard=False, summary=False, plot=False)
+    assert [type(writer) for writer in build_writers(bare)] == [ConsoleWriter]
+
+
+def test_further_writers_are_built_by_name() -> None:
+    """`_target_` names a class, and the other keys are its arguments."""
+    node = {"_target_": "maze_train.CSVWriter", "filename": "more.csv"}
+    config = TrackingConfig(csv=False, tensorboard=False, writers=[node])
+    built = build_writers(config)[2]
+    assert isinstance(built, CSVWriter)
+    assert built._filename == "more.csv"
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"_target_": "pathlib.Path"}, r"writers\[0\].*MetricsWriter"),
+        ({"_target_": "maze_train.CVSWriter"}, "CSVWriter"),
+        ({"_target_": "maze_train.CSVWriter", "x": 1}, r"writers\[0\]"),
+    ],
+)
+def test_a_writer_that_can_not_be_built_is_named(node: dict[str, Any], message: str) -> None:
+    """Errors give the place in the configuration and the remedy."""
+    with pytest.raises(ConfigError, match=message):
+        build_writers(TrackingConfig(writers=[node]))
+
+
+def test_settings_are_checked() -> None:
+    """A wrong mode and a writer without a target are refused when the settings are made."""
+    with pytest.raises(ConfigError, match="lines"):
+        TrackingConfig(progress="line")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"writers\[0\]"):
+        TrackingConfig(writers=[{"project": "x"}])
+    assert TrackingConfig().progress == "auto"
