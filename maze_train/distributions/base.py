@@ -28,11 +28,22 @@ import torch
 from maze_train.errors import SpaceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymnasium import Space
 
     from maze_train.types import Array, Tensor, TensorTree
 
-__all__ = ["Actions", "Constant", "Distribution", "check_space", "env_dtype"]
+__all__ = [
+    "Actions",
+    "Constant",
+    "Distribution",
+    "ParamsGradient",
+    "check_space",
+    "env_dtype",
+]
+
+ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
 
 Actions: TypeAlias = Any
 """An argument that holds actions: a `TensorTree`, which each family narrows to what it takes."""
@@ -136,6 +147,34 @@ class Distribution(ABC):
             `log_prob(params, actions)` and `entropy(params)`, each [...].
         """
         return self.log_prob(params, actions), self.entropy(params)
+
+    def log_prob_and_entropy_vjp(
+        self, params: Tensor, actions: Actions
+    ) -> tuple[Tensor, Tensor, ParamsGradient]:
+        """`log_prob_and_entropy` with the product of a vector and its Jacobian.
+
+        Families on the hot path override this with derivatives by hand; the default differentiates
+        automatically.
+
+        Args:
+            params: Parameters, [..., param_size].
+            actions: The agent's actions, [..., *action_shape].
+
+        Returns:
+            `log_prob(params, actions)`, `entropy(params)`, each [...] without a graph, and a
+            function of `g` [...] and `h` (a number) that gives the gradient of
+            Σ (g · log_prob + h · entropy) with respect to the params, [..., param_size].
+        """
+        with torch.enable_grad():
+            leaf = params.detach().requires_grad_()
+            outputs = self.log_prob_and_entropy(leaf, actions)
+
+        @torch.enable_grad()
+        def gradient(g: Tensor, h: float) -> Tensor:
+            total = (outputs[0] * g).sum() + h * outputs[1].sum()
+            return torch.autograd.grad(total, leaf)[0]
+
+        return outputs[0].detach(), outputs[1].detach(), gradient
 
     @abstractmethod
     def to_env(self, actions: Actions) -> TensorTree:

@@ -14,6 +14,7 @@ from maze_train.distributions.base import Constant, Distribution, check_space, e
 if TYPE_CHECKING:
     from gymnasium import Space
 
+    from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
 __all__ = ["Categorical", "MultiCategorical"]
@@ -80,6 +81,24 @@ class Categorical(Distribution):
         log_probs = log_softmax(params, -1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy
+
+    def log_prob_and_entropy_vjp(
+        self, params: Tensor, actions: Tensor
+    ) -> tuple[Tensor, Tensor, ParamsGradient]:
+        """By hand: ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H)."""
+        log_probs = log_softmax(params, -1)
+        probs = log_probs.exp()
+        entropy = (probs * log_probs).sum(-1).neg_()
+        index = actions.unsqueeze(-1)
+
+        def gradient(g: Tensor, h: float) -> Tensor:
+            columns = g.unsqueeze(-1)
+            result = (probs * columns).neg_().scatter_add_(-1, index, columns)
+            if h:
+                result.addcmul_(probs, log_probs + entropy.unsqueeze(-1), value=-h)
+            return result
+
+        return log_probs.gather(-1, index).squeeze(-1), entropy, gradient
 
     def to_env(self, actions: Tensor) -> Tensor:
         """Actions counted from `space.start`, in the type of the space, [...]."""

@@ -16,6 +16,7 @@ from maze_train.errors import ConfigError, SpaceError
 if TYPE_CHECKING:
     from gymnasium import Space
 
+    from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Array, Tensor
 
 __all__ = ["DiagonalGaussian", "SquashedGaussian"]
@@ -108,6 +109,29 @@ class DiagonalGaussian(Distribution):
         surprise = _surprise(mean, log_std, self._layout.to_vector(actions))
         entropy = log_std.sum(-1) + self._entropy_constant
         return self._log_prob_constant - surprise.sum(-1), entropy
+
+    def log_prob_and_entropy_vjp(
+        self, params: Tensor, actions: Tensor
+    ) -> tuple[Tensor, Tensor, ParamsGradient]:
+        """By hand for a free std, with z = (a - μ) / σ and s = log σ.
+
+        ∂log p/∂μ = z / σ,  ∂log p/∂s = z² - 1,  ∂H/∂s = 1.
+        """
+        if not self.free_param_size:
+            return super().log_prob_and_entropy_vjp(params, actions)
+        mean, log_std = self._layout.split(params)
+        inverse_std = log_std.neg().exp_()
+        z = (self._layout.to_vector(actions) - mean) * inverse_std
+        z_squared = z.square()
+        total_log_std = log_std.sum(-1)
+        log_prob = (z_squared.sum(-1) * -0.5).add_(self._log_prob_constant).sub_(total_log_std)
+
+        def gradient(g: Tensor, h: float) -> Tensor:
+            columns = g.unsqueeze(-1)
+            d_log_std = torch.addcmul(h - columns, columns, z_squared)
+            return torch.cat((z * inverse_std * columns, d_log_std), -1)
+
+        return log_prob, total_log_std + self._entropy_constant, gradient
 
     def to_env(self, actions: Tensor) -> Tensor:
         """Actions clipped to the bounds (and rounded in an integer box), [..., *space.shape]."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import nn
 
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError
-from maze_train.nets.blocks import linear
+from maze_train.nets.blocks import MLP, write_gradient
 from maze_train.nets.template import TemplateNet
 from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space
@@ -17,13 +17,17 @@ from maze_train.spaces.tensors import zeros_for
 from maze_train.targets import build_target
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from gymnasium import spaces
 
     from maze_train.distributions.base import Distribution
+    from maze_train.nets.blocks import HasVJP, InputGradient
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
+
+OutputGradients: TypeAlias = "Callable[[Tensor | None, Tensor | None], None]"
 
 __all__ = ["ActorCriticModel", "Policy", "build_actor_critic"]
 
@@ -56,6 +60,21 @@ class Policy(nn.Module):
             return params
         free = self.free_params.expand(*params.shape[:-1], -1)
         return torch.cat([params, free], dim=-1)
+
+    def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
+        """Like `forward`, without a graph, and with a function that writes gradients."""
+        net_outputs, net_gradient = cast("HasVJP", self.net).vjp(obs)
+        free_params = self.free_params
+        if free_params is None:
+            return net_outputs, net_gradient
+        free = free_params.detach().expand(*net_outputs.shape[:-1], -1)
+
+        def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
+            size = net_outputs.shape[-1]
+            write_gradient(free_params, torch.sum, grad[..., size:], 0)
+            return net_gradient(grad[..., :size], of_input)
+
+        return torch.cat([net_outputs, free], dim=-1), gradient
 
 
 class ActorCriticModel(nn.Module):
@@ -100,6 +119,59 @@ class ActorCriticModel(nn.Module):
         """State values in units of returns, `[...]`."""
         return self.value_head.values(self.critic(obs if self.trunk is None else self.trunk(obs)))
 
+    def vjp(self, obs: TensorTree) -> tuple[Tensor, Tensor, OutputGradients]:
+        """Like `forward`, without a graph, and with a function that writes gradients.
+
+        Template networks have gradients by hand; with any other network among them the whole model
+        is differentiated automatically.
+
+        Args:
+            obs: Observations, `[N, ...]`.
+
+        Returns:
+            Distribution parameters `[N, param_size]`, raw values `[N, output_size]`, and a function
+            of the gradients of a loss with respect to the two (None: no gradient) that writes those
+            of the parameters into their `.grad`.
+        """
+        nets = [self.policy.net, self.critic, *([self.trunk] if self.trunk is not None else [])]
+        if not all(isinstance(net, MLP | TemplateNet) for net in nets):
+            return self._automatic_vjp(obs)
+        features: TensorTree = obs
+        trunk_gradient: InputGradient | None = None
+        if self.trunk is not None:
+            features, trunk_gradient = cast("HasVJP", self.trunk).vjp(obs)
+        params, policy_gradient = self.policy.vjp(features)
+        raw_values, critic_gradient = cast("HasVJP", self.critic).vjp(features)
+        has_trunk = trunk_gradient is not None
+
+        def gradient(d_params: Tensor | None, d_raw_values: Tensor | None) -> None:
+            d_features = []
+            if d_params is not None:
+                d_features.append(policy_gradient(d_params, has_trunk))
+            if d_raw_values is not None:
+                d_features.append(critic_gradient(d_raw_values, has_trunk))
+            if trunk_gradient is not None:
+                total = sum(part for part in d_features if part is not None)
+                assert isinstance(total, torch.Tensor)
+                trunk_gradient(total, False)
+
+        return params, raw_values, gradient
+
+    def _automatic_vjp(self, obs: TensorTree) -> tuple[Tensor, Tensor, OutputGradients]:
+        with torch.enable_grad():
+            outputs = self(obs)
+
+        def gradient(*gradients: Tensor | None) -> None:
+            with torch.enable_grad():
+                terms = [
+                    (x * g).sum() for x, g in zip(outputs, gradients, strict=True) if g is not None
+                ]
+                total = sum(terms)
+            if isinstance(total, torch.Tensor) and total.requires_grad:
+                total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+
+        return outputs[0].detach(), outputs[1].detach(), gradient
+
 
 def build_actor_critic(
     config: ModelConfig,
@@ -128,9 +200,8 @@ def build_actor_critic(
         if config.shared_trunk:
             size = config.hidden_sizes[-1]
             trunk = _network(config, "trunk", space, config.hidden_sizes, size, 0.0)
-            gains = (POLICY_GAIN, VALUE_GAIN) if config.orthogonal_init else (None, None)
-            policy_net: nn.Module = linear(size, net_size, gains[0])
-            critic: nn.Module = linear(size, head.output_size, gains[1])
+            policy_net: nn.Module = _head(config, size, net_size, POLICY_GAIN)
+            critic: nn.Module = _head(config, size, head.output_size, VALUE_GAIN)
         else:
             trunk = None
             sizes = config.hidden_sizes
@@ -141,6 +212,18 @@ def build_actor_critic(
             critic = _network(config, "critic", space, critic_sizes, head.output_size, VALUE_GAIN)
         model = ActorCriticModel(Policy(policy_net, distribution), critic, head, trunk)
     return model.eval()
+
+
+def _head(config: ModelConfig, inputs: int, output_size: int, gain: float) -> MLP:
+    """A linear head of a shared trunk."""
+    return MLP(
+        inputs,
+        [],
+        config.activation,
+        output_size=output_size,
+        orthogonal=config.orthogonal_init,
+        output_gain=gain,
+    )
 
 
 def _network(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -11,9 +11,10 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.errors import SpaceError
-from maze_train.nets.blocks import mlp
+from maze_train.nets.blocks import MLP
 
 if TYPE_CHECKING:
+    from maze_train.nets.blocks import InputGradient
     from maze_train.types import Tensor, TensorTree
 
 __all__ = ["BoxEncoder", "DictEncoder", "OneHotEncoder", "encoder_for"]
@@ -88,19 +89,40 @@ class DictEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.keys = list(space.spaces)
-        branches = []
-        for key in self.keys:
-            encoder = leaf_encoder(space[key], key)
-            layers = mlp(encoder.output_size, [branch_size], nonlinearity, orthogonal)
-            branches.append(nn.Sequential(encoder, *layers))
-        self.branches = nn.ModuleList(branches)
+        encoders = [leaf_encoder(space[key], key) for key in self.keys]
+        self.encoders = nn.ModuleList(encoders)
+        self.branches = nn.ModuleList(
+            MLP(encoder.output_size, [branch_size], nonlinearity, orthogonal=orthogonal)
+            for encoder in encoders
+        )
+        self.branch_size = branch_size
         self.output_size = branch_size * len(self.keys)
 
     def forward(self, obs: TensorTree) -> Tensor:
         """Features of all keys, `[..., len(keys) * branch_size]`."""
+        inputs = self._inputs(obs)
+        return torch.cat(
+            [branch(x) for branch, x in zip(self.branches, inputs, strict=True)], dim=-1
+        )
+
+    def _inputs(self, obs: TensorTree) -> list[Tensor]:
         assert isinstance(obs, dict)
-        parts = [branch(obs[key]) for key, branch in zip(self.keys, self.branches, strict=True)]
-        return torch.cat(parts, dim=-1)
+        return [encoder(obs[key]) for key, encoder in zip(self.keys, self.encoders, strict=True)]
+
+    def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
+        """Features `[N, ...]` without a graph, and the function that writes gradients."""
+        branches = [
+            cast("MLP", branch).vjp(x)
+            for branch, x in zip(self.branches, self._inputs(obs), strict=True)
+        ]
+
+        def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
+            parts = torch.split(grad, self.branch_size, dim=-1)
+            for (_, part_gradient), part in zip(branches, parts, strict=True):
+                part_gradient(part.contiguous(), False)
+            return None
+
+        return torch.cat([features for features, _ in branches], dim=-1), gradient
 
 
 def leaf_encoder(space: spaces.Space[object], key: str = "") -> BoxEncoder | OneHotEncoder:

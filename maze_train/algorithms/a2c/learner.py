@@ -8,7 +8,7 @@ import torch
 
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
-from maze_train.functional.policy_loss import policy_gradient_loss
+from maze_train.functional.policy_loss import policy_gradient_loss_and_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,6 +48,6 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
         advantages: Tensor,
         batch: ActorCriticBatch,
         statistics: Statistics,
-    ) -> Tensor:
-        """Policy gradient loss, 0-d."""
-        return policy_gradient_loss(log_probs, advantages)
+    ) -> tuple[Tensor, Tensor]:
+        """Policy gradient loss, 0-d, and its gradient, `[n]`."""
+        return policy_gradient_loss_and_gradient(log_probs, advantages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
@@ -59,6 +60,7 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         self.config = config
         self._entropy_coef = 0.0
         self._burn_in = False
+        self._gradients: dict[str, Callable[[], None]] = {}
         super().__init__(
             modules,
             optimizer=config.optimizer,
@@ -137,32 +139,52 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> Tensor:
-        """The weighted sum of policy loss, value loss and entropy bonus, 0-d."""
+        """The weighted sum of policy loss, value loss and entropy bonus, 0-d.
+
+        Gradients are derived by hand, so the loss has no graph; `compute_gradients` applies them.
+        """
         config, model = self.config, self.model(module_id)
-        params, raw_values = model(batch.obs)
-        value_loss = self.value_loss(model, raw_values, batch)
+        params, raw_values, write_gradients = model.vjp(batch.obs)
+        value_loss, d_raw_values = self.value_loss(model, raw_values, batch)
+        d_raw_values = d_raw_values.mul_(config.value_loss_coef)
         events, size = ActorCriticEvents, batch.size
         statistics.record(events.value_loss, value_loss, size)
         if self._burn_in:
-            return value_loss
-        log_probs, entropy = model.distribution.log_prob_and_entropy(params, batch.actions)
+            self._gradients[module_id] = partial(write_gradients, None, d_raw_values)
+            return value_loss * config.value_loss_coef
+        log_probs, entropy, params_gradient = model.distribution.log_prob_and_entropy_vjp(
+            params, batch.actions
+        )
         advantages = batch.advantages
         if config.normalize_advantage:
             advantages = normalize_advantages(advantages)
-        policy_loss = self.policy_loss(log_probs, advantages, batch, statistics)
+        policy_loss, d_log_probs = self.policy_loss(log_probs, advantages, batch, statistics)
         mean_entropy = entropy.mean()
         statistics.record(events.policy_loss, policy_loss, size)
         statistics.record(events.policy_entropy, mean_entropy, size)
-        loss = config.policy_loss_coef * policy_loss + config.value_loss_coef * value_loss
-        if self._entropy_coef > 0:
-            loss = loss - self._entropy_coef * mean_entropy
-        return loss
+        d_params = params_gradient(
+            d_log_probs.mul_(config.policy_loss_coef), -self._entropy_coef / size
+        )
+        self._gradients[module_id] = partial(write_gradients, d_params, d_raw_values)
+        return (
+            config.policy_loss_coef * policy_loss
+            + config.value_loss_coef * value_loss
+            - self._entropy_coef * mean_entropy
+        )
+
+    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
+        """Replace the gradients by those of the losses, by hand where the loss has no graph."""
+        super().compute_gradients(losses)
+        for module_id in losses:
+            write_gradients = self._gradients.pop(module_id, None)
+            if write_gradients is not None:
+                write_gradients()
 
     def value_loss(
         self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch
-    ) -> Tensor:
-        """Loss of the critic, 0-d."""
-        return model.value_head.loss(raw_values, batch.targets, batch.old_values)
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of the critic, 0-d, and its gradient with respect to `raw_values`."""
+        return model.value_head.loss_and_gradient(raw_values, batch.targets, batch.old_values)
 
     @abstractmethod
     def policy_loss(
@@ -171,14 +193,17 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         advantages: Tensor,
         batch: ActorCriticBatch,
         statistics: Statistics,
-    ) -> Tensor:
-        """Loss of the policy, 0-d.
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of the policy.
 
         Args:
             log_probs: Log-probabilities of the actions under the current policy, `[n]`.
             advantages: Advantages, normalised if the settings say so, `[n]`.
             batch: The minibatch.
             statistics: Takes what is worth reporting.
+
+        Returns:
+            Loss, 0-d, and its gradient with respect to `log_probs`, `[n]`, a new tensor.
         """
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
@@ -13,7 +11,7 @@ from maze_train.data.minibatches import minibatch_indices
 from maze_train.functional.policy_loss import (
     approximate_kl,
     clip_fraction,
-    clipped_surrogate_loss,
+    clipped_surrogate_loss_and_gradient,
 )
 from maze_train.learner.progress import scheduled_value
 
@@ -86,23 +84,21 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         advantages: Tensor,
         batch: ActorCriticBatch,
         statistics: Statistics,
-    ) -> Tensor:
-        """Clipped surrogate loss, 0-d."""
+    ) -> tuple[Tensor, Tensor]:
+        """Clipped surrogate loss, 0-d, and its gradient, `[n]`."""
         log_ratios = log_probs - batch.old_log_probs
-        loss = clipped_surrogate_loss(log_ratios, advantages, self._clip_range)
+        result = clipped_surrogate_loss_and_gradient(log_ratios, advantages, self._clip_range)
+        self._kl = approximate_kl(log_ratios)
         events, size = ActorCriticEvents, batch.size
-        with torch.no_grad():
-            self._kl = approximate_kl(log_ratios)
-            statistics.record(events.approximate_kl, self._kl, size)
-            fraction = clip_fraction(log_ratios, self._clip_range)
-            statistics.record(events.clip_fraction, fraction, size)
-        return loss
+        statistics.record(events.approximate_kl, self._kl, size)
+        statistics.record(events.clip_fraction, clip_fraction(log_ratios, self._clip_range), size)
+        return result
 
     def value_loss(
         self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch
-    ) -> Tensor:
-        """Loss of the critic, clipped if the settings say so, 0-d."""
-        return model.value_head.loss(
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of the critic, clipped if the settings say so, and its gradient."""
+        return model.value_head.loss_and_gradient(
             raw_values, batch.targets, batch.old_values, self.config.value_clip_range
         )
 
