@@ -117,6 +117,11 @@ def _unknown_key(key: str, value: Any, names: Mapping[str, str], path: str) -> C
 
 
 def _convert_dataclass(value: Any, cls: type[Any], path: str) -> Any:
+    if isinstance(value, str) and hasattr(cls, "from_text"):
+        try:
+            return cls.from_text(value)
+        except ConfigError as error:
+            raise error.below(path) from None
     if not isinstance(value, Mapping):
         raise ConfigError(path, f"expected {_describe(cls)}", value)
     return build_dataclass(cls, value, path)
@@ -137,6 +142,9 @@ def _convert_union(value: Any, arms: tuple[Any, ...], path: str) -> Any:
                 return _convert_scalar(value, arm, path)
             except ConfigError:
                 continue
+    for arm in arms:
+        if isinstance(value, str) and hasattr(arm, "from_text"):
+            return convert(value, arm, path)
     raise ConfigError(path, f"expected {' or '.join(map(_describe, arms))}", value)
 
 

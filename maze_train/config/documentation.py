@@ -25,6 +25,7 @@ from maze_train.config.conversion import key_of_field
 from maze_train.config.options import shipped_root
 from maze_train.config.train_config import RunnerConfig
 from maze_train.envs.config import EnvConfig
+from maze_train.learner.config import Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import TARGET, locate
 from maze_train.tracking.config import TrackingConfig
@@ -154,6 +155,8 @@ def _yaml_value(value: Any) -> str:
     """A default in YAML's flow style."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Schedule):
+        value = str(value)
     if isinstance(value, str):
         is_plain = PLAIN_WORD.fullmatch(value) and value.lower() not in WORDS_OF_YAML
         return value if is_plain else json.dumps(value)

@@ -141,7 +141,9 @@ def _dump(value: Any, hint: Any) -> Any:
     return value
 
 
-def _dump_schedule(schedule: Schedule) -> dict[str, Any]:
+def _dump_schedule(schedule: Schedule) -> dict[str, Any] | str:
+    if schedule.start is not None and schedule.end == 0:
+        return str(schedule)
     if schedule.start is not None:
         return {"start": schedule.start, "end": schedule.end}
     return {"points": [list(point) for point in schedule.points or ()], "by": schedule.by}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,13 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule", "check_schedule"]
 
+PREFIX = "linear_"
+
 
 @dataclass(kw_only=True)
 class Schedule:
     """A setting that changes during training: linear between two values, or piecewise linear.
 
-    `{start: 0.001, end: 0}` goes from `start` to `end` over the run;
-    `{points: [[0, 0.001], [50000, 0.0001]], by: env_steps}` interpolates between points.
+    `linear_0.001` falls from 0.001 to 0 over the run; `{start: 0.001, end: 0.0001}` goes from
+    `start` to `end`; `{points: [[0, 0.001], [50000, 0.0001]], by: env_steps}` interpolates between
+    points.
     """
 
     start: float | None = None
@@ -52,6 +56,23 @@ class Schedule:
         xs = [x for x, _ in self.points]
         if any(a >= b for a, b in itertools.pairwise(xs)):
             raise ConfigError("points", "expected growing x", self.points)
+
+    @classmethod
+    def from_text(cls, text: str) -> Schedule:
+        """The schedule of a short form, `linear_<start>`.
+
+        Raises:
+            ConfigError: If the text is none.
+        """
+        if text.startswith(PREFIX):
+            with suppress(ValueError):
+                return cls(start=float(text.removeprefix(PREFIX)), end=0.0)
+        raise ConfigError("", "expected a number, linear_<start>, or a schedule", text)
+
+    def __str__(self) -> str:
+        if self.start is not None and self.end == 0:
+            return f"{PREFIX}{self.start:g}"
+        return repr(self)
 
     @property
     def values(self) -> list[float]:

@@ -29,7 +29,7 @@ class A2CAlgorithmConfig(ActorCriticConfig):
     """Steps of each environment per update. >= 1."""
 
     lr: float | Schedule = 7e-4
-    """Learning rate, > 0: a number or a schedule such as `{start: 0.001, end: 0}`."""
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.RMSprop"})
     """Optimizer class and its arguments (without the learning rate); `eps`, where the class has it,

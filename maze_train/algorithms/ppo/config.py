@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
@@ -20,6 +20,12 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     name: ClassVar[str] = "ppo"
     learner_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPOLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.ppo.trainer.PPO"
+
+    epoch_length: int = 5
+    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+
+    lr: float | Schedule = field(default_factory=lambda: Schedule(start=1e-3, end=0.0))
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
 
     batch_size: int = 256
     """Samples per minibatch, at most `runner.concurrency * n_rollout_steps`; the last minibatch of
