@@ -71,24 +71,25 @@ def test_the_installed_package_is_the_one_that_is_tested(
     assert result.stdout.startswith(str(installation.target)), result.stderr
 
 
-def test_configuration_and_type_marker_are_shipped(installation: Installation) -> None:
-    """Every YAML file of conf/ and py.typed are installed, tests and benchmarks are not."""
+def test_configuration_is_shipped(installation: Installation) -> None:
+    """Every YAML file of conf/ is installed inside the package, tests and benchmarks are not."""
     package = installation.target / "maze_train"
     shipped = {str(path.relative_to(package / "conf")) for path in package.rglob("conf/**/*.yaml")}
     assert shipped == {str(p.relative_to(ROOT / "conf")) for p in (ROOT / "conf").rglob("*.yaml")}
-    assert (package / "py.typed").is_file()
+    assert (package / "py.typed").is_file()  # type checkers read our annotations
     roots = {path.name for path in installation.target.iterdir()}
     assert roots.isdisjoint({"tests", "benchmarks", "conf"})
 
 
-def test_every_module_is_shipped(installation: Installation) -> None:
-    """No sub-package was forgotten."""
-    shipped = {
-        str(path.relative_to(installation.target))
-        for path in (installation.target / "maze_train").rglob("*.py")
-    }
-    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "maze_train").rglob("*.py")}
-    assert shipped - {"maze_train/conf/__init__.py"} == expected
+def test_every_file_of_the_package_is_shipped(installation: Installation) -> None:
+    """No sub-package, stub or marker was forgotten, and nothing else came along."""
+    shipped, expected = (
+        {str(path.relative_to(root)) for path in (root / "maze_train").rglob("*") if path.is_file()}
+        for root in (installation.target, ROOT)
+    )
+    compiled = {name for name in shipped | expected if "__pycache__" in name}
+    configuration = {name for name in shipped if name.startswith("maze_train/conf/")}
+    assert shipped - compiled - configuration == expected - compiled
 
 
 def test_help_works_from_an_empty_directory(installation: Installation, tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""A learner that fits lines, small enough to follow by hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from maze_train.learner.learner import Learner
+
+ADAM = {"_target_": "torch.optim.Adam"}
+
+
+def make_module(seed=0):
+    """A linear model of two inputs."""
+    torch.manual_seed(seed)
+    return nn.Linear(2, 1)
+
+
+def make_data(seed=0, size=10):
+    """Inputs and targets, `[size, 3]`."""
+    return torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
+
+
+class LineLearner(Learner[torch.Tensor, torch.Tensor]):
+    """Least squares on shuffled minibatches; records every call.
+
+    Experience is `[N, 3]`: two inputs and a target per row.
+    """
+
+    def __init__(self, modules, batch_size=4, refused=(), stop_at=None, **settings):
+        self.calls = []
+        self.batch_size, self.refused, self.stop_at = batch_size, refused, stop_at
+        settings = {"optimizer": ADAM, "lr": 0.1, **settings}
+        super().__init__(modules, **settings)
+
+    def before_gradient_based_update(self, progress, statistics):
+        self.calls.append("before")
+        super().before_gradient_based_update(progress, statistics)
+
+    def preprocess(self, module_id, experience, statistics):
+        self.calls.append(f"preprocess {module_id}")
+        return experience
+
+    def minibatches(self, prepared, statistics):
+        self.calls.append("minibatches " + ",".join(prepared))
+        orders = {
+            key: torch.randperm(len(data), generator=self.generator)
+            for key, data in prepared.items()
+        }
+        for start in range(0, max(map(len, prepared.values())), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            yield {
+                key: data[orders[key][rows]] for key, data in prepared.items() if start < len(data)
+            }
+
+    def compute_losses(self, minibatch, statistics):
+        self.calls.append("losses")
+        return super().compute_losses(minibatch, statistics)
+
+    def compute_loss_for_module(self, module_id, batch, statistics):
+        self.calls.append(f"loss {module_id}")
+        module = self.modules[module_id]
+        self.calls.append("train" if module.training else "eval")
+        return (module(batch[:, :2]).squeeze(-1) - batch[:, 2]).square().mean()
+
+    def should_stop(self, statistics):
+        return self.stop_at is not None and self.calls.count("losses") > self.stop_at
+
+    def compute_gradients(self, losses):
+        self.calls.append("gradients")
+        super().compute_gradients(losses)
+
+    def postprocess_gradients(self):
+        self.calls.append("postprocess")
+        return super().postprocess_gradients()
+
+    def apply_gradients(self):
+        self.calls.append("apply")
+        super().apply_gradients()
+
+    def should_module_be_updated(self, module_id):
+        return module_id not in self.refused
+
+    def after_gradient_based_update(self, progress, statistics):
+        self.calls.append(f"after {self.weights_seq_no}")
+        super().after_gradient_based_update(progress, statistics)

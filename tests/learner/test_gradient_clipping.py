@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from maze_train.learner.gradients import clip_gradients
+from maze_train.learner.optimizers import ModuleOptimizer
+
+SHAPES = [(3, 4), (5,), ()]
+
+
+def gradients(scale=1.0, seed=0):
+    """Random gradients of several shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES
+    ]
+
+
+def as_params(grads):
+    """Parameters with these gradients, for the functions of torch."""
+    params = [nn.Parameter(torch.zeros_like(g)) for g in grads]
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad.clone()
+    return params
+
+
+def total_norm(grads):
+    """The norm of all of them, from the definition."""
+    return math.sqrt(sum(float(x) ** 2 for g in grads for x in g.flatten()))
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
+@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
+def test_equals_the_functions_of_torch(by, bound):
+    """Each mode is that of torch.nn.utils; the norm before clipping is returned."""
+    ours = gradients()
+    params = as_params(ours)
+    if by == "global_norm":
+        nn.utils.clip_grad_norm_(params, bound)
+    elif by == "value":
+        nn.utils.clip_grad_value_(params, bound)
+    else:
+        for param in params:
+            nn.utils.clip_grad_norm_([param], bound)
+    expected_norm = total_norm(ours)
+    norm = clip_gradients(ours, bound, by)
+    assert float(norm) == pytest.approx(expected_norm, rel=1e-12)
+    for grad, param in zip(ours, params, strict=True):
+        torch.testing.assert_close(grad, param.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_modes_differ_where_they_should():
+    """The global norm keeps the direction; the other modes bound each tensor or entry."""
+    for by in ("global_norm", "norm", "value"):
+        grads = gradients(10.0)
+        before = [g.clone() for g in grads]
+        clip_gradients(grads, 0.5, by)
+        ratios = torch.cat([(g / b).flatten() for g, b in zip(grads, before, strict=True)])
+        if by == "global_norm":
+            assert total_norm(grads) == pytest.approx(0.5, rel=1e-6)
+            assert float(ratios.std()) < 1e-12
+        elif by == "norm":
+            assert all(total_norm([g]) <= 0.5 for g in grads)
+            assert total_norm(grads) > 0.6
+        else:
+            assert max(float(g.abs().max()) for g in grads) == 0.5
+            assert total_norm([grads[0]]) > 0.6
+
+
+@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
+def test_small_gradients_and_bound_zero_change_nothing(by):
+    """Below the bound, and without one, gradients keep their bits."""
+    for bound in (1e9, 0.0):
+        grads = gradients()
+        clip_gradients(grads, bound, by)
+        for grad, expected in zip(grads, gradients(), strict=True):
+            assert torch.equal(grad, expected)
+
+
+@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
+def test_zero_gradients_stay_zero(by):
+    """No division by a norm of zero."""
+    grads = [torch.zeros(3), torch.zeros(2, 2)]
+    assert float(clip_gradients(grads, 0.5, by)) == 0.0
+    assert not any(g.any() for g in grads)
+    assert float(clip_gradients([], 0.5, by)) == 0.0
+
+
+@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
+@pytest.mark.parametrize("name", ["Adam", "Rprop"])
+def test_an_optimizer_clips_its_parameters_one_by_one(name, by):
+    """Clipping by norm is by parameter, also where the parameters lie in one flat vector."""
+    params = [nn.Parameter(torch.zeros_like(g)) for g in gradients()]
+    optimizer = ModuleOptimizer(params, {"_target_": f"torch.optim.{name}"}, lr=0.1)
+    optimizer.zero_grad()
+    sum((p * g).sum() for p, g in zip(params, gradients(), strict=True)).backward()
+    expected = gradients()
+    expected_norm = clip_gradients(expected, 0.3, by)
+    norm = optimizer.clip(0.3, by)
+    assert float(norm) == pytest.approx(float(expected_norm), rel=1e-12)
+    for param, grad in zip(params, expected, strict=True):
+        torch.testing.assert_close(param.grad, grad, rtol=1e-12, atol=1e-15)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from maze_train.checks import check_at_least
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Schedule, check_schedule
+from maze_train.learner.progress import Progress, scheduled_value
+
+
+def test_a_number_is_its_own_schedule():
+    """A plain number never changes."""
+    assert scheduled_value(0.3, Progress()) == 0.3
+    assert scheduled_value(0.3, Progress(10**9, 10**6, 5, 0.99)) == 0.3
+
+
+@pytest.mark.parametrize(("total", "per_update"), [(100, 10), (100, 30), (1, 10)])
+def test_linear_decay_starts_full_and_never_reaches_its_end(total, per_update):
+    """Trap 14: the k-th of n updates has the share 1 - (k - 1) / n of the first rate."""
+    schedule = Schedule(start=1e-3, end=0.0)
+    values, steps = [], 0
+    while steps < total:
+        values.append(scheduled_value(schedule, Progress(steps, fraction=steps / total)))
+        steps += per_update
+    assert values[0] == 1e-3
+    assert values[-1] > 0.0
+    expected = [1e-3 * (1 - k * per_update / total) for k in range(len(values))]
+    assert values == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("by", "progress"),
+    [
+        ("env_steps", Progress(env_steps=150)),
+        ("updates", Progress(updates=150)),
+    ],
+)
+def test_points_are_counted_by_what_is_told(by, progress):
+    """A piecewise schedule reads the counter that it names, and no other."""
+    schedule = Schedule(points=[[100, 1.0], [200, 0.5], [400, 0.1]], by=by)
+    assert scheduled_value(schedule, progress) == 0.75
+    assert scheduled_value(schedule, Progress()) == 1.0
+    other = Progress(env_steps=10**9 * (by != "env_steps"), updates=10**9 * (by != "updates"))
+    assert scheduled_value(schedule, other) == 1.0
+
+
+def test_points_by_progress():
+    """Without `by`, x is the share of the run."""
+    schedule = Schedule(points=[[0.0, 4.0], [0.5, 2.0], [1.0, 2.0]])
+    values = [scheduled_value(schedule, Progress(fraction=f)) for f in (0.0, 0.25, 0.5, 0.9)]
+    assert values == [4.0, 3.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"expected \{start"),
+        ({"start": 1.0}, r"expected \{start"),
+        ({"start": 1.0, "end": 0.0, "by": "updates"}, r"expected \{start"),
+        ({"start": 1.0, "points": [[0, 1]]}, r"points = .*can not be combined"),
+        ({"points": []}, r"points = \[\]: expected a list of pairs"),
+        ({"points": [[0, 1, 2]]}, r"expected a list of pairs"),
+        ({"points": [[0, 1], [0, 2]]}, r"expected growing x"),
+        ({"points": [[0, 1]], "by": "epochs"}, r"by = 'epochs': expected one of progress"),
+    ],
+)
+def test_schedules_that_mean_nothing_are_refused(settings, message):
+    """The message says what a schedule looks like."""
+    with pytest.raises(ConfigError, match=message):
+        Schedule(**settings)
+
+
+def test_every_value_of_a_schedule_is_checked():
+    """A range check looks at each point."""
+    check_schedule("lr", Schedule(start=1.0, end=0.0), check_at_least, 0.0)
+    with pytest.raises(ConfigError, match=r"^lr = -0.1: expected a number >= 0"):
+        check_schedule("lr", Schedule(points=[[0, 1], [1, -0.1], [2, 0]]), check_at_least, 0.0)
+    with pytest.raises(ConfigError, match=r"^lr = -1.0"):
+        check_schedule("lr", -1.0, check_at_least, 0.0)

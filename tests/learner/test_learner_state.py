@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from practice_learner import LineLearner, make_data, make_module
+
+from maze_train.learner.config import Schedule
+from maze_train.learner.flat import get_flat_parameters
+from maze_train.learner.group import LearnerGroup
+from maze_train.learner.progress import Progress
+
+OPTIMIZERS = ["Adam", "RMSprop", "Rprop", "NAdam"]
+
+
+def make_learner(name="Adam", seed=0):
+    """A learner with a schedule and shuffled minibatches."""
+    return LineLearner(
+        make_module(seed),
+        optimizer={"_target_": f"torch.optim.{name}"},
+        lr=Schedule(start=0.1, end=0.0),
+        grad_clip=0.5,
+        seed=seed + 5,
+    )
+
+
+def train(learner, first, last):
+    """Updates with the numbers first to last - 1 of 6."""
+    for k in range(first, last):
+        learner.update(make_data(k), Progress(updates=k, fraction=k / 6))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_restored_learner_continues_bit_for_bit(name):
+    """Three updates, state written to a file and read elsewhere, three more: as six in a row."""
+    straight = make_learner(name)
+    train(straight, 0, 6)
+    first = make_learner(name)
+    train(first, 0, 3)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    train(first, 3, 4)  # The saved state must not follow the learner.
+    file.seek(0)
+    second = make_learner(name, seed=1)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert second.weights_seq_no == 3
+    train(second, 3, 6)
+    assert torch.equal(get_flat_parameters(second.module), get_flat_parameters(straight.module))
+    assert second.weights_seq_no == 6
+
+
+def test_the_state_needs_all_its_parts():
+    """Without the optimizer or the generator the numbers would differ: each part counts."""
+    straight = make_learner()
+    train(straight, 0, 6)
+    first = make_learner()
+    train(first, 0, 3)
+    for part in ("modules", "optimizers", "generator"):
+        other = make_learner(seed=1)
+        state = {**first.state_dict(), part: other.state_dict()[part]}
+        if part == "optimizers":
+            fresh = make_learner()
+            fresh.set_weights(first.get_weights())
+            fresh.generator.set_state(first.generator.get_state())
+            other = fresh
+        else:
+            other.load_state_dict(state)
+        train(other, 3, 6)
+        assert not torch.equal(
+            get_flat_parameters(other.module), get_flat_parameters(straight.module)
+        )
+
+
+def test_weights_are_copies_and_are_written_in_place():
+    """What was read does not change with training; writing keeps the tensors of the module."""
+    learner = make_learner()
+    weights = learner.get_weights()
+    kept = weights["default"]["weight"].clone()
+    place = learner.module.weight.data_ptr()
+    train(learner, 0, 2)
+    assert torch.equal(weights["default"]["weight"], kept)
+    assert not torch.equal(learner.module.weight, kept)
+    learner.set_weights(weights)
+    assert torch.equal(learner.module.weight.detach(), kept)
+    assert learner.module.weight.data_ptr() == place
+    weights["default"]["weight"].zero_()
+    assert torch.equal(learner.module.weight.detach(), kept)
+
+
+def test_a_learner_goes_on_after_its_weights_were_set():
+    """Weights written from outside are those that the next update starts from."""
+    a, b = make_learner(), make_learner(seed=1)
+    b.set_weights(a.get_weights())
+    b.generator.set_state(a.generator.get_state())
+    train(a, 0, 2)
+    train(b, 0, 2)
+    assert torch.equal(get_flat_parameters(a.module), get_flat_parameters(b.module))
+
+
+def test_a_group_of_one_is_its_learner():
+    """The group updates, reads and writes the learner that it was given."""
+    alone, learner = make_learner(), make_learner()
+    with LearnerGroup(learner) as group:
+        assert group.is_local
+        assert len(group) == 0
+        row = group.update(make_data(), Progress()).reduce()
+        assert row == alone.update(make_data(), Progress()).reduce()
+        assert group.weights_seq_no == learner.weights_seq_no == 1
+        assert group.foreach_learner(lambda x: x) == [learner]
+        weights = group.get_weights()
+        assert torch.equal(weights["default"]["weight"], alone.module.weight.detach())
+        group.set_weights(make_learner(seed=1).get_weights())
+        assert torch.equal(learner.module.weight, make_module(1).weight)
+    group.shutdown()
+
+
+def test_a_group_restores_its_learner():
+    """State of a group continues training bit for bit."""
+    straight = make_learner()
+    train(straight, 0, 4)
+    first, second = make_learner(), make_learner(seed=1)
+    train(first, 0, 2)
+    LearnerGroup(second).load_state_dict(LearnerGroup(first).state_dict())
+    train(second, 2, 4)
+    assert torch.equal(get_flat_parameters(second.module), get_flat_parameters(straight.module))

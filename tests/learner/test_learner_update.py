@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from practice_learner import ADAM, LineLearner, make_data, make_module
+
+from maze_train.errors import ConfigError, TrainingError
+from maze_train.learner.config import Schedule
+from maze_train.learner.flat import get_flat_parameters
+from maze_train.learner.progress import Progress
+
+
+def weights(learner):
+    """Weights of all modules as one vector."""
+    return torch.cat([get_flat_parameters(m) for m in learner.modules.values()])
+
+
+def two(**settings):
+    """A learner of two modules."""
+    return LineLearner({"a": make_module(0), "b": make_module(1)}, **settings)
+
+
+def test_calls_come_in_the_order_of_the_contract():
+    """DESIGN section 5: before, preprocess, then loss, gradients, clip, step; then after."""
+    learner = LineLearner(make_module(), batch_size=5)
+    learner.update(make_data(), Progress())
+    step = ["losses", "loss default", "train", "gradients", "postprocess", "apply"]
+    assert learner.calls == [
+        "before",
+        "preprocess default",
+        "minibatches default",
+        *step,
+        *step,
+        "after 1",
+    ]
+    assert not learner.module.training
+
+
+def test_an_update_is_plain_gradient_descent():
+    """Weights, norm and number of steps are those of a loop written with torch alone."""
+    learner = LineLearner(make_module(), grad_clip=0.5, lr=0.05, seed=3)
+    net, data = make_module(), make_data()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05, eps=1e-5)
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
+    norms = []
+    for rows in order.split(4):
+        optimizer.zero_grad()
+        (net(data[rows, :2]).squeeze(-1) - data[rows, 2]).square().mean().backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)))
+        optimizer.step()
+    row = learner.update(data, Progress()).reduce()
+    torch.testing.assert_close(weights(learner), get_flat_parameters(net), rtol=1e-6, atol=1e-7)
+    assert row["train/gradient_steps"] == 3
+    assert row["train/grad_norm"] == pytest.approx(sum(norms) / 3, rel=1e-6)
+    assert row["train/learning_rate"] == 0.05
+
+
+def test_the_learning_rate_is_set_before_the_step():
+    """Trap 14: the first update has the full rate, the last one of the run more than 0."""
+    schedule = Schedule(start=0.5, end=0.0)
+    learner = LineLearner(
+        make_module(), batch_size=10, lr=schedule, optimizer={"_target_": "torch.optim.SGD"}
+    )
+    data = make_data()
+    for k in range(4):
+        before = weights(learner)
+        row = learner.update(data, Progress(fraction=k / 4)).reduce()
+        length = float((weights(learner) - before).norm())
+        rate = 0.5 * (1 - k / 4)
+        assert row["train/learning_rate"] == rate
+        assert length == pytest.approx(rate * row["train/grad_norm"], rel=1e-5)
+
+
+def test_the_sequence_number_counts_updates():
+    """Each update raises the number by one before `after_gradient_based_update`."""
+    learner = LineLearner(make_module())
+    for k in range(3):
+        assert learner.weights_seq_no == k
+        learner.update(make_data(), Progress())
+    assert [call for call in learner.calls if call.startswith("after")] == [
+        "after 1",
+        "after 2",
+        "after 3",
+    ]
+
+
+def test_several_modules_learn_as_each_alone():
+    """Modules that share nothing get the weights that each would get in a learner of its own."""
+    both = two(batch_size=10)
+    data = {"a": make_data(0), "b": make_data(1)}
+    for _ in range(3):
+        both.update(data, Progress())
+    for index, key in enumerate(data):
+        alone = LineLearner({key: make_module(index)}, batch_size=10)
+        for _ in range(3):
+            alone.update({key: data[key]}, Progress())
+        torch.testing.assert_close(
+            get_flat_parameters(both.modules[key]),
+            get_flat_parameters(alone.modules[key]),
+            rtol=1e-5,
+            atol=1e-6,
+        )
+
+
+def test_unknown_modules_are_refused_before_anything_happens():
+    """Experience for a module that does not exist names the ones that do."""
+    learner = two()
+    before = weights(learner)
+    with pytest.raises(ConfigError, match=r"module_id = 'c': no such module; there are: a, b"):
+        learner.update({"a": make_data(), "c": make_data()}, Progress())
+    assert torch.equal(weights(learner), before)
+    assert learner.weights_seq_no == 0
+    assert learner.calls == []
+
+
+@pytest.mark.xfail(strict=True, raises=KeyError, reason="the default id is not checked")
+def test_experience_without_id_needs_a_default_module():
+    """Experience that is not by module is refused where modules have names."""
+    learner = two()
+    with pytest.raises(ConfigError, match=r"there are: a, b"):
+        learner.update(make_data(), Progress())
+
+
+def test_modules_not_to_be_updated_are_dropped():
+    """Their experience is not even preprocessed, and their weights stay."""
+    learner = two(refused=("b",))
+    before = learner.get_weights()
+    learner.update({"a": make_data(0), "b": make_data(1)}, Progress())
+    assert "preprocess b" not in learner.calls
+    assert "minibatches a" in learner.calls
+    after = learner.get_weights()
+    assert torch.equal(after["b"]["weight"], before["b"]["weight"])
+    assert not torch.equal(after["a"]["weight"], before["a"]["weight"])
+
+
+@pytest.mark.xfail(strict=True, reason="apply_gradients steps the optimizers of all modules")
+@pytest.mark.parametrize("how", ["refused", "no experience"])
+def test_modules_that_learned_before_stay_when_they_are_dropped(how):
+    """The momentum of an earlier update does not move a module that is not updated."""
+    learner = two()
+    learner.update({"a": make_data(0), "b": make_data(1)}, Progress())
+    before = learner.get_weights()
+    experience = {"a": make_data(0), "b": make_data(1)}
+    if how == "refused":
+        learner.refused = ("b",)
+    else:
+        del experience["b"]
+    learner.update(experience, Progress())
+    assert torch.equal(learner.get_weights()["b"]["weight"], before["b"]["weight"])
+
+
+def test_an_update_of_nothing_takes_no_step():
+    """Without a module to update, only the hooks are called."""
+    learner = LineLearner(make_module(), refused=("default",))
+    before = weights(learner)
+    row = learner.update(make_data(), Progress()).reduce()
+    assert learner.calls == ["before", "after 1"]
+    assert "train/gradient_steps" not in row
+    assert torch.equal(weights(learner), before)
+
+
+def test_a_stop_comes_before_the_gradient_is_applied():
+    """The minibatch at which the learner stops changes nothing."""
+    stopped, short = LineLearner(make_module(), stop_at=1), LineLearner(make_module())
+    row = stopped.update(make_data(), Progress()).reduce()
+    assert row["train/gradient_steps"] == 1
+    assert stopped.calls.count("losses") == 2
+    assert stopped.calls.count("gradients") == 1
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    short.batch_size = 4
+    short.minibatches = lambda prepared, statistics: iter([{"default": make_data()[order[:4]]}])
+    short.update(make_data(), Progress())
+    assert torch.equal(weights(stopped), weights(short))
+    assert not stopped.module.training
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+def test_gradients_that_are_not_finite_end_training(bad):
+    """The error names the update and the minibatch, and what to look at."""
+    learner = LineLearner(make_module(), batch_size=1)
+    learner.update(make_data(), Progress())
+    data = make_data()
+    order = torch.randperm(10, generator=copy_of(learner.generator))
+    data[order[6], 2] = bad
+    with pytest.raises(TrainingError, match=r"update 1: the gradient of minibatch 6 is not finite"):
+        learner.update(data, Progress())
+    assert not learner.module.training
+
+
+def copy_of(generator):
+    """A generator in the same state."""
+    twin = torch.Generator()
+    twin.set_state(generator.get_state())
+    return twin
+
+
+def test_register_optimizer_refuses_duplicates():
+    """A name is used once, and a parameter belongs to one optimizer."""
+    learner = LineLearner(make_module())
+    other = [torch.nn.Parameter(torch.zeros(2))]
+    with pytest.raises(ConfigError, match=r"module 'default' has an optimizer 'default' already"):
+        learner.register_optimizer("default", other, ADAM, 0.1)
+    params = [*other, learner.module.bias]
+    with pytest.raises(ConfigError, match=r"'second' of module 'default' shares parameters"):
+        learner.register_optimizer("default", params, ADAM, 0.1, name="second")
+    assert list(learner.optimizers) == [("default", "default")]
+    learner.register_optimizer("default", other, ADAM, 0.1, name="second")
+    assert len(learner.optimizers) == 2
+
+
+def test_modules_can_have_several_optimizers():
+    """Each part of a module learns with its own rate; the norm is that of all gradients."""
+
+    class TwoRates(LineLearner):
+        def configure_optimizers_for_module(self, module_id):
+            module, sgd = self.modules[module_id], {"_target_": "torch.optim.SGD"}
+            self.register_optimizer(module_id, [module.weight], sgd, 0.5, name="weight")
+            self.register_optimizer(module_id, [module.bias], sgd, 0.01, name="bias")
+
+    learner, net, data = TwoRates(make_module(), batch_size=10), make_module(), make_data()
+    (net(data[:, :2]).squeeze(-1) - data[:, 2]).square().mean().backward()
+    row = learner.update(data, Progress()).reduce()
+    moved = make_module().weight - learner.module.weight
+    torch.testing.assert_close(moved, 0.5 * net.weight.grad, rtol=1e-5, atol=1e-6)
+    moved = make_module().bias - learner.module.bias
+    torch.testing.assert_close(moved, 0.01 * net.bias.grad, rtol=1e-5, atol=1e-6)
+    norm = torch.cat([net.weight.grad.flatten(), net.bias.grad]).norm()
+    assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)

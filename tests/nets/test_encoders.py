@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze_train.errors import SpaceError
+from maze_train.nets.encoders import encoder_for
+from maze_train.spaces.tensors import as_tensors
+
+IMAGE = spaces.Box(0, 255, (2, 3, 1), np.uint8)
+
+
+def encoder(space):
+    """The encoder of a flat space with branches of 4 units."""
+    return encoder_for(space, 4, "tanh", True)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [
+        (spaces.Discrete(3), 0, [1, 0, 0]),
+        (spaces.Discrete(3), 2, [0, 0, 1]),
+        (spaces.Discrete(3, start=-5), -4, [0, 1, 0]),
+        (spaces.MultiDiscrete([2, 3]), [1, 0], [0, 1, 1, 0, 0]),
+        (spaces.MultiDiscrete([2, 3], start=[10, -2]), [10, 0], [1, 0, 0, 0, 1]),
+        (spaces.MultiDiscrete([[2, 1], [1, 2]]), [[1, 0], [0, 1]], [0, 1, 1, 1, 0, 1]),
+        (spaces.MultiBinary(3), [1, 0, 1], [1, 0, 1]),
+        (spaces.MultiBinary((2, 2)), [[1, 0], [0, 1]], [1, 0, 0, 1]),
+        (spaces.Box(-9, 9, (2,), np.float32), [0.5, -3.0], [0.5, -3.0]),
+        (spaces.Box(-9, 9, (2, 2), np.float64), [[1, 2], [3, 4]], [1, 2, 3, 4]),
+        (spaces.Box(-9, 9, (), np.float32), 2.5, [2.5]),
+        (spaces.Box(-9, 9, (2,), np.int16), [7, -9], [7, -9]),
+        (spaces.Box(0, 255, (2,), np.uint8), [255, 51], [1.0, 0.2]),
+    ],
+    ids=str,
+)
+def test_known_values(space, value, expected):
+    """Categories become one-hot vectors counted from their start, bytes numbers in [0, 1]."""
+    obs = as_tensors(space, np.array(value))
+    encoded = encoder(space)(obs)
+    assert encoded.dtype is torch.float32
+    torch.testing.assert_close(encoded, torch.tensor(expected, dtype=torch.float32))
+    assert encoder(space).output_size == len(expected)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=1),
+        spaces.MultiDiscrete([[2, 3], [4, 1]], start=[[1, 0], [2, 3]]),
+        spaces.MultiBinary((2, 2)),
+        spaces.Box(-1, 1, (2, 3), np.float32),
+        spaces.Box(-1, 1, (), np.float32),
+        IMAGE,
+    ],
+    ids=str,
+)
+def test_any_leading_dimensions(space):
+    """One observation, a batch and a rollout are encoded alike."""
+    space.seed(0)
+    rows = np.stack([space.sample() for _ in range(6)])
+    encode = encoder(space)
+    flat = encode(as_tensors(space, rows))
+    assert flat.shape == (6, encode.output_size)
+    for lead in [(2, 3), (1, 6, 1), (3, 1, 2)]:
+        nested = encode(as_tensors(space, rows.reshape(*lead, *rows.shape[1:])))
+        assert torch.equal(nested, flat.view(*lead, -1))
+    assert torch.equal(encode(as_tensors(space, rows[0])), flat[0])
+    assert encode(as_tensors(space, rows[:0])).shape == (0, encode.output_size)
+
+
+def test_bytes_are_scaled_once():
+    """The largest byte becomes 1, whatever the number of calls, and the input stays bytes."""
+    encode = encoder(IMAGE)
+    obs = torch.full((2, 2, 3, 1), 255, dtype=torch.uint8)
+    for _ in range(2):
+        assert torch.equal(encode(obs), torch.ones(2, 6))
+    assert obs.dtype is torch.uint8
+    assert int(obs.min()) == 255
+
+
+def test_only_bytes_are_scaled():
+    """Integers of other types and floats in the range of bytes keep their size."""
+    for dtype in (np.int32, np.float32):
+        space = spaces.Box(0, 255, (1,), dtype)
+        assert float(encoder(space)(as_tensors(space, np.array([255])))) == 255.0
+
+
+def test_encoders_of_leaves_have_no_weights():
+    """What is fixed by the space is neither trained nor saved."""
+    for space in (spaces.MultiDiscrete([3, 2]), IMAGE):
+        assert not list(encoder(space).parameters())
+        assert not encoder(space).state_dict()
+
+
+def test_a_dict_has_one_branch_per_key():
+    """Each key is read by a layer of its own; the outputs follow the order of the keys."""
+    space = spaces.Dict(
+        OrderedDict([("z", IMAGE), ("a", spaces.Discrete(3)), ("m", spaces.MultiBinary(2))])
+    )
+    torch.manual_seed(0)
+    encode = encoder(space)
+    assert encode.output_size == 12
+    layers = [m for m in encode.modules() if isinstance(m, torch.nn.Linear)]
+    assert [(m.in_features, m.out_features) for m in layers] == [(6, 4), (3, 4), (2, 4)]
+    obs = {
+        "m": torch.tensor([[1, 0]], dtype=torch.int8),
+        "a": torch.tensor([2]),
+        "z": torch.full((1, 2, 3, 1), 51, dtype=torch.uint8),
+    }
+    vectors = [torch.full((1, 6), 0.2), torch.tensor([[0.0, 0, 1]]), torch.tensor([[1.0, 0]])]
+    expected = [torch.tanh(layer(x)) for layer, x in zip(layers, vectors, strict=True)]
+    torch.testing.assert_close(encode(obs), torch.cat(expected, -1))
+
+
+def test_keys_do_not_mix():
+    """A change of one observation changes the features of its branch alone."""
+    space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,), np.float32)})
+    encode = encoder(space)
+    obs = {"a": torch.tensor([[0, 1]]), "b": torch.zeros(1, 2, 2)}
+    changed = encode({**obs, "b": torch.ones(1, 2, 2)}) != encode(obs)
+    assert changed.shape == (1, 2, 8)
+    assert not changed[..., :4].any()
+    assert changed[..., 4:].all()
+
+
+def test_unknown_spaces_are_named_with_their_key():
+    """The error says which key has a space that no network reads."""
+    space = spaces.Dict({"words": spaces.Text(3)})
+    with pytest.raises(SpaceError, match=r"key 'words'.*expected Box, Discrete"):
+        encoder(space)

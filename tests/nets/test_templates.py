@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze_train.errors import ConfigError
+from maze_train.nets.actor_critic import build_actor_critic
+from maze_train.nets.config import ACTIVATIONS, ModelConfig
+from maze_train.nets.template import TemplateNet
+
+BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
+DICT = spaces.Dict({"a": BOX, "b": spaces.Discrete(3)})
+
+
+def linears(module):
+    """The linear layers in their order."""
+    return [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
+
+
+def gain_of(layer):
+    """The factor g with W W^T = g^2 I (or W^T W, for a tall matrix); fails if there is none."""
+    w = layer.weight.detach().double()
+    gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+    squared = float(gram.diagonal().mean())
+    torch.testing.assert_close(
+        gram, squared * torch.eye(len(gram), dtype=gram.dtype), rtol=0, atol=1e-5
+    )
+    return math.sqrt(squared)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("space", [BOX, DICT], ids=["box", "dict"])
+def test_orthogonal_initialisation_has_the_gains_of_the_field(space, shared):
+    """Gains: sqrt(2) for hidden layers and branches, 0.01 for the policy, 1 for the critic."""
+    config = ModelConfig(hidden_sizes=[16, 8], shared_trunk=shared)
+    model = build_actor_critic(config, space, spaces.Discrete(4), seed=3)
+    *policy_hidden, policy_head = linears(model.policy)
+    *critic_hidden, critic_head = linears(model.critic)
+    trunk = linears(model.trunk) if shared else []
+    hidden = [*policy_hidden, *critic_hidden, *trunk]
+    assert len(hidden) == (2 if space is BOX else 4) * (1 if shared else 2)
+    assert [gain_of(layer) for layer in hidden] == pytest.approx([math.sqrt(2)] * len(hidden))
+    assert gain_of(policy_head) == pytest.approx(0.01, rel=1e-5)
+    assert gain_of(critic_head) == pytest.approx(1.0)
+    assert not any(layer.bias.any() for layer in linears(model))
+
+
+def test_the_default_initialisation_of_pytorch_is_an_option():
+    """Without orthogonal_init the weights are what nn.Linear draws, biases included."""
+    config = ModelConfig(hidden_sizes=[16, 8], orthogonal_init=False)
+    model = build_actor_critic(config, BOX, spaces.Discrete(4), seed=3)
+    torch.manual_seed(3)
+    first = torch.nn.Linear(5, 16)
+    assert torch.equal(linears(model.policy)[0].weight, first.weight)
+    assert torch.equal(linears(model.policy)[0].bias, first.bias)
+    assert all(layer.bias.any() for layer in linears(model))
+
+
+def test_sizes_follow_the_configuration():
+    """Policy and critic have the hidden layers that are asked for, and outputs that fit."""
+    config = ModelConfig(hidden_sizes=[7, 6], critic_hidden_sizes=[9], value_support=[-2, 3])
+    model = build_actor_critic(config, BOX, spaces.MultiDiscrete([2, 3]), seed=0)
+    sizes = [(layer.in_features, layer.out_features) for layer in linears(model.policy)]
+    assert sizes == [(5, 7), (7, 6), (6, 5)]
+    sizes = [(layer.in_features, layer.out_features) for layer in linears(model.critic)]
+    assert sizes == [(5, 9), (9, 6)]
+
+
+def test_no_hidden_layer_is_a_linear_model():
+    """An empty list of sizes leaves one linear layer."""
+    net = TemplateNet(BOX, ModelConfig(), [], 3)
+    assert len(linears(net)) == 1
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(net(x), torch.nn.functional.linear(x, linears(net)[0].weight))
+    config = ModelConfig(hidden_sizes=[4], critic_hidden_sizes=[])
+    model = build_actor_critic(config, BOX, spaces.Discrete(2), seed=0)
+    assert len(linears(model.critic)) == 1
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_template_is_the_composition_of_its_layers(name):
+    """Each hidden layer is followed by the nonlinearity, the output by none."""
+    functions = {
+        "tanh": torch.tanh,
+        "relu": torch.nn.functional.relu,
+        "elu": torch.nn.functional.elu,
+        "gelu": torch.nn.functional.gelu,
+        "silu": torch.nn.functional.silu,
+        "leaky_relu": torch.nn.functional.leaky_relu,
+    }
+    net = TemplateNet(BOX, ModelConfig(activation=name), [8, 6], 3)
+    first, second, last = linears(net)
+    x = 3.0 * torch.randn(2, 4, 5)
+    expected = last(functions[name](second(functions[name](first(x)))))
+    torch.testing.assert_close(net(x), expected)
+    assert net(x).shape == (2, 4, 3)
+    assert net.output_size == 3
+
+
+def test_without_output_layer_the_last_hidden_layer_is_the_output():
+    """A trunk ends with its nonlinearity."""
+    net = TemplateNet(BOX, ModelConfig(), [8, 6])
+    assert net.output_size == 6
+    assert bool((net(100 * torch.randn(50, 5)).abs() <= 1.0).all())
+
+
+def test_seeds_give_weights_and_leave_the_global_generator_alone():
+    """The same seed gives the same weights, another one others; torch's own stream goes on."""
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    models = [
+        build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=s) for s in (1, 1, 2)
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    a, b, c = (torch.cat([p.flatten() for p in m.parameters()]) for m in models)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    torch.manual_seed(99)
+    again = build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=1)
+    assert torch.equal(torch.cat([p.flatten() for p in again.parameters()]), a)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("space", [BOX, DICT], ids=["box", "dict"])
+def test_copies_and_saved_weights_are_independent(space, shared):
+    """A deep copy and a model with loaded weights act alike, and change alone."""
+    config = ModelConfig(hidden_sizes=[8], shared_trunk=shared)
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+    model = build_actor_critic(config, space, action_space, seed=0)
+    obs = {"a": torch.randn(3, 5), "b": torch.tensor([0, 1, 2])}
+    obs = obs if space is DICT else obs["a"]
+    copied = copy.deepcopy(model)
+    loaded = build_actor_critic(config, space, action_space, seed=1)
+    assert not torch.equal(loaded.values(obs), model.values(obs))
+    loaded.load_state_dict(model.state_dict())
+    before = [x.clone() for x in model(obs)]
+    for other in (copied, loaded):
+        for ours, theirs in zip(model(obs), other(obs), strict=True):
+            assert torch.equal(ours, theirs)
+        with torch.no_grad():
+            for param in other.parameters():
+                param.add_(1.0)
+    for ours, kept in zip(model(obs), before, strict=True):
+        assert torch.equal(ours, kept)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_sizes": [64, 0]}, r"hidden_sizes\[1\] = 0: expected a number >= 1"),
+        ({"activation": "tahn"}, r"activation = 'tahn'.*did you mean 'tanh'"),
+        ({"value_support": [3, 3]}, r"value_support = \[3, 3\]: expected \[low, high\]"),
+        ({"shared_trunk": True, "hidden_sizes": []}, r"a shared trunk needs at least one layer"),
+        ({"trunk": {"_target_": "a.B"}}, r"trunk: needs model.shared_trunk=true"),
+        ({"policy": {"size": 3}}, r"policy = .*: expected a mapping with the key _target_"),
+        (
+            {"shared_trunk": True, "critic": {"_target_": "a.B"}},
+            r"critic: a shared trunk has heads of one layer only",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    """Each wrong setting is named before anything is built."""
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**settings)

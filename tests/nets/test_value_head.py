@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from maze_train.errors import ConfigError
+from maze_train.functional.value_transforms import ReduceScaleValueTransform
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.value_head import ValueHead
+
+TRANSFORM = ReduceScaleValueTransform(epsilon=1e-2)
+RNG = np.random.default_rng(0)
+RAW, TARGETS, OLD = (3.0 * RNG.standard_normal(6) for _ in range(3))
+
+
+def column(values):
+    """Raw outputs [N, 1] of a scalar critic."""
+    return torch.from_numpy(np.array(values)).unsqueeze(-1)
+
+
+def slow_transform(x):
+    """h(x) as the paper prints it."""
+    return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + 1e-2 * x
+
+
+def slow_two_hot_loss(logits, targets, low, high):
+    """Cross-entropy under the two neighbours of each target, one sample at a time."""
+    total = 0.0
+    for row, target in zip(logits, targets, strict=True):
+        inside = min(max(float(target), low), high)
+        below = min(math.floor(inside), high - 1)
+        weights = {below: 1 - (inside - below), below + 1: inside - below}
+        normalizer = math.log(sum(math.exp(x) for x in row))
+        total -= sum(w * (float(row[k - low]) - normalizer) for k, w in weights.items())
+    return total / len(targets)
+
+
+def test_a_scalar_is_its_own_value():
+    """Without transform and support the raw output is the value, and targets are returns."""
+    head = ValueHead()
+    assert head.output_size == 1
+    assert head.values(column(RAW)).tolist() == RAW.tolist()
+    assert head.targets(torch.from_numpy(TARGETS)).tolist() == TARGETS.tolist()
+
+
+@pytest.mark.parametrize("transform", [None, TRANSFORM])
+@pytest.mark.parametrize("clip_range", [0.0, 0.7])
+def test_scalar_loss_is_the_mean_squared_error(transform, clip_range):
+    """The loss compares raw outputs with transformed returns, clipped around old raw values."""
+    head = ValueHead(transform)
+    h = slow_transform if transform else float
+    expected = 0.0
+    for v, target, old in zip(RAW, TARGETS, OLD, strict=True):
+        errors = [(v - h(target)) ** 2]
+        if clip_range:
+            clipped = h(old) + min(max(v - h(old), -clip_range), clip_range)
+            errors.append((clipped - h(target)) ** 2)
+        expected += max(errors) / len(RAW)
+    targets, old = (head.targets(torch.from_numpy(x)) for x in (TARGETS, OLD))
+    loss = head.loss(column(RAW), targets, old, clip_range)
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+
+
+def test_values_are_in_units_of_returns():
+    """A critic that hits its transformed target exactly predicts the return exactly."""
+    head = ValueHead(TRANSFORM)
+    returns = torch.tensor([-1000.0, -1.0, 0.0, 0.3, 5000.0], dtype=torch.float64)
+    raw = head.targets(returns).unsqueeze(-1)
+    torch.testing.assert_close(head.values(raw), returns, rtol=1e-10, atol=1e-12)
+    assert float(head.targets(returns).abs().max()) < 150.0
+
+
+@pytest.mark.parametrize("transform", [None, TRANSFORM])
+def test_a_support_is_a_categorical_critic(transform):
+    """Values are expectations over the integers, targets are split between two of them."""
+    low, high = -3, 4
+    head = ValueHead(transform, (low, high))
+    assert head.output_size == 8
+    logits = torch.from_numpy(RNG.standard_normal((6, 8)))
+    h = slow_transform if transform else float
+    targets = head.targets(torch.from_numpy(TARGETS))
+    expected = slow_two_hot_loss(logits.tolist(), [h(x) for x in TARGETS], low, high)
+    loss = head.loss(logits, targets, targets)
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+    values = head.values(logits)
+    for row, value in zip(logits.tolist(), values.tolist(), strict=True):
+        total = sum(math.exp(x) for x in row)
+        mean = sum((low + k) * math.exp(x) / total for k, x in enumerate(row))
+        assert (slow_transform(value) if transform else value) == pytest.approx(mean, rel=1e-9)
+
+
+def test_loss_of_a_support_does_not_depend_on_old_values():
+    """There is no clipping of a categorical critic."""
+    head = ValueHead(None, (-3, 4))
+    logits, targets = torch.randn(5, 8), torch.randn(5)
+    plain = head.loss(logits, targets, targets)
+    assert torch.equal(head.loss(logits, targets, targets + 5.0, 0.1), plain)
+
+
+def test_any_leading_dimensions():
+    """Values of a rollout have the shape of the rollout."""
+    assert ValueHead(TRANSFORM).values(torch.zeros(4, 3, 1)).shape == (4, 3)
+    assert ValueHead(None, (-1, 1)).values(torch.zeros(4, 3, 3)).shape == (4, 3)
+
+
+def test_from_config_builds_what_is_named():
+    """Transform and support come from the configuration."""
+    node = {"_target_": "maze_train.ReduceScaleValueTransform", "epsilon": 0.5}
+    head = ValueHead.from_config(ModelConfig(value_transform=node, value_support=[-2, 2]))
+    assert head.transform == ReduceScaleValueTransform(0.5)
+    assert head.support == (-2, 2)
+    assert ValueHead.from_config(ModelConfig()).transform is None
+
+
+def test_a_wrong_transform_is_named():
+    """A transform that can not be found is an error with its key."""
+    config = ModelConfig(value_transform={"_target_": "maze_train.ReduceScaleValueTransfrom"})
+    with pytest.raises(ConfigError, match=r"model.value_transform._target_ = .*did you mean"):
+        ValueHead.from_config(config)

@@ -1,0 +1,372 @@
+"""A whole run on the dev runner: what it does, writes, and refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.spaces import Text
+from own_parts import FaultyEnv, SpacesEnv
+
+from maze_train import load_config, train
+from maze_train.errors import ConfigError, MazeTrainError, RunDirectoryError, SpaceError
+from maze_train.runners.factory import build_runner
+
+SMALL: dict[str, Any] = {
+    "runner.concurrency": 2,
+    "algorithm.n_rollout_steps": 16,
+    "evaluation.n_episodes": 2,
+    "model.hidden_sizes": [8],
+    "seed": 1,
+    "total_steps": 192,
+    "tracking.progress": "quiet",
+    "tracking.plot": False,
+}
+PPO: dict[str, Any] = {"algorithm": "ppo", "algorithm.batch_size": 16, "algorithm.epoch_length": 2}
+A2C: dict[str, Any] = {"algorithm": "a2c", "algorithm.epoch_length": 2}
+ALGORITHMS = {"ppo": PPO, "a2c": A2C}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every test starts in an empty directory and leaves no process and no open environment."""
+    monkeypatch.chdir(tmp_path)
+    SpacesEnv.open_envs = 0
+    yield
+    assert multiprocessing.active_children() == []
+    assert SpacesEnv.open_envs == 0
+
+
+def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
+    """Settings of a run on a toy environment that takes a moment."""
+    env = {"_target_": "own_parts.SpacesEnv"}
+    return {"env": env, **ALGORITHMS[algorithm], **SMALL, "run_dir": "run", **overrides}
+
+
+def short_run(run_dir: str | None = "run", algorithm: str = "ppo", **overrides: Any) -> Any:
+    """Such a run."""
+    return train(**settings(algorithm, **overrides, run_dir=run_dir))
+
+
+def faulty(**kwargs: Any) -> dict[str, Any]:
+    """The settings of an environment that goes wrong."""
+    return {"_target_": "own_parts.FaultyEnv", "kwargs": kwargs}
+
+
+def rows(run_dir: str | Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv without times, as text."""
+    with (Path(run_dir) / "metrics.csv").open() as file:
+        return [
+            {name: cell for name, cell in row.items() if not name.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
+
+
+def summary(run_dir: str | Path) -> dict[str, Any]:
+    """What summary.json says."""
+    found: dict[str, Any] = json.loads((Path(run_dir) / "summary.json").read_text())
+    return found
+
+
+def written_config(run_dir: str) -> dict[str, Any]:
+    """What config.yaml says."""
+    found: dict[str, Any] = yaml.safe_load(Path(run_dir, "config.yaml").read_text())
+    return found
+
+
+def everything(path: Path) -> list[str]:
+    """All files and directories below a path."""
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
+
+
+def file_contents(path: str) -> dict[Path, bytes]:
+    """All files below a path with their contents."""
+    return {p: p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+@pytest.mark.parametrize(
+    ("obs", "action"),
+    [
+        ("box", "box"),
+        ("box", "tuple"),
+        ("discrete", "discrete"),
+        ("multi_discrete", "multi_discrete"),
+        ("multi_binary", "discrete"),
+        ("dict", "box"),
+        ("tuple", "tuple"),
+    ],
+)
+def test_fast_dev_run_of_every_space(algorithm: str, obs: str, action: str) -> None:
+    """One epoch runs on every kind of space; every action is one of its space."""
+    env = {"_target_": "own_parts.SpacesEnv", "kwargs": {"obs": obs, "action": action}}
+    result = short_run(
+        algorithm=algorithm, env=env, **{"runner.fast_dev_run": True, "total_steps": 100_000}
+    )
+    assert (result.summary.epochs, result.summary.updates) == (1, 1)
+    assert np.isfinite(result.best_metric)
+    assert result.policy.action_space == SpacesEnv(obs, action).action_space
+    SpacesEnv.open_envs -= 1
+
+
+def test_files_of_the_run_directory() -> None:
+    """A finished run has its configuration, metrics, outcome, picture and best policy."""
+    result = short_run(**{"tracking.plot": True})
+    names = everything(Path("run"))
+    assert [name for name in names if "tfevents" not in name] == [
+        "best", "best/config.yaml", "best/policy.pt", "best/score.json", "best/spaces.json",
+        "config.yaml", "metrics.csv", "plots", "plots/learning_curve.png", "summary.json",
+    ]  # fmt: skip
+    assert sum("tfevents" in name for name in names) == 1
+    assert result.run_dir == Path("run")
+    outcome = summary("run")
+    assert outcome["stop_reason"] == "total_steps"
+    assert (outcome["epochs"], outcome["updates"], outcome["env_steps"]) == (3, 6, 192)
+    assert outcome["best_metric"] == result.best_metric
+    assert {"wall_time_s", "steps_per_second", "final_eval_return_mean"} <= outcome.keys()
+    score = json.loads(Path("run/best/score.json").read_text())
+    assert score == {"score": result.best_metric, "epoch": outcome["best_epoch"]}
+
+
+def test_columns_of_the_metrics() -> None:
+    """One row per epoch; the file holds the numbers of the history."""
+    result = short_run()
+    with open("run/metrics.csv") as file:
+        table = list(csv.DictReader(file))
+    columns = list(table[0])
+    assert columns[:4] == ["epoch", "updates", "env_steps", "train/episode_return_mean"]
+    assert {
+        "eval/episode_return_mean", "train/policy_loss", "train/value_loss", "train/grad_norm",
+        "train/explained_variance", "train/policy_entropy", "train/approximate_kl",
+        "time/collect_s", "time/update_s", "time/evaluate_s", "time/epoch_s", "time/total_s",
+    } <= set(columns)  # fmt: skip
+    assert [row["env_steps"] for row in table] == ["64", "128", "192"]
+    read = [{name: float(cell) for name, cell in row.items() if cell} for row in table]
+    assert read == [{name: float(x) for name, x in row.items()} for row in result.history]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
+    """config.yaml reloads to an equal configuration and gives equal metrics; drawn seeds too."""
+    node = settings(algorithm, seed=None)
+    build_runner(load_config(node)).run()
+    written = written_config("run")
+    assert isinstance(written["seed"], int)
+    again = load_config({**written, "run_dir": "again"})
+    assert again == load_config({**node, "seed": written["seed"], "run_dir": "again"})
+    build_runner(again).run()
+    assert rows("run") == rows("again")
+    assert written_config("again") == written
+
+
+def test_the_seed_decides_every_number() -> None:
+    """Equal seeds give equal metrics, another one others; seeds that are drawn differ."""
+    for name, seed in (("a", 5), ("b", 5), ("c", 6), ("d", None), ("e", None)):
+        short_run(name, seed=seed)
+    assert rows("a") == rows("b")
+    losses = [[row["train/policy_loss"] for row in rows(name)] for name in "acde"]
+    assert len({tuple(column) for column in losses}) == 4
+    assert written_config("d")["seed"] != written_config("e")["seed"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"algorithm.batch_size": 33}, "larger than the rollout of 32 samples"),
+        ({"model.distributions": {"Discrete": "diagonal_gaussian"}}, "needs a Box"),
+        ({"model.distributions": {"discrete": "categorical"}}, "mean 'Discrete'"),
+        ({"algorithm.optimizer": {"_target_": "torch.optim.Adm"}}, "mean Adam"),
+        ({"env": "CratPole-v1"}, "CartPole-v1"),
+        ({"algorithm.device": "cuda:99"}, "algorithm.device = 'cuda:99': not usable here"),
+        ({"algorithm.device": "gpu"}, "expected cpu, cuda"),
+        ({"evaluation.evaluators": [{"_target_": "own_parts.make_env"}]}, "expected a subclass"),
+        ({"algorithm.gamma": 1.5}, "algorithm.gamma = 1.5"),
+        ({"total_steps": 0}, "nothing would end this run"),
+        ({"env": {"_target_": "own_parts.SpacesEn"}}, "mean SpacesEnv"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, overrides: dict[str, Any], message: str
+) -> None:
+    """A wrong configuration raises, names the setting, and creates nothing on disk."""
+    with pytest.raises(ConfigError, match=message):
+        short_run(**overrides)
+    SpacesEnv.open_envs = 0  # `make_env` built one that nobody knew to be an environment
+    assert everything(tmp_path) == []
+
+
+def test_a_space_without_a_distribution_is_refused(tmp_path: Path) -> None:
+    """An action space that no family covers is a SpaceError, and nothing is created."""
+
+    class TextActions(SpacesEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = Text(3)
+
+    with pytest.raises(SpaceError, match="Text"):
+        short_run(env=TextActions)
+    SpacesEnv.open_envs = 0
+    assert everything(tmp_path) == []
+
+
+def test_a_run_directory_is_not_used_twice() -> None:
+    """A directory that holds a run is refused and stays as it is."""
+    short_run()
+    before = file_contents("run")
+    with pytest.raises(RunDirectoryError, match="run_dir=run holds a run already"):
+        short_run()
+    assert file_contents("run") == before
+
+
+def test_runs_without_a_name_get_directories_of_their_own() -> None:
+    """The default directory names environment, algorithm, runner and time; two never share one."""
+    one, two = (short_run(None).run_dir for _ in range(2))
+    assert one != two
+    assert str(one).startswith("outputs/SpacesEnv-ppo-dev/20")
+
+
+def test_an_error_of_the_environment_ends_the_run() -> None:
+    """The error names environment, step and seed; the summary says so; what was written stays."""
+    with pytest.raises(MazeTrainError, match=r"at step .* seed .*the wheel came off") as info:
+        short_run(env=faulty(at=50))
+    assert isinstance(info.value.__cause__, RuntimeError)
+    assert summary("run")["stop_reason"] == "error"
+    assert len(rows("run")) == 1
+    assert Path("run/best/policy.pt").exists()
+
+
+@pytest.mark.parametrize("fault", ["nan_reward", "nan_observation"])
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_a_number_that_is_none_ends_the_run(algorithm: str, fault: str) -> None:
+    """NaN in rewards or observations ends the run; the message says where to look."""
+    with pytest.raises(MazeTrainError, match=r"(?i)reward|observation"):
+        short_run(algorithm=algorithm, env=faulty(fault=fault, at=40))
+    assert summary("run")["stop_reason"] == "error"
+    weights = torch.load("run/best/policy.pt", weights_only=True)
+    assert all(torch.isfinite(weight).all() for weight in weights.values())
+
+
+def test_an_interrupted_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C passes through, after the summary was written and the environments were closed."""
+
+    def interrupt(self: Any, action: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FaultyEnv, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        short_run(env=FaultyEnv)
+    assert summary("run")["stop_reason"] == "interrupted"
+
+
+def test_schedules_go_from_start_to_end() -> None:
+    """The first update has the first value; the last one has not reached the end of the run."""
+    history = short_run(
+        **{
+            "algorithm.epoch_length": 1,
+            "algorithm.lr": {"start": 0.01, "end": 0.0},
+            "algorithm.clip_range": {"points": [[0, 0.3], [64, 0.1]], "by": "env_steps"},
+            "algorithm.entropy_coef": {"points": [[0, 1.0], [4, 0.0]], "by": "updates"},
+        }
+    ).history
+    expected = {
+        "learning_rate": [0.01 * (1 - i / 6) for i in range(6)],
+        "clip_range": [0.3, 0.2, 0.1, 0.1, 0.1, 0.1],
+        "entropy_coef": [1, 0.75, 0.5, 0.25, 0, 0],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose([row[f"train/{name}"] for row in history], values, rtol=1e-6)
+
+
+def test_patience_ends_a_run_that_does_not_improve() -> None:
+    """After `patience` evaluations without a new best, training stops."""
+    env = {
+        "_target_": "own_parts.SpacesEnv",
+        "wrappers": [{"_target_": "own_parts.Scaled", "factor": 0.0}],
+    }
+    result = short_run(env=env, **{"algorithm.patience": 1})
+    assert result.summary.stop_reason == "patience"
+    assert (result.summary.epochs, result.summary.best_epoch) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"algorithm.n_epochs": 2}, "n_epochs"),
+        ({"runner.max_wall_time_s": 1e-6}, "max_wall_time_s"),
+        ({"total_steps": 33}, "total_steps"),
+    ],
+)
+def test_every_limit_ends_a_run(limits: dict[str, Any], reason: str) -> None:
+    """The summary names the limit, and there is an evaluation at the end."""
+    result = short_run(**limits, **{"evaluation.interval": 100})
+    assert result.summary.stop_reason == reason
+    assert "eval/episode_return_mean" in result.history[-1]
+
+
+def test_without_evaluation_the_training_return_selects() -> None:
+    """`evaluation.n_episodes=0`: no eval columns; the best policy is that of the best epoch."""
+    result = short_run(**{"evaluation.n_episodes": 0})
+    assert not any(name.startswith("eval/") for name in result.history[-1])
+    returns = [row["train/episode_return_mean"] for row in result.history]
+    assert result.best_metric == max(returns)
+    assert result.summary.best_epoch == 1 + returns.index(max(returns))
+    assert Path("run/best/policy.pt").exists()
+
+
+def test_two_runs_in_one_process_do_not_mix() -> None:
+    """A run in the middle of another one changes none of its numbers and files."""
+    inner: list[Any] = []
+
+    class Nesting(SpacesEnv):
+        def step(self, action: Any) -> Any:
+            if not inner:
+                inner.append(None)
+                short_run("inner", seed=4)
+            return super().step(action)
+
+    short_run("outer", env=Nesting, seed=3)
+    short_run("outer_alone", seed=3)
+    short_run("inner_alone", seed=4)
+    assert rows("outer") == rows("outer_alone")
+    assert rows("inner") == rows("inner_alone")
+    assert everything(Path("outer/best")) == everything(Path("inner/best"))
+
+
+def test_threads_of_torch_are_set_for_the_run_only() -> None:
+    """`runner.torch_threads` holds during the run; 0 leaves them; they are put back afterwards."""
+    seen: list[int] = []
+
+    class Looking(SpacesEnv):
+        def step(self, action: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return super().step(action)
+
+    before = torch.get_num_threads()
+    for count in (1, 2, 0):
+        short_run(f"run{count}", env=Looking, **{"runner.torch_threads": count})
+        assert seen[-1] == (count or before)
+        assert torch.get_num_threads() == before
+
+
+def test_global_generators_are_seeded_by_the_run() -> None:
+    """A run seeds the global generators, so an environment that draws from them repeats."""
+
+    class Drawing(SpacesEnv):
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            noise = random.random() + np.random.random() + torch.rand(()).item()  # noqa: NPY002
+            return obs, reward + noise, *rest
+
+    short_run("one", env=Drawing)
+    random.random()
+    torch.rand(3)
+    short_run("two", env=Drawing)
+    assert rows("one") == rows("two")

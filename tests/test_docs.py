@@ -1,0 +1,211 @@
+"""What the documents say is so: links lead somewhere, snippets run, commands are accepted.
+
+A fenced block of Python is run, page by page in one namespace and an empty directory. One with a
+file name after the language is written there instead, as is YAML. Commands of `bash` blocks are
+composed, and environment and networks are built, but nothing is trained.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from test_architecture import FLOORS
+
+import maze_train
+from maze_train.cli import main
+from maze_train.config.train_config import DevRunnerConfig
+from maze_train.events import EventInterface
+from maze_train.runners.base import TrainingRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+BLOCK = re.compile(r"^```(\w+) *(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+EXTRAS = re.compile(r"\[([\w,]+)\]")
+
+
+def without_blocks(page: Path) -> str:
+    """The text of a page around its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them."""
+    titles = HEADING.findall(without_blocks(page))
+    words = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles)
+    return {title.replace(" ", "-") for title in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file of the repository, and a heading where it has an anchor."""
+    broken = []
+    for link in LINK.findall(without_blocks(page)):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.is_file() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_can_be_reached() -> None:
+    """The overview links to all pages of docs/."""
+    overview = ROOT / "docs" / "index.md"
+    linked = {(overview.parent / link).resolve() for link in LINK.findall(without_blocks(overview))}
+    assert set((ROOT / "docs").rglob("*.md")) - {overview} <= linked
+
+
+def test_readme_names_the_test_command_of_ci() -> None:
+    """CI runs what the README tells everybody to run."""
+    assert "`make test`" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make --no-print-directory test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory from which Python imports; forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+def test_snippets_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written, Python is run, commands are checked, in the order of the page."""
+    namespace: dict[str, Any] = {"__name__": "docs_page"}
+    text = page.read_text(encoding="utf-8")
+    for block in BLOCK.finditer(text):
+        language, file_name, content = block.groups()
+        if file_name:
+            path = workplace / file_name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+            importlib.invalidate_caches()
+        elif language == "python":
+            # Blank lines in front give errors the line numbers of the page.
+            source = "\n" * text[: block.start(3)].count("\n") + content
+            exec(compile(source, str(page), "exec"), namespace)
+        elif language == "bash":
+            for line in content.splitlines():
+                check_command(line, monkeypatch)
+        else:
+            assert language == "text", f"a block of {language} without a file name is not checked"
+
+
+def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse a command that a reader could not run."""
+    program, *arguments = shlex.split(line)
+    if program == "maze-run":
+        with monkeypatch.context() as patch:
+            patch.setattr(TrainingRunner, "run", build_only)
+            assert main(arguments) == 0, line
+    elif program == "pip":
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        for extra in ",".join(EXTRAS.findall(line)).split(","):
+            assert not extra or re.search(rf"^{extra} = \[", project, re.MULTILINE), line
+    else:
+        assert program == "tensorboard", f"no check for {line}"
+
+
+def build_only(runner: TrainingRunner) -> Any:
+    """In place of a run: build environments and networks, unless that starts processes."""
+    with runner:
+        if isinstance(runner.config.runner, DevRunnerConfig):
+            runner.build_model()
+    return SimpleNamespace(best_metric=0.0)
+
+
+def all_event_groups() -> list[type[EventInterface]]:
+    """The groups of events that the package declares."""
+    for entry in pkgutil.walk_packages(maze_train.__path__, "maze_train."):
+        importlib.import_module(entry.name)
+    found: list[type[EventInterface]] = []
+    classes = [EventInterface]
+    for cls in classes:
+        classes += cls.__subclasses__()
+        if cls is not EventInterface and cls.__module__.startswith("maze_train."):
+            found.append(cls)
+    return found
+
+
+def test_every_metric_is_explained() -> None:
+    """docs/training.md has a row for each event, with the text of its declaration."""
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = {
+        f"| `{event.tag}` | {event.reduce} | {event.doc.replace('|', chr(92) + '|')} |"
+        for group in all_event_groups()
+        for event in group.events()
+    }
+    assert {row for row in rows if row not in page} == set()
+
+
+def test_floors_are_those_of_the_architecture_test() -> None:
+    """The table of docs/architecture.md names the same rooms on the same floors."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| L(\d+) \| ([^|]+) \|", page, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(len(FLOORS)))
+    documented = [
+        tuple(name.split("/")[0] for name in re.findall(r"`([\w/<>]+)`", cells))
+        for _, cells in rows
+    ]
+    assert documented == list(FLOORS)
+
+
+def test_the_path_to_the_optimizer_is_the_documented_one(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At most ten files are on the stack at `optimizer.step()`, and the page lists them."""
+    stacks: list[list[str]] = []
+    step = torch.optim.Adam.step
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        stacks.append([frame.filename for frame in traceback.extract_stack()])
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", recorded)
+    assert main(["algorithm=ppo", "env=CartPole-v1", "runner.fast_dev_run=true"]) == 0
+    package = ROOT / "maze_train"
+    inside = [Path(name) for name in stacks[0] if Path(name).is_relative_to(package)]
+    passed = list(dict.fromkeys(str(path.relative_to(ROOT)) for path in inside))
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert passed == re.findall(r"^\d+\. `(maze_train/[\w/]+\.py)`", page, re.MULTILINE)
+    assert len(passed) <= 10
+
+
+def test_named_tests_exist() -> None:
+    """docs/testing.md refers to tests that are there."""
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    missing = []
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page):
+        file = ROOT / path
+        names = set()
+        if file.is_file():
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        if not file.is_file() or (name and name not in names):
+            missing.append(f"{path}::{name}")
+    assert missing == []

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maze_train.seeding import EPISODES_PER_BLOCK, EpisodeSeeds, Seeds, draw_seed
+
+NAMES = ["model", "minibatches", "episodes", "actions", "evaluation", "global", "acting"]
+
+
+def played(root, num_envs, episodes_per_env):
+    """Seeds of the episodes by their number."""
+    seeds = {}
+    for index in range(num_envs):
+        stream = EpisodeSeeds(root, index, num_envs)
+        for k in range(episodes_per_env):
+            seeds[index + k * num_envs] = stream.next()
+    return seeds
+
+
+def test_streams_differ_by_name_and_by_run():
+    """No two streams of neighbouring runs start from the same seed."""
+    seeds = [Seeds(root).integer(name) for root in range(100) for name in NAMES]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_stream_depends_on_its_name_alone():
+    """Asking for other streams, in whatever order, changes none."""
+    seeds = Seeds(3)
+    first = seeds.integer("model")
+    seeds.generator("actions").random(10)
+    assert seeds.integer("model") == Seeds(3).integer("model") == first
+    assert seeds.generator("x").random() == Seeds(3).generator("x").random()
+
+
+def test_the_numbers_of_a_seed_stay_what_they_are():
+    """A published seed gives the same run in the next version of the package."""
+    assert Seeds(0).integer("model") == 6345307993427180246
+    assert EpisodeSeeds(0, 0, 1).next() == 3757552657
+
+
+def test_streams_look_independent():
+    """Numbers of two named streams are uncorrelated."""
+    a, b = (Seeds(0).generator(name).standard_normal(20_000) for name in NAMES[:2])
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.03
+
+
+def test_episodes_of_neighbouring_runs_are_disjoint():
+    """Runs with seeds 0 to 3 and 64 environments share no episode."""
+    runs = [set(played(Seeds(root).integer("episodes"), 64, 10).values()) for root in range(4)]
+    assert all(len(run) == 640 for run in runs)
+    assert len(set.union(*runs)) == 4 * 640
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 12))
+def test_the_number_of_environments_does_not_change_the_episodes(root, num_envs):
+    """Episode j has the same seed however episodes are spread over environments."""
+    total = 2 * EPISODES_PER_BLOCK
+    one = played(root, 1, total)
+    spread = played(root, num_envs, -(-total // num_envs))
+    assert {j: spread[j] for j in range(total)} == one
+    assert all(0 <= seed < 2**32 for seed in one.values())
+
+
+def test_every_episode_of_an_environment_has_its_own_seed():
+    """A thousand episodes of one environment are a thousand different ones."""
+    stream = EpisodeSeeds(5, 1, 3)
+    assert len({stream.next() for _ in range(1000)}) == 1000
+    assert stream.episodes_started == 1000
+
+
+def test_a_drawn_seed_is_new_and_leaves_global_generators_alone():
+    """Missing seeds come from the operating system."""
+    states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    seeds = {draw_seed() for _ in range(20)}
+    assert len(seeds) > 1
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert states == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("root", [-1])
+def test_negative_seeds_are_refused(root):
+    """There is no stream for a negative seed."""
+    with pytest.raises(ValueError, match="non-negative"):
+        Seeds(root).integer("model")

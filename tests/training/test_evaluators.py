@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from practice import (
+    GreedyConstructor,
+    GreedyOfGlobals,
+    ScriptedEvaluator,
+    ShortOrLongEnv,
+    make_model,
+    make_ppo,
+    seed_globals,
+    vector,
+)
+
+from maze_train.errors import ConfigError
+from maze_train.seeding import EpisodeSeeds
+from maze_train.training.evaluators import MultiEvaluator, RolloutEvaluator
+
+N, SEED = 10, 21
+
+
+def played_by_hand(model, n=N):
+    """Returns and lengths of episodes 0 to n - 1, each played alone with the likeliest actions."""
+    seeds, env = EpisodeSeeds(SEED, 0, 1), ShortOrLongEnv()
+    returns, lengths = [], []
+    for _ in range(n):
+        obs, _ = env.reset(seed=seeds.next())
+        returns.append(0.0)
+        lengths.append(0)
+        ended = False
+        while not ended:
+            with torch.no_grad():
+                action = int(model.policy_params(torch.from_numpy(obs)[None]).argmax())
+            obs, reward, ended, _, _ = env.step(action)
+            returns[-1] += reward
+            lengths[-1] += 1
+    return np.array(returns), np.array(lengths)
+
+
+class CountingVector:
+    """Counts the episodes and steps of the environments that an evaluator builds."""
+
+    def __init__(self, env=ShortOrLongEnv):
+        self.env, self.sizes, self.ended, self.closed = env, [], 0, 0
+
+    def __call__(self, n):
+        self.sizes.append(n)
+        made = vector(self.env, n)
+        step, close = made.step, made.close
+
+        def counted(actions):
+            result = step(actions)
+            self.ended += int((result[2] | result[3]).sum())
+            return result
+
+        def closing():
+            self.closed += 1
+            close()
+
+        made.step, made.close = counted, closing
+        return made
+
+
+def evaluate(model, concurrency=1, n=N, **settings):
+    """Metrics of one evaluation."""
+    make_env = partial(vector, ShortOrLongEnv)
+    evaluator = RolloutEvaluator(make_env, n, concurrency=concurrency, seed=SEED, **settings)
+    return evaluator.evaluate(model)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 3, 7, 10, 50])
+def test_exactly_n_episodes_whatever_the_concurrency(concurrency):
+    """Trap 58: the numbers are those of episodes 0 to n - 1, played one by one."""
+    model = make_model()
+    returns, lengths = played_by_hand(model)
+    assert len(set(returns)) > 4
+    metrics = evaluate(model, concurrency)
+    expected = {
+        "eval/episode_return_mean": returns.mean(),
+        "eval/episode_return_std": returns.std(),
+        "eval/episode_return_min": returns.min(),
+        "eval/episode_return_max": returns.max(),
+        "eval/episode_length_mean": lengths.mean(),
+        "eval/episodes": N,
+    }
+    assert metrics == pytest.approx(expected, rel=1e-12)
+
+
+def test_short_episodes_do_not_crowd_out_long_ones():
+    """Trap 58: the first n to finish would be the short ones; their mean is not reported."""
+    _, lengths = played_by_hand(make_model())
+    assert {1, 12} == set(lengths.tolist())
+    many = evaluate(make_model(), concurrency=50, n=50)
+    _, all_lengths = played_by_hand(make_model(), 50)
+    assert many["eval/episode_length_mean"] == all_lengths.mean()
+    assert 5.0 < all_lengths.mean() < 8.0
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_same_policy_gets_the_same_numbers(deterministic):
+    """Each evaluation plays the same episodes with the same random numbers."""
+    evaluator = RolloutEvaluator(
+        partial(vector, ShortOrLongEnv), N, concurrency=3, seed=SEED, deterministic=deterministic
+    )
+    model = make_model()
+    first = evaluator.evaluate(model)
+    torch.manual_seed(5)
+    assert evaluator.evaluate(model) == first
+    assert evaluator.evaluate(make_model(seed=3)) != first
+    assert evaluator.evaluate(model) == first
+    other = RolloutEvaluator(partial(vector, ShortOrLongEnv), N, seed=SEED + 1)
+    assert other.evaluate(model) != first
+
+
+def test_sampled_actions_are_sampled():
+    """Without `deterministic`, a uniform policy takes all actions."""
+    model = make_model()
+    with torch.no_grad():
+        for param in model.policy.parameters():
+            param.zero_()
+    fixed = evaluate(model)
+    sampled = evaluate(model, deterministic=False)
+    assert fixed["eval/episode_return_mean"] == fixed["eval/episode_length_mean"]
+    rewards = sampled["eval/episode_return_mean"] / sampled["eval/episode_length_mean"]
+    assert 1.1 < rewards < 1.4
+
+
+def test_environments_are_built_once_and_at_most_one_per_episode():
+    """The environments stay for later evaluations, and are closed once."""
+    make_env = CountingVector()
+    evaluator = RolloutEvaluator(make_env, 3, concurrency=8, seed=SEED)
+    assert make_env.sizes == []
+    for _ in range(2):
+        evaluator.evaluate(make_model())
+    assert make_env.sizes == [3]
+    evaluator.close()
+    evaluator.close()
+    assert make_env.closed == 1
+
+
+def test_success_rate_is_that_of_the_episodes_that_count():
+    """The share of successful episodes among the n; absent where no environment tells."""
+    model = make_model()
+    make_env = partial(vector, partial(ShortOrLongEnv, success=True))
+    for concurrency in (1, 4):
+        evaluator = RolloutEvaluator(make_env, N, concurrency=concurrency, seed=SEED)
+        _, lengths = played_by_hand(model)
+        expected = (lengths == 12).mean()
+        assert evaluator.evaluate(model)["eval/success_rate"] == expected
+    assert "eval/success_rate" not in evaluate(model)
+
+
+def test_evaluation_leaves_policy_and_generators_alone():
+    """Trap 59: weights, mode and the three global generators are as before."""
+    model = make_model()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    evaluator = RolloutEvaluator(partial(vector, GreedyOfGlobals), N, concurrency=2, seed=SEED)
+    seed_globals(1)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    evaluator.evaluate(model)
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), states[2])
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_generators_are_put_back_after_an_error():
+    """An environment that fails leaves the generators as they were, too."""
+
+    class Failing(GreedyOfGlobals):
+        def step(self, action):
+            raise RuntimeError("the wheel came off")
+
+    evaluator = RolloutEvaluator(partial(vector, Failing), N, seed=SEED)
+    seed_globals(1)
+    state = np.random.get_state()[1].tolist()  # noqa: NPY002
+    with pytest.raises(Exception, match="the wheel came off"):
+        evaluator.evaluate(make_model())
+    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        ShortOrLongEnv,
+        GreedyOfGlobals,
+        pytest.param(
+            GreedyConstructor,
+            marks=pytest.mark.xfail(
+                strict=True, reason="environments are built outside of the kept generators"
+            ),
+        ),
+    ],
+)
+def test_training_is_the_same_with_and_without_evaluation(env):
+    """Trap 59: the curve and the final weights do not know whether somebody looked."""
+    curves, weights = [], []
+    for n in (0, 4):
+        evaluator = RolloutEvaluator(partial(vector, env), n, concurrency=2) if n else None
+        trainer = make_ppo(env, evaluator=evaluator)
+        seed_globals(2)
+        trainer.train()
+        curves.append(
+            [
+                {k: v for k, v in row.items() if not k.startswith(("eval/", "time/"))}
+                for row in trainer.tracker.history
+            ]
+        )
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    assert curves[0] == curves[1]
+    assert torch.equal(*weights)
+    assert len(curves[0]) == 3
+
+
+@pytest.mark.parametrize(("n", "concurrency"), [(0, 1), (1, 0)])
+def test_no_episodes_or_environments_are_refused(n, concurrency):
+    """An evaluation has at least one episode and one environment."""
+    with pytest.raises(ConfigError, match="expected a number >= 1"):
+        RolloutEvaluator(partial(vector, ShortOrLongEnv), n, concurrency=concurrency)
+
+
+def test_metrics_have_the_prefix():
+    """A second evaluator can report under a name of its own."""
+    assert all(key.startswith("hard/") for key in evaluate(make_model(), prefix="hard"))
+
+
+def test_several_evaluators_are_joined():
+    """All are asked in order, later ones win, and all are closed."""
+    parts = [
+        ScriptedEvaluator([1.0], "a"),
+        ScriptedEvaluator([2.0], "b"),
+        ScriptedEvaluator([3.0], "a"),
+    ]
+    evaluator = MultiEvaluator(parts)
+    assert evaluator.evaluate(make_model()) == {"a": 3.0, "b": 2.0}
+    evaluator.close()
+    assert [part.closed for part in parts] == [1, 1, 1]

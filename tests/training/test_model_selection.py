@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+import torch
+from practice import make_model, make_ppo
+
+from maze_train.learner.flat import get_flat_parameters
+from maze_train.training.model_selection import BestModelSelection
+
+
+def fill(model, value):
+    """Set all weights to one number, in place."""
+    with torch.no_grad():
+        for param in model.parameters():
+            param.fill_(value)
+
+
+def run(scores, mode="max", **settings):
+    """A selection that was told scores, with weights equal to the epoch."""
+    model = make_model()
+    selection = BestModelSelection(model, mode=mode, **settings)
+    told = []
+    for epoch, score in enumerate(scores, start=1):
+        fill(model, float(epoch))
+        told.append(selection.update(score, epoch))
+    return selection, model, told
+
+
+@pytest.mark.parametrize(
+    ("scores", "mode", "told", "best"),
+    [
+        ([1.0, 3.0, 2.0], "max", [True, True, False], 2),
+        ([1.0, 3.0, 2.0], "min", [True, False, False], 1),
+        ([3.0, 1.0, 2.0], "min", [True, True, False], 2),
+        ([2.0, 2.0, 2.0], "max", [True, False, False], 1),
+        ([2.0, 2.0], "min", [True, False], 1),
+        ([math.nan, 1.0, math.nan], "max", [False, True, False], 2),
+        ([math.nan, 1.0, math.nan], "min", [False, True, False], 2),
+        ([-math.inf, -5.0], "max", [True, True], 2),
+        ([math.nan, math.nan], "max", [False, False], 0),
+    ],
+)
+def test_the_best_score_wins(scores, mode, told, best):
+    """Trap 63: larger (or smaller) scores win, NaN never, and of equal ones the earlier stays."""
+    selection, model, answers = run(scores, mode)
+    assert answers == told
+    assert selection.best_epoch == best
+    selection.reset_to_best()
+    expected = float(best) if best else float(len(scores))
+    assert set(get_flat_parameters(model).tolist()) == {expected}
+    if best:
+        assert selection.best_score == scores[best - 1]
+    else:
+        assert math.isnan(selection.best_score)
+
+
+def test_the_best_weights_are_a_copy():
+    """Trap 63: training after the best epoch does not change what was kept, nor does resetting."""
+    trainer = make_ppo()
+    model = trainer.model
+    selection = BestModelSelection(model)
+    trainer.train(1)
+    selection.update(1.0, 1)
+    best = get_flat_parameters(model)
+    for _ in range(2):
+        trainer.train(1)
+        assert not torch.equal(get_flat_parameters(model), best)
+        selection.reset_to_best()
+        assert torch.equal(get_flat_parameters(model), best)
+
+
+def test_training_goes_on_from_the_best_weights():
+    """After a reset the optimizer still updates the weights that the model acts with."""
+    trainer = make_ppo()
+    selection = BestModelSelection(trainer.model)
+    selection.update(1.0, 0)
+    best = get_flat_parameters(trainer.model)
+    trainer.train(1)
+    selection.reset_to_best()
+    trainer.train(1)
+    assert not torch.equal(get_flat_parameters(trainer.model), best)
+
+
+def test_patience_counts_scores_without_a_new_best():
+    """NaN and equal scores use up patience, a new best renews it, 0 is endless."""
+    selection = BestModelSelection(make_model())
+    exhausted = []
+    for score in (1.0, 1.0, math.nan, 2.0, 0.0, 0.0, 0.0):
+        selection.update(score)
+        exhausted.append(selection.patience_is_exhausted(2))
+        assert not selection.patience_is_exhausted(0)
+    assert exhausted == [False, False, True, False, False, True, True]
+
+
+def test_best_and_regular_dumps_are_written(tmp_path):
+    """Each new best is written, and every second policy whatever its score."""
+    written = []
+
+    def save(directory, score):
+        written.append((directory.relative_to(tmp_path).as_posix(), score))
+
+    run(
+        [1.0, 0.5, 2.0, math.nan],
+        save=save,
+        best_dir=tmp_path / "best",
+        dump_dir=tmp_path / "policies",
+        dump_interval=2,
+    )
+    assert [name for name, _ in written] == [
+        "best",
+        "policies/epoch_000002",
+        "best",
+        "policies/epoch_000004",
+    ]
+    assert written[0][1] == {"score": 1.0, "epoch": 1}
+    assert written[2][1] == {"score": 2.0, "epoch": 3}
+    assert math.isnan(written[3][1]["score"])
+
+
+def test_state_continues():
+    """Trap 63: best score, weights and patience survive a file; equal scores do not replace."""
+    first, _, _ = run([1.0, 3.0, 2.0])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    model = make_model()
+    second = BestModelSelection(model)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert second.patience_is_exhausted(1)
+    assert not second.patience_is_exhausted(2)
+    assert not second.update(3.0, 4)
+    assert (second.best_score, second.best_epoch) == (3.0, 2)
+    second.reset_to_best()
+    assert set(get_flat_parameters(model).tolist()) == {2.0}
+    assert second.update(3.5, 5)
+
+
+def test_state_before_the_first_score():
+    """A selection that was told nothing can be saved and restored."""
+    file = io.BytesIO()
+    torch.save(BestModelSelection(make_model()).state_dict(), file)
+    file.seek(0)
+    restored = BestModelSelection(make_model())
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    restored.reset_to_best()
+    assert restored.update(-5.0, 1)

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from maze_train.errors import RunDirectoryError, SpaceError
+from maze_train.nets.actor_critic import build_actor_critic
+from maze_train.nets.config import ModelConfig
+from maze_train.training.policy_files import (
+    PolicyWriter,
+    TrainedPolicy,
+    read_spaces,
+    read_weights,
+    write_atomically,
+)
+
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+IMAGE = spaces.Box(0, 255, (2, 2, 3), np.uint8)
+NESTED = spaces.Dict({"pose": spaces.Tuple((BOX, spaces.Discrete(3, start=2))), "image": IMAGE})
+FORCE = spaces.Box(np.array([-0.1, -2.0], np.float32), np.array([0.1, 0.5], np.float32))
+ARM = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"force": FORCE})))
+
+CASES = {
+    "box-discrete": (BOX, spaces.Discrete(4, start=2)),
+    "discrete-box": (spaces.Discrete(5, start=-1), FORCE),
+    "image-multi": (IMAGE, spaces.MultiDiscrete([2, 3])),
+    "nested-nested": (NESTED, ARM),
+}
+
+
+def make_model(observation_space, action_space, seed=1):
+    """A model whose actions differ between observations."""
+    model = build_actor_critic(
+        ModelConfig(hidden_sizes=[8], branch_size=4), observation_space, action_space, seed
+    )
+    with torch.no_grad():
+        for param in model.policy.parameters():
+            param.mul_(30.0)
+    return model
+
+
+def saved(tmp_path, name):
+    """A saved policy, read into a new model, with the policy that was saved."""
+    observation_space, action_space = CASES[name]
+    model = make_model(observation_space, action_space)
+    PolicyWriter(model, observation_space, action_space, "seed: 1\n")(tmp_path, {"score": 2.0})
+    restored = make_model(*read_spaces(tmp_path), seed=2)
+    restored.load_state_dict(read_weights(tmp_path))
+    return TrainedPolicy(model, observation_space, action_space), TrainedPolicy(
+        restored, *read_spaces(tmp_path)
+    )
+
+
+def observations(space, n):
+    """Samples of an observation space."""
+    space.seed(0)
+    return [space.sample() for _ in range(n)]
+
+
+def batch(space, values):
+    """Observations as a vector environment of gymnasium gives them."""
+    return concatenate(space, values, create_empty_array(space, len(values)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_saved_policy_acts_as_the_one_that_was_saved(tmp_path, name):
+    """Weights and spaces come back; single and batched observations give the same actions."""
+    policy, restored = saved(tmp_path, name)
+    space, action_space = policy.observation_space, policy.action_space
+    assert restored.observation_space == space
+    assert restored.action_space == action_space
+    obs = observations(space, 6)
+    ours, theirs = ([p.act(x) for x in obs] for p in (policy, restored))
+    assert all(action_space.contains(action) for action in ours)
+    assert len({str(action) for action in ours}) > 1
+    batched = restored.act(batch(space, obs))
+    rows = list(iterate(batch_space(action_space, 6), batched))
+    for a, b, c in zip(ours, theirs, rows, strict=True):
+        for x, y, z in zip(*map(flat, (a, b, c)), strict=True):
+            np.testing.assert_array_equal(x, y)
+            np.testing.assert_allclose(x, z, rtol=1e-5, atol=1e-6)
+
+
+def flat(value):
+    """The arrays of a nested value."""
+    if isinstance(value, dict):
+        return [x for part in value.values() for x in flat(part)]
+    return [x for part in value for x in flat(part)] if isinstance(value, tuple) else [value]
+
+
+def test_a_batch_of_one_is_a_batch(tmp_path):
+    """One leading dimension stays one leading dimension."""
+    policy, _ = saved(tmp_path, "box-discrete")
+    obs = np.zeros(3)
+    assert np.shape(policy.act(obs)) == ()
+    assert np.shape(policy.act(obs[None])) == (1,)
+    assert policy.act([0.0, 0.0, 0.0]) == policy.act(obs)
+
+
+def test_sampled_actions_come_from_the_policys_own_generator():
+    """Two policies with one seed sample alike; most likely actions need no generator."""
+    observation_space, action_space = CASES["box-discrete"]
+    model = build_actor_critic(ModelConfig(), observation_space, action_space, 0)
+    a, b, c = (TrainedPolicy(model, observation_space, action_space, seed=s) for s in (1, 1, 2))
+    state = torch.get_rng_state()
+    drawn = [[int(p.act(np.zeros(3), deterministic=False)) for _ in range(30)] for p in (a, b, c)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert set(drawn[0]) == {2, 3, 4, 5}
+    assert len({int(a.act(np.zeros(3))) for _ in range(10)}) == 1
+
+
+@pytest.mark.parametrize(
+    "obs",
+    [
+        np.zeros((2, 2, 3)),
+        np.float64(1.0),
+        pytest.param(
+            np.zeros(4),
+            marks=pytest.mark.xfail(
+                strict=True, raises=RuntimeError, reason="sizes of dimensions are not compared"
+            ),
+        ),
+        pytest.param(
+            np.zeros((2, 4)),
+            marks=pytest.mark.xfail(
+                strict=True, raises=RuntimeError, reason="sizes of dimensions are not compared"
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_observations_of_a_wrong_shape_are_refused(tmp_path, obs):
+    """The error shows the shape and the space."""
+    policy, _ = saved(tmp_path, "box-discrete")
+    with pytest.raises(SpaceError, match=r"neither one observation of Box.* nor a batch"):
+        policy.act(obs)
+
+
+def test_parts_must_agree_on_being_a_batch(tmp_path):
+    """A Dict observation is a batch on every part or on none."""
+    policy, _ = saved(tmp_path, "nested-nested")
+    (obs,) = observations(NESTED, 1)
+    with pytest.raises(SpaceError, match="neither one observation"):
+        policy.act({**obs, "image": obs["image"][None]})
+    with pytest.raises(SpaceError, match="'image' is missing"):
+        policy.act({"pose": obs["pose"]})
+
+
+def test_the_files_hold_what_is_needed_to_act(tmp_path):
+    """Weights are tensors alone, the rest is text; later training does not change them."""
+    observation_space, action_space = CASES["box-discrete"]
+    model = make_model(observation_space, action_space)
+    writer = PolicyWriter(model, observation_space, action_space, "seed: 1\n")
+    writer(tmp_path, {"score": 2.0, "epoch": 3})
+    names = {"policy.pt", "spaces.json", "config.yaml", "score.json"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert json.loads((tmp_path / "score.json").read_text()) == {"score": 2.0, "epoch": 3}
+    assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
+    weights = read_weights(tmp_path)
+    assert set(weights) == set(model.state_dict())
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    assert any(value.any() for value in read_weights(tmp_path).values())
+
+
+class Trap:
+    """Runs code when it is unpickled."""
+
+    ran = False
+
+    def __reduce__(self):
+        return _spring, ()
+
+
+def _spring():
+    Trap.ran = True
+
+
+def damage(directory, how):
+    """Spoil the weights of a saved policy."""
+    path = directory / "policy.pt"
+    if how == "missing":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif how == "text":
+        path.write_text("hello")
+    elif how == "code":
+        torch.save({"weights": Trap()}, path)
+    elif how == "pickle":
+        path.write_bytes(pickle.dumps(Trap()))
+    else:
+        torch.save([1, 2, 3], path)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "missing",
+        "empty",
+        "cut",
+        "text",
+        "code",
+        "pickle",
+        pytest.param(
+            "a list", marks=pytest.mark.xfail(strict=True, reason="the content is not looked at")
+        ),
+    ],
+)
+def test_damaged_or_hostile_weights_are_refused(tmp_path, how):
+    """The error names the file, and nothing in it runs."""
+    saved(tmp_path, "box-discrete")
+    damage(tmp_path, how)
+    with pytest.raises(RunDirectoryError, match=r"policy\.pt"):
+        read_weights(tmp_path)
+    assert not Trap.ran
+
+
+GOOD = {"type": "Discrete", "n": 2, "start": 0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{",
+        "{}",
+        json.dumps({"observation_space": GOOD}),
+        json.dumps({"observation_space": GOOD, "action_space": {"type": "Discrete"}}),
+        json.dumps({"observation_space": GOOD, "action_space": {**GOOD, "n": 0}}),
+        *[
+            pytest.param(
+                text,
+                marks=pytest.mark.xfail(strict=True, reason="other exceptions are let through"),
+            )
+            for text in (
+                "[1, 2]",
+                "null",
+                json.dumps({"observation_space": GOOD, "action_space": {"type": "Torus"}}),
+                json.dumps({"observation_space": GOOD, "action_space": {**GOOD, "n": "two"}}),
+                "[" * 100_000,
+            )
+        ],
+    ],
+    ids=lambda text: str(text)[-40:],
+)
+def test_damaged_spaces_are_refused(tmp_path, text):
+    """The error names the file, whatever is in it."""
+    path = tmp_path / "spaces.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"spaces\.json"):
+        read_spaces(tmp_path)
+
+
+def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path):
+    """Folders are made, the old content is gone, and no temporary file stays."""
+    path = tmp_path / "a" / "b.txt"
+    for text in ("first, which is longer", "second"):
+        write_atomically(path, lambda p, text=text: p.write_text(text))
+        assert path.read_text() == text
+    assert [p.name for p in path.parent.iterdir()] == ["b.txt"]
+
+
+def test_a_write_that_fails_keeps_the_old_file(tmp_path):
+    """Trap 64: an error half way leaves the complete file that was there."""
+    path = tmp_path / "b.txt"
+    path.write_text("old")
+    fail_to_write(path)
+    assert path.read_text() == "old"
+
+
+@pytest.mark.xfail(strict=True, reason="the temporary file stays behind")
+def test_a_write_that_fails_leaves_no_temporary_file(tmp_path):
+    """Trap 64: what was half written is removed."""
+    fail_to_write(tmp_path / "b.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def fail_to_write(path):
+    """Write half of a file, then run out of space."""
+
+    def write(temporary):
+        temporary.write_text("ne")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, write)

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import time
+
+import pytest
+import torch
+from practice import CountingTrainer, ScriptedEvaluator, make_model, make_ppo
+
+from maze_train.errors import ConfigError
+from maze_train.events import Event, EventInterface
+from maze_train.learner.config import Schedule
+from maze_train.learner.flat import get_flat_parameters
+from maze_train.training.model_selection import BestModelSelection
+from maze_train.training.trainer import Limits
+
+
+class ScoreEvents(EventInterface, prefix="train"):
+    episode_return_mean = Event("What training scores are read from.")
+
+
+def train(limits, **services):
+    """A trainer that has run to its end: 10 steps per update, 2 updates per epoch."""
+    trainer = CountingTrainer(limits=limits, **services)
+    return trainer, trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "updates", "epochs"),
+    [
+        (Limits(n_epochs=3), "n_epochs", 6, 3),
+        (Limits(total_steps=40), "total_steps", 4, 2),
+        (Limits(total_steps=41), "total_steps", 5, 3),
+        (Limits(total_steps=1), "total_steps", 1, 1),
+        (Limits(n_epochs=2, total_steps=30), "total_steps", 3, 2),
+        (Limits(n_epochs=1, total_steps=30), "n_epochs", 2, 1),
+        (Limits(n_epochs=2, total_steps=40), "total_steps", 4, 2),
+        (Limits(n_epochs=5, max_wall_time_s=1e-9), "max_wall_time_s", 1, 1),
+    ],
+)
+def test_training_ends_at_the_first_limit(limits, reason, updates, epochs):
+    """The summary names the limit; no update is made after it."""
+    trainer, summary = train(limits)
+    assert summary.stop_reason == reason
+    assert (summary.updates, summary.epochs, summary.env_steps) == (updates, epochs, 10 * updates)
+    assert len(trainer.seen) == updates
+    assert len(trainer.rows) == epochs
+
+
+def test_patience_ends_training():
+    """Training ends when the last two evaluations brought no new best."""
+    evaluator = ScriptedEvaluator([1.0, 3.0, 2.0, 3.0, 9.0])
+    selection = BestModelSelection(make_model())
+    _, summary = train(
+        Limits(n_epochs=50, patience=2), evaluator=evaluator, model_selection=selection
+    )
+    assert (summary.stop_reason, summary.epochs) == ("patience", 4)
+    assert (summary.best_metric, summary.best_epoch) == (3.0, 2)
+    assert summary.final_eval_return_mean == 3.0
+
+
+def test_wall_time_ends_training():
+    """The limit is seen after the update that exceeds it."""
+    _, summary = train(
+        Limits(max_wall_time_s=0.05), on_update=lambda trainer, statistics: time.sleep(0.02)
+    )
+    assert summary.stop_reason == "max_wall_time_s"
+    assert 2 <= summary.updates <= 3
+    assert 0.05 <= summary.wall_time_s < 1.0
+
+
+def test_without_a_limit_training_does_not_start():
+    """Trap of an endless run: something must end it."""
+    trainer = CountingTrainer(limits=Limits())
+    with pytest.raises(ConfigError, match="nothing would end training"):
+        trainer.train()
+    assert trainer.seen == []
+    assert trainer.train(2).stop_reason == "n_epochs"
+    with pytest.raises(ConfigError, match=r"n_epochs = 0"):
+        trainer.train(0)
+
+
+def test_limits_default_to_those_of_the_algorithm():
+    """A trainer that is built by hand ends as its configuration says."""
+    trainer = make_ppo(algorithm={"n_epochs": 2}, limits=None)
+    assert trainer.train().epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("interval", "epochs", "evaluated"),
+    [(1, 3, [1, 2, 3]), (2, 5, [2, 4, 5]), (2, 4, [2, 4]), (10, 3, [3])],
+)
+def test_evaluation_is_due_every_interval_and_at_the_end(interval, epochs, evaluated):
+    """There is one evaluation per interval, and always exactly one in the last epoch."""
+    evaluator = ScriptedEvaluator()
+    trainer, _ = train(Limits(n_epochs=epochs), evaluator=evaluator, evaluation_interval=interval)
+    rows = [row["epoch"] for row in trainer.rows if "eval/episode_return_mean" in row]
+    assert rows == evaluated
+    assert evaluator.calls == len(evaluated)
+
+
+@pytest.mark.parametrize("limits", [Limits(total_steps=50), Limits(max_wall_time_s=1e-9)])
+def test_a_run_that_is_cut_short_is_evaluated(limits):
+    """Whatever ends training, the last policy is evaluated and has a row."""
+    trainer, summary = train(limits, evaluator=ScriptedEvaluator([7.0]), evaluation_interval=100)
+    assert summary.final_eval_return_mean == 7.0
+    assert trainer.rows[-1]["eval/episode_return_mean"] == 7.0
+
+
+@pytest.mark.xfail(strict=True, reason="patience is looked at after the evaluation was decided")
+def test_a_run_that_lost_patience_is_evaluated():
+    """Patience with a training metric may end a run between two evaluations: one more is due."""
+
+    def score(trainer, statistics):
+        statistics.record(ScoreEvents.episode_return_mean, -float(trainer.updates))
+
+    trainer, summary = train(
+        Limits(n_epochs=50, patience=2),
+        evaluator=ScriptedEvaluator([7.0]),
+        evaluation_interval=10,
+        model_selection=BestModelSelection(make_model()),
+        selection_metric="train/episode_return_mean",
+        on_update=score,
+    )
+    assert summary.stop_reason == "patience"
+    assert trainer.rows[-1].get("eval/episode_return_mean") == 7.0
+
+
+def test_rows_hold_counters_times_and_statistics():
+    """A row counts from the start of training; statistics are those of its epoch."""
+
+    def score(trainer, statistics):
+        statistics.record(ScoreEvents.episode_return_mean, float(trainer.updates))
+
+    trainer, summary = train(Limits(n_epochs=2), on_update=score)
+    assert [(r["epoch"], r["updates"], r["env_steps"]) for r in trainer.rows] == [
+        (1, 2, 20),
+        (2, 4, 40),
+    ]
+    assert [r["train/episode_return_mean"] for r in trainer.rows] == [0.5, 2.5]
+    for row in trainer.rows:
+        assert row["time/steps_per_second"] == pytest.approx(20 / row["time/epoch_s"], rel=1e-6)
+    assert trainer.rows[0]["time/total_s"] < trainer.rows[1]["time/total_s"]
+    assert summary.steps_per_second == pytest.approx(40 / summary.wall_time_s)
+
+
+def test_without_evaluator_the_training_return_selects():
+    """Epochs in which no episode ended have no score and use up no patience."""
+
+    def score(trainer, statistics):
+        if trainer.epoch in (0, 3):
+            statistics.record(ScoreEvents.episode_return_mean, 5.0 - trainer.epoch)
+
+    selection = BestModelSelection(make_model())
+    _, summary = train(
+        Limits(n_epochs=6, patience=2),
+        model_selection=selection,
+        selection_metric="train/episode_return_mean",
+        on_update=score,
+    )
+    assert (summary.stop_reason, summary.best_metric, summary.best_epoch) == ("n_epochs", 5.0, 1)
+    assert selection.updates == 2
+    assert math.isnan(summary.final_eval_return_mean)
+
+
+def test_progress_starts_at_zero_and_stays_below_one():
+    """Trap 14: the first update sees 0, the k-th of n the share (k - 1) / n."""
+    for limits, count in ((Limits(n_epochs=2), 4), (Limits(total_steps=40), 4)):
+        trainer, _ = train(limits)
+        assert [p.fraction for p in trainer.seen] == [k / count for k in range(count)]
+        assert [p.env_steps for p in trainer.seen] == [10 * k for k in range(count)]
+        assert [p.updates for p in trainer.seen] == list(range(count))
+        assert [p.epoch for p in trainer.seen] == [0, 0, 1, 1]
+    both, _ = train(Limits(n_epochs=10, total_steps=40))
+    assert both.seen[-1].fraction == 0.75, "the limit that comes first counts"
+    timed, _ = train(Limits(max_wall_time_s=1e-9, n_epochs=4))
+    assert timed.seen[0].fraction == 0.0, "the clock does not count where another limit exists"
+
+
+def test_the_learning_rate_is_positive_in_the_last_row():
+    """Trap 14, in a real run: 6 updates with rates 1, 5/6, ... 1/6 of the first."""
+    trainer = make_ppo(algorithm={"lr": Schedule(start=0.006, end=0.0)})
+    trainer.train()
+    rates = [row["train/learning_rate"] for row in trainer.tracker.history]
+    assert rates == pytest.approx([0.005, 0.003, 0.001])
+
+
+def test_training_can_go_on():
+    """More epochs after the end continue the counters and the weights."""
+    straight, parts = make_ppo(), make_ppo()
+    straight.train(4)
+    parts.train(1)
+    parts.train(3)
+    assert parts.epoch == straight.epoch == 4
+    assert [r["env_steps"] for r in parts.tracker.history] == [32, 64, 96, 128]
+    assert torch.equal(get_flat_parameters(parts.model), get_flat_parameters(straight.model))
+
+
+@pytest.mark.xfail(strict=True, reason="limits are looked at after an update only")
+@pytest.mark.parametrize("limits", [Limits(total_steps=40), Limits(n_epochs=2)])
+def test_a_run_that_is_over_does_not_go_on(limits):
+    """Training again at the limit makes no further update."""
+    trainer, _ = train(limits)
+    assert trainer.train().updates == 4
+
+
+def test_state_continues_in_another_process():
+    """Learners, best policy and counters survive a file that can not run code."""
+    first = make_ppo()
+    first.model_selection = BestModelSelection(first.model)
+    first.selection_metric = "train/episode_return_mean"
+    first.train(2)
+    file = io.BytesIO()
+    first.save_state(file)
+    saved = get_flat_parameters(first.model)
+    first.train(1)
+    file.seek(0)
+    second = make_ppo(model=make_model(seed=9))
+    second.model_selection = BestModelSelection(second.model)
+    second.load_state(file)
+    assert torch.equal(get_flat_parameters(second.model), saved)
+    assert (second.epoch, second.updates, second.env_steps) == (2, 4, 64)
+    assert 0 < second.wall_time_s < first.wall_time_s
+    assert second.learners.weights_seq_no == 4
+    kept = second.model_selection.state_dict()
+    assert kept["best_epoch"] in (1, 2)
+    assert kept["best_score"] == first.model_selection.best_score or first.epoch == 3
+    summary = second.train(1)
+    assert (summary.epochs, summary.env_steps) == (3, 96)
+    assert second.tracker.history[0]["time/total_s"] > summary.wall_time_s / 2
+
+
+def test_restored_learners_make_the_same_update():
+    """On the same experience, a restored trainer changes the weights bit for bit alike."""
+    first = make_ppo()
+    first.train(1)
+    file = io.BytesIO()
+    first.save_state(file)
+    file.seek(0)
+    second = make_ppo(model=make_model(seed=9))
+    second.load_state(file)
+    rollout, _ = first.collector.collect(first.model)
+    for trainer in (first, second):
+        trainer.learners.update(rollout, trainer.progress(3))
+    assert torch.equal(get_flat_parameters(first.model), get_flat_parameters(second.model))
+
+
+def test_the_summary_is_plain():
+    """The outcome can be written as JSON, field by field."""
+    _, summary = train(Limits(n_epochs=1), evaluator=ScriptedEvaluator([1.5]))
+    plain = json.loads(json.dumps(summary.as_dict()))
+    assert plain["stop_reason"] == "n_epochs"
+    assert plain["final_eval_return_mean"] == 1.5
+    assert sorted(plain) == [
+        "best_epoch",
+        "best_metric",
+        "env_steps",
+        "epochs",
+        "final_eval_return_mean",
+        "steps_per_second",
+        "stop_reason",
+        "updates",
+        "wall_time_s",
+    ]
+
+
+@pytest.mark.xfail(strict=True, reason="a metric that never appears is passed over in silence")
+def test_a_metric_that_no_evaluator_reports_is_an_error():
+    """A misspelt metric would select nothing and never lose patience."""
+    with pytest.raises(ConfigError, match="episode_retrun_mean"):
+        train(
+            Limits(n_epochs=2, patience=1),
+            evaluator=ScriptedEvaluator(),
+            model_selection=BestModelSelection(make_model()),
+            selection_metric="eval/episode_retrun_mean",
+        )
