@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # Hydra's own options end this way
         return stop.code if isinstance(stop.code, int) else FAILURE
     except Exception as error:
-        from maze_train.config.jobs import report
+        from maze_train.jobs import report
 
         return report(error, folders, debug)
 
@@ -76,8 +76,8 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
 
     import hydra
 
-    from maze_train.config.jobs import Job
     from maze_train.config.plugins import extended_hydra
+    from maze_train.jobs import Job
 
     job = Job(folders, debug)
     # Hydra prints errors in its own way and exits, unless it is told to let them pass.

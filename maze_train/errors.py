@@ -4,7 +4,7 @@ MazeTrainError
 ├── ConfigError          a setting is unknown, of a wrong type, out of range, or contradictory
 ├── ShapeError           tensors that must agree in shape do not
 ├── SpaceError           a space that the package can not handle, or a value outside its space
-├── EnvError     an environment could not be built, raised, or returned something invalid
+├── EnvError             an environment could not be built, raised, or returned something invalid
 │   └── WorkerError      a process that steps environments raised, died or hung
 ├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
 ├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken

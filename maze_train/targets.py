@@ -73,5 +73,5 @@ def build_target(node: Mapping[str, Any], *args: Any, key: str = "", **kwargs: A
     }
     try:
         return target(*args, **{**kwargs, **given})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(key, f"calling {node[TARGET]} failed: {error}") from error

@@ -9,7 +9,9 @@ import maze_train
 
 def stub_text() -> str:
     """What `maze_train/__init__.pyi` must hold: an explicit re-export of every public name."""
-    lines = [f"# Repeats `_EXPORTS` of __init__.py for type checkers; {Path(__file__).name} compares."]
+    lines = [
+        f"# Repeats `_EXPORTS` of __init__.py for type checkers; {Path(__file__).name} compares."
+    ]
     lines += ["", "__version__: str", ""]
     for module, names in sorted(maze_train._EXPORTS.items()):
         lines += [f"from {module} import {name} as {name}" for name in sorted(names)]

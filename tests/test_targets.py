@@ -110,7 +110,6 @@ def test_what_can_not_be_built_is_named(own_modules, node, message):
         build_target(node, key="model.part")
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="build_target lets a ValueError through")
 @pytest.mark.parametrize(
     "node",
     [

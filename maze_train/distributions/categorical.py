@@ -86,6 +86,9 @@ class Categorical(Distribution):
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
         """By hand: ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H)."""
+        # The exact type: a subclass may have another log_prob than these derivatives are for.
+        if type(self) is not Categorical:
+            return super().log_prob_and_entropy_vjp(params, actions)
         log_probs = log_softmax(params, -1)
         probs = log_probs.exp()
         entropy = (probs * log_probs).sum(-1).neg_()

@@ -117,7 +117,8 @@ class DiagonalGaussian(Distribution):
 
         ∂log p/∂μ = z / σ,  ∂log p/∂s = z² - 1,  ∂H/∂s = 1.
         """
-        if not self.free_param_size:
+        # The exact type: a subclass may have another log_prob than these derivatives are for.
+        if not self.free_param_size or type(self) is not DiagonalGaussian:
             return super().log_prob_and_entropy_vjp(params, actions)
         mean, log_std = self._layout.split(params)
         inverse_std = log_std.neg().exp_()

@@ -166,6 +166,8 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         raise
     except Error as error:
         raise ConfigError("env.id", str(error), env_id) from error
+    except TypeError as error:
+        raise wrong_arguments(env_id, config, error) from error
     except Exception as error:
         raise build_failure(env_id, config, error) from error
 
@@ -178,6 +180,8 @@ def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.E
         env = make(**config.kwargs)
     except MazeTrainError:
         raise
+    except TypeError as error:
+        raise wrong_arguments(target, config, error) from error
     except Exception as error:
         raise build_failure(target, config, error) from error
     if not isinstance(env, gymnasium.Env):
@@ -211,6 +215,14 @@ def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
     lowered = text.lower()
     remedy = next((advice for word, advice in REMEDIES if word in lowered), "")
     return ConfigError("env.id", f"{text}{'; ' if remedy else ''}{remedy}", env_id)
+
+
+def wrong_arguments(name: str, config: EnvConfig, error: TypeError) -> MazeTrainError:
+    """The error for a constructor that refused its arguments, or raised a TypeError inside."""
+    text = str(error)
+    if "argument" not in text:
+        return build_failure(name, config, error)
+    return ConfigError("env.kwargs", f"{name} does not take these: {text}", config.kwargs)
 
 
 def build_failure(name: str, config: EnvConfig, error: Exception) -> EnvError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["value_and_gradient"]
+__all__ = ["loss_by_hand", "value_and_gradient"]
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,3 +29,36 @@ def value_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple
         value = function(leaf)
     (gradient,) = torch.autograd.grad(value, leaf)
     return value.detach(), gradient
+
+
+class _LossByHand(torch.autograd.Function):
+    """Runs a function in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, value: Tensor, write: Callable[[Tensor], None]) -> Tensor:
+        ctx.write = write
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        ctx.write(grads[0])
+        return None, None, None
+
+
+def loss_by_hand(value: Tensor, write_gradients: Callable[[Tensor], None]) -> Tensor:
+    """A loss like any other whose gradients are computed by a function instead of a graph.
+
+    It can be scaled, added to other losses, and walked by `backward`.
+
+    Args:
+        value: The value of the loss, 0-d.
+        write_gradients: Called in the backward pass with dL/d value, 0-d; adds the gradients of
+            parameters to their `.grad`.
+
+    Returns:
+        The loss, 0-d.
+    """
+    # Without an input that needs a gradient there would be no backward pass.
+    anchor = torch.empty(0, requires_grad=True)
+    loss: Tensor = _LossByHand.apply(anchor, value, write_gradients)  # type: ignore[no-untyped-call]  # untyped in torch
+    return loss

@@ -71,7 +71,7 @@ class Schedule:
 
     def __str__(self) -> str:
         if self.start is not None and self.end == 0:
-            return f"{PREFIX}{self.start:g}"
+            return f"{PREFIX}{self.start!r}"
         return repr(self)
 
     @property

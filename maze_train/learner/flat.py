@@ -43,18 +43,15 @@ class FlatParameters:
             param.data = self.vector.data[start:end].view_as(param)
             self._grad_views.append(self.grad[start:end].view_as(param))
             start = end
-        self._attach()
+        self.zero_grad()
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
         self.grad.zero_()
         # Somebody else may have replaced or dropped the gradients, as `module.zero_grad()` does.
-        if self.params[-1].grad is not self._grad_views[-1]:
-            self._attach()
-
-    def _attach(self) -> None:
         for param, view in zip(self.params, self._grad_views, strict=True):
-            param.grad = view
+            if param.grad is not view:
+                param.grad = view
 
 
 def get_flat_parameters(module: nn.Module) -> Tensor:

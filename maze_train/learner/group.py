@@ -33,7 +33,8 @@ class LearnerGroup:
         """Whether the learner lives in this process."""
         return True
 
-    def __len__(self) -> int:
+    @property
+    def num_remote_learners(self) -> int:
         """Learners in other processes."""
         return 0
 

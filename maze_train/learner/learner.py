@@ -73,6 +73,7 @@ class Learner(ABC, Generic[Experience, Prepared]):
         self.device = torch.device(device)
         self.modules = {key: module.to(self.device) for key, module in modules.items()}
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
+        self._active: list[ModuleOptimizer] = []
         self.grad_clip = grad_clip
         self.grad_clip_by = grad_clip_by
         self.generator = torch.Generator().manual_seed(seed)
@@ -156,7 +157,7 @@ class Learner(ABC, Generic[Experience, Prepared]):
         self, experience: Experience | Mapping[str, Experience]
     ) -> dict[str, Experience]:
         if not isinstance(experience, dict):
-            return {DEFAULT_MODULE: experience}  # type: ignore[dict-item]  # not a mapping: one module's
+            experience = {DEFAULT_MODULE: experience}  # type: ignore[dict-item]  # not a mapping
         unknown = [module_id for module_id in experience if module_id not in self.modules]
         if unknown:
             known = ", ".join(self.modules)
@@ -164,7 +165,9 @@ class Learner(ABC, Generic[Experience, Prepared]):
         return experience
 
     def _take_steps(self, prepared: Mapping[str, Prepared], statistics: Statistics) -> None:
-        for module in self.modules.values():
+        modules = [self.modules[module_id] for module_id in prepared]
+        self._active = [o for (module_id, _), o in self.optimizers.items() if module_id in prepared]
+        for module in modules:
             module.train()
         norms: list[Tensor] = []
         for minibatch in self.minibatches(prepared, statistics):
@@ -174,7 +177,7 @@ class Learner(ABC, Generic[Experience, Prepared]):
             self.compute_gradients(losses)
             norms.append(self.postprocess_gradients())
             self.apply_gradients()
-        for module in self.modules.values():
+        for module in modules:
             module.eval()
         self._check_finite(norms)
         statistics.record(LearnerEvents.gradient_steps, float(len(norms)))
@@ -231,21 +234,22 @@ class Learner(ABC, Generic[Experience, Prepared]):
         return False
 
     def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
-        """Replace the gradients of all modules by those of the sum of their losses."""
-        for optimizer in self.optimizers.values():
+        """Replace the gradients of the modules by those of the sum of their losses."""
+        for optimizer in self._active:
             optimizer.zero_grad()
-        total = sum(losses.values())
-        if isinstance(total, torch.Tensor) and total.requires_grad:
+        terms = [loss for loss in losses.values() if loss.requires_grad]
+        if terms:
+            total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
             total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
 
     def postprocess_gradients(self) -> Tensor:
         """Clip the gradients of each optimizer; returns the norm of all of them before that."""
-        norms = [o.clip(self.grad_clip, self.grad_clip_by) for o in self.optimizers.values()]
+        norms = [o.clip(self.grad_clip, self.grad_clip_by) for o in self._active]
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def apply_gradients(self) -> None:
-        """One step of every optimizer."""
-        for optimizer in self.optimizers.values():
+        """One step of each optimizer of the modules that are updated."""
+        for optimizer in self._active:
             optimizer.step()
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:

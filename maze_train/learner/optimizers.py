@@ -75,7 +75,7 @@ class ModuleOptimizer:
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
-        if "eps" in accepted:
+        if "eps" in accepted and isinstance(accepted["eps"].default, float):
             defaults["eps"] = EPSILON
         chosen = {"fused", "foreach", "capturable", "differentiable"} & set(node)
         supported = self.params and self.params[0].device.type in ("cpu", "cuda")

@@ -9,7 +9,7 @@ from torch import nn
 
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError
-from maze_train.nets.blocks import MLP, write_gradient
+from maze_train.nets.blocks import MLP, add_row_sum
 from maze_train.nets.template import TemplateNet
 from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space
@@ -71,7 +71,7 @@ class Policy(nn.Module):
 
         def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
             size = net_outputs.shape[-1]
-            write_gradient(free_params, torch.sum, grad[..., size:], 0)
+            add_row_sum(free_params, grad[..., size:])
             return net_gradient(grad[..., :size], of_input)
 
         return torch.cat([net_outputs, free], dim=-1), gradient
@@ -130,11 +130,12 @@ class ActorCriticModel(nn.Module):
 
         Returns:
             Distribution parameters `[N, param_size]`, raw values `[N, output_size]`, and a function
-            of the gradients of a loss with respect to the two (None: no gradient) that writes those
-            of the parameters into their `.grad`.
+            of the gradients of a loss with respect to the two (None: no gradient) that adds those
+            of the parameters to their `.grad`.
         """
         nets = [self.policy.net, self.critic, *([self.trunk] if self.trunk is not None else [])]
-        if not all(isinstance(net, MLP | TemplateNet) for net in nets):
+        # The exact type: a subclass may compute something else than its parent's gradients are for.
+        if not all(type(net) in (MLP, TemplateNet) for net in nets):
             return self._automatic_vjp(obs)
         features: TensorTree = obs
         trunk_gradient: InputGradient | None = None

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["MLP", "HasVJP", "InputGradient", "linear", "write_gradient"]
+__all__ = ["MLP", "HasVJP", "InputGradient", "add_row_sum", "linear"]
 
 InputGradient: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"
-"""Takes dL/d output, writes dL/d parameters into their `.grad`, and returns dL/d input if asked."""
+"""Takes dL/d output, adds dL/d parameters to their `.grad`, and returns dL/d input if asked."""
 
 
 class HasVJP(Protocol):
@@ -115,8 +115,8 @@ class MLP(nn.Module):
 
         Returns:
             Outputs, `[N, output_size]`, and a function that takes dL/d outputs `[N, output_size]`.
-            It overwrites `.grad` of the parameters and returns dL/d inputs `[N, inputs]`, or None
-            if its second argument is false.
+            It adds to `.grad` of the parameters and returns dL/d inputs `[N, inputs]`, or None if
+            its second argument is false.
         """
         nonlinearity, weights = self._activation, self._weights()
         inputs, known = [], []
@@ -135,8 +135,8 @@ class MLP(nn.Module):
                     weight, bias = weights[i]
                     if i < self._n_hidden:
                         grad = nonlinearity.gradient(grad, known[i])
-                    write_gradient(weight, torch.mm, grad.t(), inputs[i])
-                    write_gradient(bias, torch.sum, grad, 0)
+                    add_product(weight, grad.t(), inputs[i])
+                    add_row_sum(bias, grad)
                     if i == 0 and not of_input:
                         return None
                     grad = grad.mm(weight)
@@ -145,16 +145,21 @@ class MLP(nn.Module):
         return x, gradient
 
 
-def write_gradient(
-    param: Tensor, operation: Callable[..., Tensor], *arguments: Tensor | int
-) -> None:
-    """Put the result of an operation into the gradient of a parameter, without a copy.
-
-    Parameters that are frozen are left alone.
-    """
+def add_product(param: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add the matrix product of a and b to the gradient of a parameter, unless it is frozen."""
     if not param.requires_grad:
         return
     if param.grad is None:
-        param.grad = operation(*arguments)
+        param.grad = a.mm(b)
     else:
-        operation(*arguments, out=param.grad)
+        param.grad.addmm_(a, b)
+
+
+def add_row_sum(param: Tensor, rows: Tensor) -> None:
+    """Add the sum over rows `[N, D]` to the gradient of a parameter `[D]`, unless it is frozen."""
+    if not param.requires_grad:
+        return
+    if param.grad is None:
+        param.grad = rows.sum(0)
+    else:
+        param.grad.add_(rows.sum(0))

@@ -123,10 +123,11 @@ class RolloutCollector:
         return [float(value) for value in final_info["is_success"][known]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Random generator of the actions and running episodes."""
-        return {"generator": self.generator.get_state(), "episodes": self.episodes.state_dict()}
+        """Random generator of the actions."""
+        return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`; the environments start new episodes."""
         self.generator.set_state(state["generator"])
-        self.episodes.load_state_dict(state["episodes"])
+        self.episodes = EpisodeTracker(self.num_envs)
+        self._obs = None

@@ -80,24 +80,14 @@ class EpisodeTracker:
         """
         finished = FinishedEpisodes()
         steps = rewards.shape[0]
-        sums = np.cumsum(rewards, axis=0, dtype=np.float64)
-        # What had been summed up when the previous episode ended is subtracted from each sum.
-        base_return = -self.returns
-        base_length = -self.lengths
+        starts = np.zeros(len(self.returns), dtype=np.int64)
         for t, b in np.argwhere(done):
-            finished.returns.append(float(sums[t, b] - base_return[b]))
-            finished.lengths.append(int(t + 1 - base_length[b]))
-            base_return[b] = sums[t, b]
-            base_length[b] = t + 1
-        self.returns = sums[-1] - base_return
-        self.lengths = steps - base_length
+            part = rewards[starts[b] : t + 1, b].sum(dtype=np.float64)
+            finished.returns.append(float(self.returns[b] + part))
+            finished.lengths.append(int(self.lengths[b] + t + 1 - starts[b]))
+            self.returns[b] = self.lengths[b] = 0
+            starts[b] = t + 1
+        for b, start in enumerate(starts):
+            self.returns[b] += rewards[start:, b].sum(dtype=np.float64)
+            self.lengths[b] += steps - start
         return finished
-
-    def state_dict(self) -> dict[str, list[float]]:
-        """Returns and lengths so far."""
-        return {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
-
-    def load_state_dict(self, state: dict[str, list[float]]) -> None:
-        """Continue from `state`."""
-        self.returns = np.array(state["returns"], dtype=np.float64)
-        self.lengths = np.array(state["lengths"], dtype=np.int64)

@@ -17,6 +17,7 @@ import yaml
 from maze_train.config.loading import config_to_dict
 from maze_train.envs.factory import EnvFactory, env_name
 from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.files import atomic_write
 from maze_train.seeding import Seeds, draw_seed
 from maze_train.targets import build_target
 from maze_train.tracking.build import build_writers
@@ -24,7 +25,7 @@ from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.evaluators import Evaluator, MultiEvaluator, RolloutEvaluator
 from maze_train.training.model_selection import BestModelSelection
-from maze_train.training.policy_files import PolicyWriter, TrainedPolicy, write_atomically
+from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Limits
 
 if TYPE_CHECKING:
@@ -252,7 +253,8 @@ class TrainingRunner(ABC):
             name = f"{env_name(config.env)}-{config.algorithm.name}-{config.runner.name}"
             run_dir = _new_directory(Path("outputs") / name)
         text = self.config_text
-        write_atomically(run_dir / "config.yaml", lambda path: path.write_text(text))
+        with atomic_write(run_dir / "config.yaml") as file:
+            file.write(text.encode())
         return run_dir
 
 

@@ -10,7 +10,7 @@ from io import StringIO
 from numbers import Integral, Real
 from typing import IO, TYPE_CHECKING, Any
 
-from maze_train.tracking.files import atomic_write
+from maze_train.files import atomic_write
 from maze_train.tracking.rows import ENV_STEPS, ordered_columns
 
 if TYPE_CHECKING:

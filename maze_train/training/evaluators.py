@@ -98,9 +98,9 @@ class RolloutEvaluator(Evaluator):
 
     def evaluate(self, policy: ActingModel) -> dict[str, float]:
         """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
-        if self._env is None:
-            self._env = self._make_env(self._num_envs)
         with _global_generators_kept(), torch.no_grad():
+            if self._env is None:
+                self._env = self._make_env(self._num_envs)
             returns, lengths, successes = self._play(policy, self._env)
         metrics = {
             "episode_return_mean": returns.mean(),

@@ -9,13 +9,13 @@ score.json      score and epoch of the policy
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from maze_train.errors import RunDirectoryError, SpaceError
+from maze_train.files import atomic_write
 from maze_train.rollout.collector import env_actions
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.serialize import space_from_dict, space_to_dict
@@ -23,7 +23,6 @@ from maze_train.spaces.tensors import as_tensors
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from gymnasium import spaces
@@ -31,19 +30,9 @@ if TYPE_CHECKING:
 
     from maze_train.rollout.collector import ActingModel
 
-__all__ = ["PolicyWriter", "TrainedPolicy", "read_spaces", "read_weights", "write_atomically"]
+__all__ = ["PolicyWriter", "TrainedPolicy", "read_spaces", "read_weights"]
 
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under a temporary name, flush it to the disk, and rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    write(temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class PolicyWriter:
@@ -78,8 +67,10 @@ class PolicyWriter:
         weights = {k: v.detach().cpu().clone() for k, v in self._model.state_dict().items()}
         texts = {SPACES: self._spaces, CONFIG: self._config_text, SCORE: json.dumps(score)}
         for name, text in texts.items():
-            write_atomically(directory / name, lambda path, text=text: path.write_text(text))  # type: ignore[misc]  # default argument of a lambda
-        write_atomically(directory / WEIGHTS, lambda path: torch.save(weights, path))
+            with atomic_write(directory / name) as file:
+                file.write(text.encode())
+        with atomic_write(directory / WEIGHTS) as file:
+            torch.save(weights, file)
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -95,6 +86,8 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    if not isinstance(weights, dict):
+        raise RunDirectoryError(f"{path} is damaged: it holds no weights by name")
     return weights
 
 
@@ -108,7 +101,9 @@ def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     try:
         data = json.loads(path.read_text())
         return space_from_dict(data["observation_space"]), space_from_dict(data["action_space"])
-    except (OSError, ValueError, KeyError) as error:
+    except SpaceError as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, AssertionError) as error:
         raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
 
 
@@ -171,13 +166,13 @@ class TrainedPolicy:
         return unflatten_value(self.action_space, result)
 
     def _is_batch(self, parts: dict[str, Any]) -> bool:
-        extra = {
-            value.ndim - len(self._view.leaves[key].shape or ()) for key, value in parts.items()
-        }
-        if extra not in ({0}, {1}):
-            shapes = {key: list(value.shape) for key, value in parts.items()}
-            raise SpaceError(
-                f"an observation of shape {shapes.get('', shapes)} is neither one observation of "
-                f"{self.observation_space} nor a batch of them"
-            )
-        return extra == {1}
+        shapes = {key: leaf.shape or () for key, leaf in self._view.leaves.items()}
+        if all(value.shape == shapes[key] for key, value in parts.items()):
+            return False
+        if all(value.ndim and value.shape[1:] == shapes[key] for key, value in parts.items()):
+            return True
+        given = {key: list(value.shape) for key, value in parts.items()}
+        raise SpaceError(
+            f"an observation of shape {given.get('', given)} is neither one observation of "
+            f"{self.observation_space} nor a batch of them"
+        )

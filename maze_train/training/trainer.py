@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, nearest
 from maze_train.events import Event, EventInterface, Statistics
 from maze_train.learner.progress import Progress
+from maze_train.rollout.episodes import TrainingEpisodeEvents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,8 +148,8 @@ class Trainer(ABC):
         elif not any(asdict(self.limits).values()):
             raise ConfigError("limits", "nothing would end training; set one, or pass n_epochs")
         self._resumed_at = time.perf_counter() - self.wall_time_s
-        self.stop_reason = ""
         last_epoch = self.limits.n_epochs if n_epochs is None else self.epoch + n_epochs
+        self.stop_reason = self._limit_reached(last_epoch)
         while not self.stop_reason:
             self._run_epoch(last_epoch)
         return self.summary()
@@ -159,32 +160,52 @@ class Trainer(ABC):
         for i in range(length):
             self.env_steps += self.update_once(self.progress(last_epoch), self._statistics)
             self.updates += 1
+            self.wall_time_s = time.perf_counter() - self._resumed_at
             self.stop_reason = self._limit_reached()
             if self.stop_reason:
                 break
             self.tracker.advance((i + 1) / length, self.env_steps)
         self.epoch += 1
-        if not self.stop_reason and 0 < last_epoch <= self.epoch:
-            self.stop_reason = "n_epochs"
-        metrics = self._evaluate_if_due()
-        self._finish_epoch(metrics, started, steps_before)
+        self.stop_reason = self.stop_reason or self._limit_reached(last_epoch)
+        row: dict[str, float] = {
+            "epoch": self.epoch,
+            "updates": self.updates,
+            "env_steps": self.env_steps,
+            **self._statistics.reduce(),
+        }
+        self._statistics.clear()
+        # A training metric first: when it ends the run, there is still an evaluation to come.
+        self._select(row)
+        row.update(self._evaluate_if_due(row))
+        now = time.perf_counter()
+        self.wall_time_s = now - self._resumed_at
+        row[TimeEvents.epoch_s.tag] = now - started
+        row[TimeEvents.total_s.tag] = self.wall_time_s
+        row[TimeEvents.steps_per_second.tag] = (self.env_steps - steps_before) / (now - started)
+        self.tracker.write(row)
 
-    def _limit_reached(self) -> str:
-        """The limit that an update may reach, or an empty string."""
-        self.wall_time_s = time.perf_counter() - self._resumed_at
+    def _limit_reached(self, last_epoch: int = 0) -> str:
+        """The limit that is reached, or an empty string; between epochs `last_epoch` counts."""
         if 0 < self.limits.total_steps <= self.env_steps:
             return "total_steps"
+        if 0 < last_epoch <= self.epoch:
+            return "n_epochs"
         if 0 < self.limits.max_wall_time_s <= self.wall_time_s:
             return "max_wall_time_s"
         return ""
 
-    def _evaluate_if_due(self) -> dict[str, float]:
+    def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
+        """Evaluate every so many epochs and at the end, and offer the score for selection."""
         due = self.epoch % self.evaluation_interval == 0 or bool(self.stop_reason)
-        if self.evaluator is None or not due:
+        if not due:
             return {}
-        started = time.perf_counter()
-        metrics = self.evaluate()
-        self._statistics.record(TimeEvents.evaluate_s, time.perf_counter() - started)
+        metrics: dict[str, float] = {}
+        if self.evaluator is not None:
+            started = time.perf_counter()
+            metrics = self.evaluate()
+            self._select(metrics)
+            metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
+        self._check_metric({*row, *metrics})
         return metrics
 
     def evaluate(self) -> dict[str, float]:
@@ -195,31 +216,25 @@ class Trainer(ABC):
         self.final_eval_return_mean = metrics.get("eval/episode_return_mean", math.nan)
         return metrics
 
-    def _finish_epoch(
-        self, eval_metrics: dict[str, float], started: float, steps_before: int
-    ) -> None:
-        """Select the best policy, write the row of metrics, check the patience."""
-        now = time.perf_counter()
-        self.wall_time_s = now - self._resumed_at
-        statistics = self._statistics
-        statistics.record(TimeEvents.epoch_s, now - started)
-        statistics.record(TimeEvents.total_s, self.wall_time_s)
-        rate = (self.env_steps - steps_before) / (now - started)
-        statistics.record(TimeEvents.steps_per_second, rate)
-        row: dict[str, float] = {
-            "epoch": self.epoch,
-            "updates": self.updates,
-            "env_steps": self.env_steps,
-            **statistics.reduce(),
-            **eval_metrics,
-        }
-        statistics.clear()
+    def _select(self, metrics: dict[str, float]) -> None:
+        """Tell the model selection the score, if it is among the metrics."""
         selection = self.model_selection
-        if selection is not None and self.selection_metric in row:
-            selection.update(row[self.selection_metric], self.epoch)
-            if not self.stop_reason and selection.patience_is_exhausted(self.limits.patience):
-                self.stop_reason = "patience"
-        self.tracker.write(row)
+        if selection is None or self.selection_metric not in metrics:
+            return
+        selection.update(metrics[self.selection_metric], self.epoch)
+        if not self.stop_reason and selection.patience_is_exhausted(self.limits.patience):
+            self.stop_reason = "patience"
+
+    def _check_metric(self, present: set[str]) -> None:
+        """Refuse a metric that is never reported: it would select nothing, in silence."""
+        known = present | {event.tag for event in TrainingEpisodeEvents.events()}
+        if self.model_selection is None or self.selection_metric in known:
+            return
+        close = nearest(self.selection_metric, known)
+        hint = f"; nearest: {', '.join(close)}" if close else ""
+        raise ConfigError(
+            "evaluation.metric", f"no such metric is reported{hint}", self.selection_metric
+        )
 
     def progress(self, last_epoch: int = 0) -> Progress:
         """Where training stands before the next update."""

@@ -1,19 +1,24 @@
 """One update of A2C or PPO, written from the papers: loops over episodes and over samples.
 
 Nothing of the package is called but the networks: log-probabilities, entropies, advantages, losses
-and the decoding of the critic are formulas for one sample. Gradients are those of autograd, clipping
-and steps those of torch.
+and the decoding of the critic are formulas for one sample. Gradients are those of autograd,
+clipping and steps those of torch.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from gymnasium import spaces
 
 from maze_train.spaces.describe import flat_spaces
+
+if TYPE_CHECKING:
+    from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+    from maze_train.data.rollout import Rollout
 
 
 @dataclass
@@ -208,64 +213,87 @@ class Sums:
         self.kl += ratio.item() - 1 - log_ratio.item()
 
 
-def slow_update(model, rollout, action_space, config, orders, now, critic=None, critic_only=False):
-    """Change the weights of `model` as one update should; returns the number of gradient steps.
+@dataclass
+class SlowUpdate:
+    """One update; `run` changes the weights of the model.
 
     Args:
         model: Any actor-critic network.
         rollout: T steps of B environments.
         action_space: The action space.
         config: Settings of the algorithm; of these lr, entropy_coef and clip_range are not read.
-        orders: For each pass, its minibatches as lists of sample indices.
         now: Current values of the settings that may be scheduled.
         critic: Meaning of the critic's output.
         critic_only: Whether the policy burns in.
     """
-    critic = critic or Critic()
-    optimizer = make_optimizer(model, config, now.lr)
-    samples = slow_targets(model, rollout, config, critic)
-    value_clip = getattr(config, "value_clip_range", 0.0)
 
-    def evaluate(i):
-        t, b = divmod(i, rollout.rewards.shape[1])
-        params, raw = model(at(rollout.obs, t, b))
-        action = element(rollout.actions, t, b)
-        return (*slow_log_prob_and_entropy(action_space, params[0], action), raw[0])
+    model: torch.nn.Module
+    rollout: Rollout
+    action_space: spaces.Space
+    config: ActorCriticConfig
+    now: Coefficients
+    critic: Critic
+    critic_only: bool
 
-    def sums_over(minibatch):
-        sums, advantages = Sums(), [samples[i][0] for i in minibatch]
-        if config.normalize_advantage:
+    def run(self, orders):
+        """Take steps until a minibatch moves too far; returns how many."""
+        target_kl = getattr(self.config, "target_kl", 0.0)
+        optimizer = make_optimizer(self.model, self.config, self.now.lr)
+        self.samples = slow_targets(self.model, self.rollout, self.config, self.critic)
+        with torch.no_grad():
+            self.old_log_probs = [self.evaluate(i)[0].item() for i in range(len(self.samples))]
+        taken = 0
+        for number, minibatches in enumerate(orders):
+            if number and getattr(self.config, "recompute_advantages", False):
+                self.samples = slow_targets(self.model, self.rollout, self.config, self.critic)
+            for minibatch in minibatches:
+                sums = self.sums_over(minibatch)
+                if 0 < target_kl < sums.kl / len(minibatch):
+                    return taken
+                self.step(optimizer, sums, len(minibatch))
+                taken += 1
+        return taken
+
+    def evaluate(self, i):
+        """Log-probability, entropy and raw value of sample i under the current weights."""
+        t, b = divmod(i, self.rollout.rewards.shape[1])
+        params, raw = self.model(at(self.rollout.obs, t, b))
+        action = element(self.rollout.actions, t, b)
+        return (*slow_log_prob_and_entropy(self.action_space, params[0], action), raw[0])
+
+    def sums_over(self, minibatch):
+        """The losses of the samples of one minibatch, summed up."""
+        sums, advantages = Sums(), [self.samples[i][0] for i in minibatch]
+        value_clip = getattr(self.config, "value_clip_range", 0.0)
+        if self.config.normalize_advantage:
             advantages = normalized(advantages)
         for i, advantage in zip(minibatch, advantages, strict=True):
-            log_prob, entropy, raw = evaluate(i)
-            _, target, old_value = samples[i]
-            sums.add_policy(log_prob, old_log_probs[i], advantage, now.clip)
-            sums.value_loss = sums.value_loss + critic.loss(raw, target, old_value, value_clip)
+            log_prob, entropy, raw = self.evaluate(i)
+            _, target, old_value = self.samples[i]
+            sums.add_policy(log_prob, self.old_log_probs[i], advantage, self.now.clip)
+            sums.value_loss = sums.value_loss + self.critic.loss(raw, target, old_value, value_clip)
             sums.entropy = sums.entropy + entropy
         return sums
 
-    def step(sums, n):
+    def step(self, optimizer, sums, n):
+        """One step on the weighted means."""
+        config = self.config
         loss = config.value_loss_coef * sums.value_loss / n
-        if not critic_only:
+        if not self.critic_only:
             loss = loss + config.policy_loss_coef * sums.policy_loss / n
-            loss = loss - now.entropy * sums.entropy / n
+            loss = loss - self.now.entropy * sums.entropy / n
         optimizer.zero_grad()
         loss.backward()
         if config.max_grad_norm > 0:
-            params = [p for p in model.parameters() if p.grad is not None]
+            params = [p for p in self.model.parameters() if p.grad is not None]
             torch.nn.utils.clip_grad_norm_(params, config.max_grad_norm)
         optimizer.step()
 
-    with torch.no_grad():
-        old_log_probs = [evaluate(i)[0].item() for i in range(len(samples))]
-    taken = 0
-    for number, minibatches in enumerate(orders):
-        if number and getattr(config, "recompute_advantages", False):
-            samples = slow_targets(model, rollout, config, critic)
-        for minibatch in minibatches:
-            sums = sums_over(minibatch)
-            if 0 < getattr(config, "target_kl", 0.0) < sums.kl / len(minibatch):
-                return taken
-            step(sums, len(minibatch))
-            taken += 1
-    return taken
+
+def slow_update(model, rollout, action_space, config, orders, now, critic=None, critic_only=False):
+    """Change the weights of `model` as one update should; returns the number of gradient steps.
+
+    `orders` holds, for each pass, its minibatches as lists of sample indices; see `SlowUpdate`.
+    """
+    update = SlowUpdate(model, rollout, action_space, config, now, critic or Critic(), critic_only)
+    return update.run(orders)

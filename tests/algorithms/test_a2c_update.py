@@ -96,12 +96,7 @@ def test_transformed_and_categorical_critics(transform, support, shared):
     "net",
     [
         "OwnNet",
-        pytest.param(
-            "OwnTemplate",
-            marks=pytest.mark.xfail(
-                strict=True, reason="ActorCriticModel.vjp ignores the forward pass of a subclass"
-            ),
-        ),
+        pytest.param("OwnTemplate"),
     ],
 )
 def test_own_networks_get_the_same_update(net, role):
@@ -133,6 +128,48 @@ def test_state_dependent_and_squashed_scales_move():
 def log_probs(model, obs, actions):
     """Log-probabilities of all actions, `[N]`."""
     return model.distribution.log_prob(model.policy_params(obs), actions).flatten()
+
+
+class OwnLoss(A2CLearner):
+    """A learner of a user that changes the loss."""
+
+    factor, decay = 1.0, 0.0
+
+    def compute_loss_for_module(self, module_id, batch, statistics):
+        loss = self.factor * super().compute_loss_for_module(module_id, batch, statistics)
+        if self.decay:
+            params = self.modules[module_id].parameters()
+            loss = loss + self.decay * sum(p.square().sum() for p in params)
+        return loss
+
+
+PLAIN = {"optimizer": {"_target_": "torch.optim.SGD"}, "max_grad_norm": 0.0}
+
+
+def test_a_loss_that_was_scaled_has_scaled_gradients():
+    """A user may multiply the loss: three times the loss, three times the step."""
+    moves = []
+    for factor in (1.0, 3.0):
+        model, _, rollout, _ = make_problem("discrete")
+        learner, before = OwnLoss(model, make_config(**PLAIN)), snapshot(model)
+        learner.factor = factor
+        learner.update(rollout, Progress())
+        moves.append(torch.cat([(p - before[n]).flatten() for n, p in model.named_parameters()]))
+    torch.testing.assert_close(moves[1], 3.0 * moves[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_term_that_was_added_to_the_loss_counts():
+    """A user may add a term to the loss: its gradient is added to the others."""
+    model, reference, rollout, action_space = make_problem("discrete")
+    config = make_config(**PLAIN)
+    learner, before = OwnLoss(model, config), snapshot(model)
+    learner.decay = 0.5
+    learner.update(rollout, Progress())
+    slow_update(reference, rollout, action_space, config, ALL, Coefficients(0.01, 0.02))
+    with torch.no_grad():
+        for name, param in reference.named_parameters():
+            param.sub_(0.01 * before[name])
+    assert_same_weights(model, reference, before)
 
 
 def test_schedules_are_read_before_the_step():

@@ -95,7 +95,7 @@ def test_the_table_has_a_row_for_each_setting() -> None:
     """Markdown with type, default and text; bars inside cells are escaped."""
     table = render_table(PPOAlgorithmConfig)
     assert table.count("\n") == 2 + len(fields(PPOAlgorithmConfig))
-    assert "| `lr` | `float \\| Schedule` | `0.0003` | Learning rate" in table
+    assert "| `lr` | `float \\| Schedule` | `linear_0.001` | Learning rate" in table
     assert "`global_norm \\| norm \\| value`" in table
 
 

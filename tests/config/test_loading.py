@@ -127,7 +127,7 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         (
             "lr",
             "x",
-            "top.lr = 'x': expected a number or a mapping with the keys start, end, points",
+            "top.lr = 'x': expected a number, linear_<start>, or a schedule",
         ),
         ("lr", {"start": 1}, "top.lr: expected {start: 0.001, end: 0}"),
         ("lr", {"begin": 1}, "top.lr.begin = 1: unknown"),

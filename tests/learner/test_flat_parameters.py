@@ -74,7 +74,6 @@ def test_gradients_come_back_after_a_foreign_zero_grad():
     assert flat.grad.any()
 
 
-@pytest.mark.xfail(strict=True, reason="zero_grad looks at the last parameter only")
 def test_gradients_come_back_after_a_part_was_dropped():
     """The gradients of one layer that somebody dropped are attached again, too."""
     net = make_net()

@@ -103,7 +103,7 @@ def test_a_group_of_one_is_its_learner():
     alone, learner = make_learner(), make_learner()
     with LearnerGroup(learner) as group:
         assert group.is_local
-        assert len(group) == 0
+        assert group.num_remote_learners == 0
         row = group.update(make_data(), Progress()).reduce()
         assert row == alone.update(make_data(), Progress()).reduce()
         assert group.weights_seq_no == learner.weights_seq_no == 1

@@ -81,6 +81,7 @@ def test_actor_critic(space, action, shared):
     w_params, w_raw = torch.randn_like(params), torch.randn_like(raw)
     ((params * w_params).sum() + (raw * w_raw).sum()).backward()
     expected = gradients(model)
+    model.zero_grad()
     params_by_hand, raw_by_hand, gradient = model.vjp(obs)
     gradient(w_params, w_raw)
     torch.testing.assert_close((params_by_hand, raw_by_hand), (params.detach(), raw.detach()))

@@ -255,7 +255,6 @@ def test_the_action_generator_is_state():
     assert torch.equal(model.distribution.draw_noise((T, B), second.generator), noise)
 
 
-@pytest.mark.xfail(strict=True, reason="load_state_dict restores returns of episodes that are gone")
 @pytest.mark.parametrize("fresh", [True, False])
 def test_restored_collectors_count_the_episodes_that_they_play(fresh):
     """New episodes start with nothing behind them: each length is one that the script allows."""

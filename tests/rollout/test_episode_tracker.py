@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,7 +57,6 @@ def test_whole_rewards_are_summed_exactly():
     assert episode == pytest.approx(1000 * float(np.float32(0.1)), rel=1e-12)
 
 
-@pytest.mark.xfail(strict=True, reason="differences of running sums carry a NaN into all returns")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 def test_one_bad_reward_spoils_one_episode(bad):
     """The return of an episode depends on its own rewards only."""
@@ -69,16 +66,6 @@ def test_one_bad_reward_spoils_one_episode(bad):
     finished = tracker.follow(rewards, done)
     finished.returns += tracker.follow(np.ones((2, 1)), done[:2]).returns
     assert finished.returns[1:] == [2.0, 2.0]
-
-
-def test_running_episodes_are_state():
-    """A restored tracker finishes the episodes that the first had begun; the state is plain."""
-    first, second = EpisodeTracker(2), EpisodeTracker(2)
-    first.follow(np.array([[1.0, 2.0], [0.5, 0.25]]), np.zeros((2, 2), bool))
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    finished = second.follow(np.ones((1, 2)), np.ones((1, 2), bool))
-    assert finished.returns == [2.5, 3.25]
-    assert finished.lengths == [3, 3]
 
 
 def test_statistics_of_episodes():

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from gymnasium.spaces import Text
-from own_parts import FaultyEnv, SpacesEnv
+from own_envs import FaultyEnv, SpacesEnv
 
 from maze_train import load_config, train
 from maze_train.errors import ConfigError, MazeTrainError, RunDirectoryError, SpaceError
@@ -47,7 +47,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
     """Settings of a run on a toy environment that takes a moment."""
-    env = {"_target_": "own_parts.SpacesEnv"}
+    env = {"_target_": "own_envs.SpacesEnv"}
     return {"env": env, **ALGORITHMS[algorithm], **SMALL, "run_dir": "run", **overrides}
 
 
@@ -58,7 +58,7 @@ def short_run(run_dir: str | None = "run", algorithm: str = "ppo", **overrides: 
 
 def faulty(**kwargs: Any) -> dict[str, Any]:
     """The settings of an environment that goes wrong."""
-    return {"_target_": "own_parts.FaultyEnv", "kwargs": kwargs}
+    return {"_target_": "own_envs.FaultyEnv", "kwargs": kwargs}
 
 
 def rows(run_dir: str | Path) -> list[dict[str, str]]:
@@ -107,7 +107,7 @@ def file_contents(path: str) -> dict[Path, bytes]:
 )
 def test_fast_dev_run_of_every_space(algorithm: str, obs: str, action: str) -> None:
     """One epoch runs on every kind of space; every action is one of its space."""
-    env = {"_target_": "own_parts.SpacesEnv", "kwargs": {"obs": obs, "action": action}}
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": obs, "action": action}}
     result = short_run(
         algorithm=algorithm, env=env, **{"runner.fast_dev_run": True, "total_steps": 100_000}
     )
@@ -187,10 +187,10 @@ def test_the_seed_decides_every_number() -> None:
         ({"env": "CratPole-v1"}, "CartPole-v1"),
         ({"algorithm.device": "cuda:99"}, "algorithm.device = 'cuda:99': not usable here"),
         ({"algorithm.device": "gpu"}, "expected cpu, cuda"),
-        ({"evaluation.evaluators": [{"_target_": "own_parts.make_env"}]}, "expected a subclass"),
+        ({"evaluation.evaluators": [{"_target_": "own_envs.make_env"}]}, "expected a subclass"),
         ({"algorithm.gamma": 1.5}, "algorithm.gamma = 1.5"),
         ({"total_steps": 0}, "nothing would end this run"),
-        ({"env": {"_target_": "own_parts.SpacesEn"}}, "mean SpacesEnv"),
+        ({"env": {"_target_": "own_envs.SpacesEn"}}, "mean SpacesEnv"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
@@ -288,8 +288,8 @@ def test_schedules_go_from_start_to_end() -> None:
 def test_patience_ends_a_run_that_does_not_improve() -> None:
     """After `patience` evaluations without a new best, training stops."""
     env = {
-        "_target_": "own_parts.SpacesEnv",
-        "wrappers": [{"_target_": "own_parts.Scaled", "factor": 0.0}],
+        "_target_": "own_envs.SpacesEnv",
+        "wrappers": [{"_target_": "own_envs.Scaled", "factor": 0.0}],
     }
     result = short_run(env=env, **{"algorithm.patience": 1})
     assert result.summary.stop_reason == "patience"

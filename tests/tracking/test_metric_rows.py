@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maze_train.errors import RunDirectoryError
-from maze_train.tracking.files import atomic_write
+from maze_train.files import atomic_write
 from maze_train.tracking.formatting import compact, duration, readable
 from maze_train.tracking.rows import ordered_columns, read_rows
 

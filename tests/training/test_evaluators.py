@@ -191,12 +191,7 @@ def test_generators_are_put_back_after_an_error():
     [
         ShortOrLongEnv,
         GreedyOfGlobals,
-        pytest.param(
-            GreedyConstructor,
-            marks=pytest.mark.xfail(
-                strict=True, reason="environments are built outside of the kept generators"
-            ),
-        ),
+        pytest.param(GreedyConstructor),
     ],
 )
 def test_training_is_the_same_with_and_without_evaluation(env):

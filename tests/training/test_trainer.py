@@ -37,7 +37,6 @@ def train(limits, **services):
         (Limits(n_epochs=2, total_steps=30), "total_steps", 3, 2),
         (Limits(n_epochs=1, total_steps=30), "n_epochs", 2, 1),
         (Limits(n_epochs=2, total_steps=40), "total_steps", 4, 2),
-        (Limits(n_epochs=5, max_wall_time_s=1e-9), "max_wall_time_s", 1, 1),
     ],
 )
 def test_training_ends_at_the_first_limit(limits, reason, updates, epochs):
@@ -63,9 +62,7 @@ def test_patience_ends_training():
 
 def test_wall_time_ends_training():
     """The limit is seen after the update that exceeds it."""
-    _, summary = train(
-        Limits(max_wall_time_s=0.05), on_update=lambda trainer, statistics: time.sleep(0.02)
-    )
+    _, summary = train(Limits(max_wall_time_s=0.05, n_epochs=99), on_update=sleep)
     assert summary.stop_reason == "max_wall_time_s"
     assert 2 <= summary.updates <= 3
     assert 0.05 <= summary.wall_time_s < 1.0
@@ -101,15 +98,21 @@ def test_evaluation_is_due_every_interval_and_at_the_end(interval, epochs, evalu
     assert evaluator.calls == len(evaluated)
 
 
-@pytest.mark.parametrize("limits", [Limits(total_steps=50), Limits(max_wall_time_s=1e-9)])
+def sleep(trainer, statistics):
+    """Makes an update take 20 ms."""
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize("limits", [Limits(total_steps=50), Limits(max_wall_time_s=0.03)])
 def test_a_run_that_is_cut_short_is_evaluated(limits):
     """Whatever ends training, the last policy is evaluated and has a row."""
-    trainer, summary = train(limits, evaluator=ScriptedEvaluator([7.0]), evaluation_interval=100)
+    evaluator = ScriptedEvaluator([7.0])
+    trainer, summary = train(limits, evaluator=evaluator, evaluation_interval=100, on_update=sleep)
+    assert summary.updates >= 2
     assert summary.final_eval_return_mean == 7.0
     assert trainer.rows[-1]["eval/episode_return_mean"] == 7.0
 
 
-@pytest.mark.xfail(strict=True, reason="patience is looked at after the evaluation was decided")
 def test_a_run_that_lost_patience_is_evaluated():
     """Patience with a training metric may end a run between two evaluations: one more is due."""
 
@@ -175,8 +178,11 @@ def test_progress_starts_at_zero_and_stays_below_one():
         assert [p.epoch for p in trainer.seen] == [0, 0, 1, 1]
     both, _ = train(Limits(n_epochs=10, total_steps=40))
     assert both.seen[-1].fraction == 0.75, "the limit that comes first counts"
-    timed, _ = train(Limits(max_wall_time_s=1e-9, n_epochs=4))
-    assert timed.seen[0].fraction == 0.0, "the clock does not count where another limit exists"
+    timed, _ = train(Limits(max_wall_time_s=60.0, n_epochs=2), on_update=sleep)
+    assert [p.fraction for p in timed.seen] == [0.0, 0.25, 0.5, 0.75], "the clock does not count"
+    clock, _ = train(Limits(max_wall_time_s=0.03), on_update=sleep)
+    assert clock.seen[0].fraction < 0.1
+    assert clock.seen[1].fraction > 0.5, "unless nothing else is known"
 
 
 def test_the_learning_rate_is_positive_in_the_last_row():
@@ -198,7 +204,6 @@ def test_training_can_go_on():
     assert torch.equal(get_flat_parameters(parts.model), get_flat_parameters(straight.model))
 
 
-@pytest.mark.xfail(strict=True, reason="limits are looked at after an update only")
 @pytest.mark.parametrize("limits", [Limits(total_steps=40), Limits(n_epochs=2)])
 def test_a_run_that_is_over_does_not_go_on(limits):
     """Training again at the limit makes no further update."""
@@ -219,6 +224,7 @@ def test_state_continues_in_another_process():
     file.seek(0)
     second = make_ppo(model=make_model(seed=9))
     second.model_selection = BestModelSelection(second.model)
+    second.selection_metric = first.selection_metric
     second.load_state(file)
     assert torch.equal(get_flat_parameters(second.model), saved)
     assert (second.epoch, second.updates, second.env_steps) == (2, 4, 64)
@@ -266,7 +272,6 @@ def test_the_summary_is_plain():
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="a metric that never appears is passed over in silence")
 def test_a_metric_that_no_evaluator_reports_is_an_error():
     """A misspelt metric would select nothing and never lose patience."""
     with pytest.raises(ConfigError, match="episode_retrun_mean"):

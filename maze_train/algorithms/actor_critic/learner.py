@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -13,6 +12,7 @@ from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.data.rollout import Rollout
+from maze_train.functional.gradients import loss_by_hand
 from maze_train.functional.returns import (
     discounts_and_lambdas,
     explained_variance,
@@ -25,7 +25,7 @@ from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
@@ -60,7 +60,6 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         self.config = config
         self._entropy_coef = 0.0
         self._burn_in = False
-        self._gradients: dict[str, Callable[[], None]] = {}
         super().__init__(
             modules,
             optimizer=config.optimizer,
@@ -141,17 +140,30 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
     ) -> Tensor:
         """The weighted sum of policy loss, value loss and entropy bonus, 0-d.
 
-        Gradients are derived by hand, so the loss has no graph; `compute_gradients` applies them.
+        Its gradients are derived by hand, see `loss_by_hand`.
         """
         config, model = self.config, self.model(module_id)
         params, raw_values, write_gradients = model.vjp(batch.obs)
         value_loss, d_raw_values = self.value_loss(model, raw_values, batch)
         d_raw_values = d_raw_values.mul_(config.value_loss_coef)
-        events, size = ActorCriticEvents, batch.size
-        statistics.record(events.value_loss, value_loss, size)
+        loss = value_loss * config.value_loss_coef
+        statistics.record(ActorCriticEvents.value_loss, value_loss, batch.size)
         if self._burn_in:
-            self._gradients[module_id] = partial(write_gradients, None, d_raw_values)
-            return value_loss * config.value_loss_coef
+            return loss_by_hand(loss, lambda d: write_gradients(None, d_raw_values * d))
+        policy_part, d_params = self._policy_part(model, params, batch, statistics)
+        return loss_by_hand(
+            loss + policy_part, lambda d: write_gradients(d_params * d, d_raw_values * d)
+        )
+
+    def _policy_part(
+        self,
+        model: ActorCriticModel,
+        params: Tensor,
+        batch: ActorCriticBatch,
+        statistics: Statistics,
+    ) -> tuple[Tensor, Tensor]:
+        """Weighted policy loss and entropy bonus, 0-d, and their gradient, `[n, param_size]`."""
+        config, events, size = self.config, ActorCriticEvents, batch.size
         log_probs, entropy, params_gradient = model.distribution.log_prob_and_entropy_vjp(
             params, batch.actions
         )
@@ -165,20 +177,8 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         d_params = params_gradient(
             d_log_probs.mul_(config.policy_loss_coef), -self._entropy_coef / size
         )
-        self._gradients[module_id] = partial(write_gradients, d_params, d_raw_values)
-        return (
-            config.policy_loss_coef * policy_loss
-            + config.value_loss_coef * value_loss
-            - self._entropy_coef * mean_entropy
-        )
-
-    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
-        """Replace the gradients by those of the losses, by hand where the loss has no graph."""
-        super().compute_gradients(losses)
-        for module_id in losses:
-            write_gradients = self._gradients.pop(module_id, None)
-            if write_gradients is not None:
-                write_gradients()
+        loss = config.policy_loss_coef * policy_loss - self._entropy_coef * mean_entropy
+        return loss, d_params
 
     def value_loss(
         self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch

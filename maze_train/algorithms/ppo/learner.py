@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
@@ -37,7 +37,10 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     """
 
     _clip_range = 0.0
-    _kl: Tensor | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._divergences: list[Tensor] = []
+        super().__init__(*args, **kwargs)
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set scheduled settings."""
@@ -88,9 +91,11 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         """Clipped surrogate loss, 0-d, and its gradient, `[n]`."""
         log_ratios = log_probs - batch.old_log_probs
         result = clipped_surrogate_loss_and_gradient(log_ratios, advantages, self._clip_range)
-        self._kl = approximate_kl(log_ratios)
+        divergence = approximate_kl(log_ratios)
+        if self.config.target_kl > 0:
+            self._divergences.append(divergence)
         events, size = ActorCriticEvents, batch.size
-        statistics.record(events.approximate_kl, self._kl, size)
+        statistics.record(events.approximate_kl, divergence, size)
         statistics.record(events.clip_fraction, clip_fraction(log_ratios, self._clip_range), size)
         return result
 
@@ -103,6 +108,6 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         )
 
     def should_stop(self, statistics: Statistics) -> bool:
-        """Whether the policy has moved further than `target_kl` from the one that acted."""
-        target = self.config.target_kl
-        return target > 0 and self._kl is not None and float(self._kl) > target
+        """Whether a policy has moved further than `target_kl` from the one that acted."""
+        divergences, self._divergences = self._divergences, []
+        return any(float(divergence) > self.config.target_kl for divergence in divergences)

@@ -1,0 +1,60 @@
+"""Which process steps the environments makes no difference to any number."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maze_train import train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+ENVS: dict[str, dict[str, Any]] = {
+    "discrete": {"id": "CartPole-v1"},
+    "continuous": {"id": "Pendulum-v1", "max_episode_steps": 30},
+    "dict": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}},
+}
+
+
+def metrics(run_dir: Path, env: str, algorithm: str, **runner: Any) -> list[dict[str, str]]:
+    """What a run with five environments writes to metrics.csv, times aside."""
+    train(
+        env=ENVS[env],
+        algorithm={"name": algorithm, "n_rollout_steps": 20, "epoch_length": 2},
+        runner={"concurrency": 5, **runner},
+        evaluation={"n_episodes": 3, "concurrency": 2},
+        tracking={"progress": "quiet", "plot": False, "tensorboard": False},
+        seed=11,
+        total_steps=600,
+        run_dir=str(run_dir),
+        **({"algorithm.batch_size": 32} if algorithm == "ppo" else {}),
+    )
+    with (run_dir / "metrics.csv").open() as file:
+        return [
+            {name: cell for name, cell in row.items() if not name.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+@pytest.mark.parametrize("env", list(ENVS))
+def test_the_local_runner_writes_the_metrics_of_the_dev_runner(
+    tmp_path: Path, env: str, algorithm: str
+) -> None:
+    """Equal metrics.csv, to the last digit, with 1, 2 and 3 workers; nothing is left behind."""
+    shared_memory = set(os.listdir("/dev/shm"))
+    expected = metrics(tmp_path / "dev", env, algorithm, name="dev")
+    assert len(expected) == 3
+    assert float(expected[-1]["train/episodes"]) > 0
+    for n_workers in (1, 2, 3):
+        run_dir = tmp_path / f"local{n_workers}"
+        assert metrics(run_dir, env, algorithm, name="local", n_workers=n_workers) == expected
+    assert multiprocessing.active_children() == []
+    assert set(os.listdir("/dev/shm")) <= shared_memory

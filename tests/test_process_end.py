@@ -1,0 +1,225 @@
+"""How a real `maze-run` ends: exit codes, what it says, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MAZE_RUN = [sys.executable, "-m", "maze_train.cli"]
+PARTS = Path(__file__).parent / "runners"
+ENDLESS = (
+    "algorithm=ppo", "env=CartPole-v1", "total_steps=0", "runner.max_wall_time_s=120",
+    "algorithm.epoch_length=1", "evaluation.n_episodes=0", "run_dir=run", "tracking.plot=false",
+)  # fmt: skip
+LOCAL = ("runner=local", "runner.n_workers=2")
+STARTUP_S = 90.0
+
+
+class Process:
+    """A `maze-run` in a process group of its own, whose output is read while it runs."""
+
+    def __init__(self, cwd: Path, argv: tuple[str, ...], terminal: bool = False) -> None:
+        self.output = ""
+        self.started = time.monotonic()
+        self.read_end, write_end = pty.openpty() if terminal else os.pipe()
+        self.popen = subprocess.Popen(
+            [*MAZE_RUN, *argv],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(PARTS), "TERM": "xterm"},
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=write_end,
+            start_new_session=True,
+        )
+        os.close(write_end)
+
+    def read(self, seconds: float) -> bool:
+        """Take in what is written within some seconds; False at the end of the output."""
+        if not select.select([self.read_end], [], [], seconds)[0]:
+            return True
+        try:
+            chunk = os.read(self.read_end, 65536)
+        except OSError:  # how a pseudo-terminal says that nobody is left to write
+            return False
+        self.output += chunk.decode(errors="replace")
+        return bool(chunk)
+
+    def wait_for(self, pattern: str) -> float:
+        """Read until the output has a pattern; returns the seconds since the start."""
+        while not re.search(pattern, self.output):
+            assert time.monotonic() - self.started < STARTUP_S, self.output
+            assert self.read(0.1), self.output
+        return time.monotonic() - self.started
+
+    def end(self) -> int:
+        """Read to the end of the output; returns the exit code."""
+        while self.read(1.0):
+            assert time.monotonic() - self.started < STARTUP_S, self.output
+        return self.popen.wait(STARTUP_S)
+
+    def members(self) -> dict[int, int]:
+        """The living processes of the group, each with its parent."""
+        found = {}
+        for entry in os.listdir("/proc"):
+            try:
+                stat = Path("/proc", entry, "stat").read_text()
+            except OSError:
+                continue
+            fields = stat.rpartition(")")[2].split()
+            if entry.isdigit() and int(fields[2]) == self.popen.pid and fields[0] != "Z":
+                found[int(entry)] = int(fields[1])
+        return found
+
+    def wait_until_alone(self, seconds: float) -> dict[int, int]:
+        """Wait for the end of all processes of the group; returns those that are left."""
+        deadline = time.monotonic() + seconds
+        while self.members() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.members()
+
+    def kill(self) -> None:
+        """End whatever is left."""
+        for pid in self.members():
+            os.kill(pid, signal.SIGKILL)
+        self.popen.wait()
+        os.close(self.read_end)
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `maze-run` in an empty directory; afterwards shared memory is as it was."""
+    shared_memory = set(os.listdir("/dev/shm"))
+    processes: list[Process] = []
+
+    def start(*argv: str, terminal: bool = False) -> Process:
+        processes.append(Process(tmp_path, argv, terminal))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+
+
+def stop_reason(folder: Path) -> str:
+    """Why the run in `folder` stopped, by its summary."""
+    return str(json.loads((folder / "run/summary.json").read_text())["stop_reason"])
+
+
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_a_run_that_comes_to_its_end(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
+    """Exit code 0, the outcome on standard output, no process left."""
+    process = start(*ENDLESS, *runner, "total_steps=2048")
+    assert process.end() == 0
+    assert re.search(r"stopped +total_steps", process.output)
+    assert stop_reason(tmp_path) == "total_steps"
+    assert process.wait_until_alone(5.0) == {}
+
+
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_an_environment_that_raises(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
+    """Exit code 1, a message with the environment's words, a summary, no process left."""
+    env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs.at=300")
+    process = start(*ENDLESS, *runner, *env)
+    assert process.end() == 1
+    assert "RuntimeError: the wheel came off" in process.output
+    assert stop_reason(tmp_path) == "error"
+    assert process.wait_until_alone(5.0) == {}
+
+
+def test_a_configuration_error(start: Start, tmp_path: Path) -> None:
+    """Exit code 2, one line, nothing written."""
+    process = start(*ENDLESS, "algorithm.lrr=1")
+    assert process.end() == 2
+    assert process.output.startswith("maze-run: error: algorithm.lrr = 1: unknown; did you mean")
+    assert process.output.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal: bool) -> None:
+    """Ctrl-C reaches all processes: exit code 130 in 5 s, a summary, no traceback, none left."""
+    process = start(*ENDLESS, *runner, terminal=terminal)
+    process.wait_for(r"epoch +[1-9]")
+    os.killpg(process.popen.pid, signal.SIGINT)
+    asked = time.monotonic()
+    assert process.end() == 130
+    assert time.monotonic() - asked < 5.0
+    assert stop_reason(tmp_path) == "interrupted"
+    assert "maze-run: interrupted" in process.output
+    assert "Traceback" not in process.output
+    assert process.wait_until_alone(5.0) == {}
+    if terminal:  # the cursor that the bar has hidden is shown again
+        assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
+
+
+@pytest.mark.xfail(strict=True, reason="reported as a fault; take this mark away with the repair")
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_a_polite_request_to_end(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
+    """SIGTERM, as a cluster sends it, is as good as Ctrl-C."""
+    process = start(*ENDLESS, *runner)
+    process.wait_for(r"epoch +[1-9]")
+    process.popen.terminate()
+    assert process.end() in (130, 143)
+    assert stop_reason(tmp_path) == "interrupted"
+
+
+def test_a_worker_that_is_killed(start: Start, tmp_path: Path) -> None:
+    """Exit code 1, the message names the worker and the signal, no process left."""
+    process = start(*ENDLESS, *LOCAL)
+    process.wait_for(r"epoch +[1-9]")
+    workers = [pid for pid, parent in process.members().items() if parent in process.members()]
+    workers = [pid for pid in workers if process.members().get(pid) != process.popen.pid]
+    assert len(workers) == 2
+    os.kill(max(workers), signal.SIGKILL)
+    assert process.end() == 1
+    assert re.search(r"error: worker \d \(environments \d to \d\) died .*SIGKILL", process.output)
+    assert stop_reason(tmp_path) == "error"
+    assert process.wait_until_alone(5.0) == {}
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
+    """The workers notice and end within 10 s."""
+    process = start(*ENDLESS, *LOCAL, f"runner.start_method={start_method}")
+    process.wait_for(r"epoch +[1-9]")
+    assert len(process.members()) >= 3
+    process.popen.kill()
+    process.popen.wait()
+    assert process.wait_until_alone(10.0) == {}
+
+
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_the_first_update_comes_soon(start: Start, runner: tuple[str, ...]) -> None:
+    """The first update has ended a few seconds after the start; `pytest -rP` shows the time."""
+    seconds = start(*ENDLESS, *runner).wait_for(r"epoch +1")
+    print(f"first update after {seconds:.2f} s")
+    assert seconds < 10.0
+
+
+def test_help_imports_neither_torch_nor_hydra() -> None:
+    """`--help` answers without the packages that take long to import."""
+    code = (
+        "import sys; from maze_train.cli import main; assert main(['--help']) == 0; "
+        "print([m for m in ('torch', 'hydra', 'gymnasium', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stderr == ""
