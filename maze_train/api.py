@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from maze_train.config.loading import load_config
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.errors import RunDirectoryError
 from maze_train.runners.factory import build_runner
@@ -26,7 +27,7 @@ __all__ = ["load_policy", "train"]
 
 
 def train(
-    env: str | Callable[..., Env[Any, Any]] | dict[str, Any],
+    env: str | Callable[..., Env[Any, Any]] | dict[str, Any] | EnvConfig,
     algorithm: str | dict[str, Any] = "ppo",
     **overrides: Any,
 ) -> TrainingResult:
@@ -37,7 +38,7 @@ def train(
 
     Args:
         env: A registered id, an environment class, a function that makes an environment, or the
-            settings of the `env` section as a mapping.
+            settings of the `env` section as a mapping or an `EnvConfig`.
         algorithm: The name of an algorithm, or its settings as a mapping with `_target_`.
         **overrides: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
             or sections, `evaluation={"n_episodes": 20}`; single values by dotted names as on the
@@ -50,7 +51,7 @@ def train(
         ConfigError: If a setting is wrong; nothing has been written then.
         MazeTrainError: If training failed.
     """
-    maker = None if isinstance(env, str | dict) else EnvFactory.from_any(env)
+    maker = None if isinstance(env, str | dict | EnvConfig) else EnvFactory.from_any(env)
     section = env if maker is None else {"_target_": maker.config.target}
     config = load_config({"env": section, "algorithm": algorithm, **overrides})
     factory = None if maker is None else replace(maker, config=config.env)

@@ -3,13 +3,16 @@
 0    done
 1    failure
 2    configuration error, told in one message
-130  interrupted
+130  interrupted (Ctrl-C)
+143  terminated (SIGTERM)
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 PROGRAM = "maze-run"
-DONE, FAILURE, CONFIGURATION_ERROR, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILURE, CONFIGURATION_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
 
 
@@ -54,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DONE
     debug = os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
     try:
-        return _run(arguments, folders, debug)
+        with _terminated_like_interrupted():
+            return _run(arguments, folders, debug)
+    except Terminated:
+        _tell("terminated")
+        return TERMINATED
     except KeyboardInterrupt:
         _tell("interrupted")
         return INTERRUPTED
@@ -64,6 +71,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         from maze_train.jobs import report
 
         return report(error, folders, debug)
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end, as a cluster does it."""
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: workers are stopped and the summary is written."""
+
+    def terminate(*_: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: list[str], folders: list[str], debug: bool) -> int:

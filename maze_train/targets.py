@@ -67,11 +67,13 @@ def build_target(node: Mapping[str, Any], *args: Any, key: str = "", **kwargs: A
     if not callable(target):
         raise ConfigError(key, "expected a class or function", node[TARGET])
     given = {
-        name: build_target(value, key=f"{key}.{name}") if is_target(value) else value
+        name: build_target(value, key=f"{key}.{name}".lstrip(".")) if is_target(value) else value
         for name, value in node.items()
         if name != TARGET
     }
     try:
         return target(*args, **{**kwargs, **given})
+    except ConfigError as error:
+        raise error.below(key) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(key, f"calling {node[TARGET]} failed: {error}") from error

@@ -170,7 +170,6 @@ def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal:
         assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
 
 
-@pytest.mark.xfail(strict=True, reason="reported as a fault; take this mark away with the repair")
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
 def test_a_polite_request_to_end(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
     """SIGTERM, as a cluster sends it, is as good as Ctrl-C."""

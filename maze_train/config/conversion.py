@@ -60,8 +60,10 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         ConfigError: If it is not of that type.
     """
     origin = get_origin(hint)
+    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+        value = value.item()  # a number of numpy, as notebooks are full of
     if hint is Any:
-        return _plain(value)
+        return _plain(value, path)
     if origin in (Union, types.UnionType):
         return _convert_union(value, get_args(hint), path)
     if origin is Literal:
@@ -228,10 +230,17 @@ def _describe(hint: Any) -> str:
     return "a list" if get_origin(hint) is list else "a mapping"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, path: str) -> Any:
     """A copy made of dicts and lists, so that the configuration shares nothing with its source."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): convert(entry, Any, join(path, key)) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [convert(entry, Any, f"{path}[{i}]") for i, entry in enumerate(value)]
+    if value is not None and not isinstance(value, (bool, int, float, str)):
+        raise ConfigError(
+            path,
+            "config.yaml holds numbers, texts, lists and mappings only; give other objects to a "
+            "class or function of your own, and name that",
+            value,
+        )
     return value

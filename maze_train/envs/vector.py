@@ -47,7 +47,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
             reset and `final_info`.
 
     Attributes:
-        single_observation_space: Flat observation space of one environment.
+        env_observation_space: Observation space of one environment, as the environment gives it.
+        single_observation_space: The same, flat.
         single_action_space: Action space of one environment, as the environment gives it.
         root_seed: The seed of the last reset, given or drawn; None before the first one.
     """
@@ -77,6 +78,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
         """Set the public attributes that follow from one environment."""
         self.num_envs = num_envs
         self.metadata = {**metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.env_observation_space = observation_space
         self.single_observation_space = flat_space(observation_space)
         self.observation_space = batched(self.single_observation_space, num_envs)
         self.single_action_space = action_space

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from maze_train.events import Event, EventInterface, Statistics
 from maze_train.learner.optimizers import ModuleOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from maze_train.learner.config import Schedule
     from maze_train.learner.progress import Progress
@@ -156,17 +157,16 @@ class Learner(ABC, Generic[Experience, Prepared]):
     def _by_module(
         self, experience: Experience | Mapping[str, Experience]
     ) -> dict[str, Experience]:
-        if not isinstance(experience, dict):
-            experience = {DEFAULT_MODULE: experience}  # type: ignore[dict-item]  # not a mapping
+        if not isinstance(experience, Mapping):
+            experience = {DEFAULT_MODULE: experience}
         unknown = [module_id for module_id in experience if module_id not in self.modules]
         if unknown:
             known = ", ".join(self.modules)
             raise ConfigError("module_id", f"no such module; there are: {known}", unknown[0])
-        return experience
+        return dict(experience)
 
     def _take_steps(self, prepared: Mapping[str, Prepared], statistics: Statistics) -> None:
         modules = [self.modules[module_id] for module_id in prepared]
-        self._active = [o for (module_id, _), o in self.optimizers.items() if module_id in prepared]
         for module in modules:
             module.train()
         norms: list[Tensor] = []
@@ -174,6 +174,8 @@ class Learner(ABC, Generic[Experience, Prepared]):
             losses = self.compute_losses(minibatch, statistics)
             if self.should_stop(statistics):
                 break
+            # A module without a loss must not move: the momentum of its optimizer would do that.
+            self._active = [o for (name, _), o in self.optimizers.items() if name in losses]
             self.compute_gradients(losses)
             norms.append(self.postprocess_gradients())
             self.apply_gradients()
@@ -245,6 +247,8 @@ class Learner(ABC, Generic[Experience, Prepared]):
     def postprocess_gradients(self) -> Tensor:
         """Clip the gradients of each optimizer; returns the norm of all of them before that."""
         norms = [o.clip(self.grad_clip, self.grad_clip_by) for o in self._active]
+        if not norms:
+            return torch.zeros((), device=self.device)
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def apply_gradients(self) -> None:

@@ -56,6 +56,13 @@ class ModuleOptimizer:
             inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
         ):
             raise ConfigError(f"{key}.{TARGET}", "expected a torch.optim.Optimizer", node[TARGET])
+        closure = inspect.signature(optimizer_class.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{key}.{TARGET}",
+                "this optimizer evaluates the loss several times per step, which no learner offers",
+                node[TARGET],
+            )
         elementwise = (
             optimizer_class.__module__.startswith("torch.optim")
             and optimizer_class.__name__ in ELEMENTWISE

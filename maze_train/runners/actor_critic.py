@@ -57,7 +57,7 @@ class ACRunner(TrainingRunner):
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self.env.single_observation_space, self.env.single_action_space
+        return self.env.env_observation_space, self.env.single_action_space
 
     def build_model(self) -> ActorCriticModel:
         """Policy and critic for the spaces of the environment, and their learner."""

@@ -6,6 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from maze_train.checks import check_one_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -49,6 +51,7 @@ class BestModelSelection(ModelSelectionBase):
         dump_interval: int = 0,
         mode: str = "max",
     ) -> None:
+        check_one_of("mode", mode, ("max", "min"))
         self.model = model
         self.best_score = math.nan
         self.best_epoch = 0

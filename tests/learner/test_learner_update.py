@@ -149,7 +149,6 @@ def test_modules_that_learned_before_stay_when_they_are_dropped(how):
     assert torch.equal(learner.get_weights()["b"]["weight"], before["b"]["weight"])
 
 
-@pytest.mark.xfail(strict=True, reason="optimizers of modules without a minibatch are stepped")
 def test_a_module_without_minibatch_takes_no_step():
     """A module whose samples are used up stays while another one takes more steps."""
     both = two(batch_size=4)

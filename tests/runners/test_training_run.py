@@ -329,7 +329,8 @@ def test_two_runs_in_one_process_do_not_mix() -> None:
         def step(self, action: Any) -> Any:
             if not inner:
                 inner.append(None)
-                short_run("inner", seed=4)
+                with torch.enable_grad():  # a collector steps its environments without gradients
+                    short_run("inner", seed=4)
             return super().step(action)
 
     short_run("outer", env=Nesting, seed=3)

@@ -60,7 +60,8 @@ class ActorCriticConfig(AlgorithmConfig):
     entry."""
 
     critic_burn_in_epochs: int = 0
-    """Epochs at the start in which only the critic learns. >= 0."""
+    """Epochs at the start in which only the critic learns (and a trunk that it shares with the
+    policy). >= 0."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)

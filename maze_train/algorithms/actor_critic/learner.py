@@ -95,43 +95,46 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         steps = rollout.num_steps
         obs = tree_map(lambda x: x[:steps].flatten(0, 1), rollout.obs)
         actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
-        columns = torch.stack(
-            [*self._value_columns(model, rollout), self.old_log_probs(model, obs, actions)]
-        )
-        batch = ActorCriticBatch(obs, actions, columns, rollout)
-        self._record_values(batch, statistics)
-        return batch
+        value_columns = self._value_columns(model, rollout, statistics)
+        columns = torch.stack([*value_columns, self.old_log_probs(model, obs, actions)])
+        return ActorCriticBatch(obs, actions, columns, rollout)
 
     @torch.no_grad()
-    def with_new_advantages(self, module_id: str, batch: ActorCriticBatch) -> ActorCriticBatch:
+    def with_new_advantages(
+        self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
+    ) -> ActorCriticBatch:
         """The batch with advantages, targets and values of the critic as it is now."""
         assert batch.rollout is not None
-        value_columns = self._value_columns(self.model(module_id), batch.rollout)
+        value_columns = self._value_columns(self.model(module_id), batch.rollout, statistics)
         return replace(batch, columns=torch.stack([*value_columns, batch.old_log_probs]))
 
-    def _value_columns(self, model: ActorCriticModel, rollout: Rollout) -> list[Tensor]:
+    def _value_columns(
+        self, model: ActorCriticModel, rollout: Rollout, statistics: Statistics
+    ) -> list[Tensor]:
         """Advantages, targets and old values of a rollout, each `[T * B]`."""
         values, next_values = state_values(model, rollout)
         discounts, lambdas = discounts_and_lambdas(
-            rollout.terminated, rollout.truncated, self.config.gamma, self.config.gae_lambda
+            rollout.terminated,
+            rollout.truncated,
+            self.config.gamma,
+            self.config.gae_lambda,
+            dtype=rollout.rewards.dtype,
         )
         advantages = lambda_advantages(rollout.rewards, discounts, values, next_values, lambdas)
+        returns = advantages + values
+        events = ActorCriticEvents
+        statistics.record(events.explained_variance, explained_variance(values, returns))
+        statistics.record(events.values_mean, values.mean())
+        statistics.record(events.returns_mean, returns.mean())
         head = model.value_head
-        targets, old_values = head.targets(advantages + values), head.targets(values)
-        return [column.flatten() for column in (advantages, targets, old_values)]
+        columns = (advantages, head.targets(returns), head.targets(values))
+        return [column.flatten() for column in columns]
 
     def old_log_probs(
         self, model: ActorCriticModel, obs: TensorTree, actions: TensorTree
     ) -> Tensor:
         """Log-probabilities under the policy that acted, whose weights these still are, `[N]`."""
         return model.distribution.log_prob(model.policy_params(obs), actions)
-
-    def _record_values(self, batch: ActorCriticBatch, statistics: Statistics) -> None:
-        events = ActorCriticEvents
-        variance = explained_variance(batch.old_values, batch.targets)
-        statistics.record(events.explained_variance, variance)
-        statistics.record(events.values_mean, batch.old_values.mean())
-        statistics.record(events.returns_mean, batch.targets.mean())
 
     # -- losses ----------------------------------------------------------------------------------
 
