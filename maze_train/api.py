@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from maze_train.config.conversion import key_of_field
 from maze_train.config.loading import load_config
-from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.errors import RunDirectoryError
 from maze_train.runners.factory import build_runner
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
     from gymnasium import Env
 
+    from maze_train.envs.config import EnvConfig
     from maze_train.runners.base import TrainingResult
 
 __all__ = ["load_policy", "train"]
 
 
 def train(
-    env: str | Callable[..., Env[Any, Any]] | dict[str, Any] | EnvConfig,
+    env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any],
     algorithm: str | dict[str, Any] = "ppo",
     **overrides: Any,
 ) -> TrainingResult:
@@ -51,10 +52,14 @@ def train(
         ConfigError: If a setting is wrong; nothing has been written then.
         MazeTrainError: If training failed.
     """
-    maker = None if isinstance(env, str | dict | EnvConfig) else EnvFactory.from_any(env)
-    section = env if maker is None else {"_target_": maker.config.target}
-    config = load_config({"env": section, "algorithm": algorithm, **overrides})
-    factory = None if maker is None else replace(maker, config=config.env)
+    maker = None
+    if not isinstance(env, str | dict):
+        named = EnvFactory.from_any(env)
+        # A mapping, so that overrides of single values can be merged into it.
+        env = {key_of_field(key): value for key, value in asdict(named.config).items()}
+        maker = named.maker
+    config = load_config({"env": env, "algorithm": algorithm, **overrides})
+    factory = None if maker is None else EnvFactory(config.env, maker)
     return build_runner(config, factory).run()
 
 

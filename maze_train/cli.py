@@ -56,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM} {version('maze-train')}")
         return DONE
     debug = os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        # A user's own environment lies where the command is called; last, so it shadows nothing.
+        sys.path.append(os.getcwd())
     try:
         with _terminated_like_interrupted():
             return _run(arguments, folders, debug)

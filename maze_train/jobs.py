@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.loading import load_config
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
-from maze_train.errors import MazeTrainError
+from maze_train.errors import EnvError, MazeTrainError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,8 +98,7 @@ def train(composed: DictConfig, run_dir: str | None = None) -> float:
     # Only now: PyTorch takes a second to import, and a configuration error should be told at once.
     from maze_train.runners.factory import build_runner
 
-    best = build_runner(config).run().best_metric
-    return math.nan if best is None else float(best)
+    return build_runner(config).run().best_metric
 
 
 def report(
@@ -119,6 +118,8 @@ def report(
     is_configuration = isinstance(error, CONFIGURATION_ERRORS)
     if debug or not (is_configuration or isinstance(error, MazeTrainError)):
         traceback.print_exception(type(error), error, error.__traceback__)
+    elif isinstance(error, EnvError) and error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)  # where the user's environment raised
     if is_configuration:
         text = explain(error, folders)
     elif isinstance(error, MazeTrainError):

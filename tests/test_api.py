@@ -133,10 +133,7 @@ def test_a_policy_acts_on_nested_observations_as_the_environment_gives_them() ->
         assert policy.act(batch).shape == (2,)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [(), (1, 1, 2), (3,)],
-)
+@pytest.mark.parametrize("shape", [(), (3,), (1, 1, 2)])
 def test_a_wrong_observation_is_refused(shape: tuple[int, ...]) -> None:
     """What is neither an observation nor a batch of them is named with its shape."""
     policy = short().policy

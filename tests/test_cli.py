@@ -134,7 +134,10 @@ def test_an_own_environment_needs_no_id(maze_run: CommandLine) -> None:
         ((*PPO, "+algorithm.lrr=1"), "algorithm.lrr = 1: unknown; did you mean algorithm.lr?"),
         ((*PPO, "algoritm=a2c"), "algoritm = 'a2c': unknown; did you mean algorithm? allowed: env"),
         ((*PPO, "totl_steps=5"), "totl_steps = 5: unknown; did you mean total_steps?"),
-        ((*PPO, "algorithm.lr=abc"), "algorithm.lr = 'abc': expected a number or a mapping"),
+        (
+            (*PPO, "algorithm.lr=abc"),
+            "algorithm.lr = 'abc': expected a number, linear_<start>",
+        ),
         ((*PPO, "algorithm.gamma=2"), "algorithm.gamma = 2.0: expected a number in [0, 1]"),
         ((*PPO, "total_steps=1.5"), "total_steps = 1.5: expected an integer"),
         (

@@ -18,7 +18,12 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-MAZE_RUN = [sys.executable, "-m", "maze_train.cli"]
+# As the installed command does it; `python -m` would put the working directory on the path.
+MAZE_RUN = [
+    sys.executable,
+    "-c",
+    "import sys; sys.path.remove(''); from maze_train.cli import main; sys.exit(main())",
+]
 PARTS = Path(__file__).parent / "runners"
 ENDLESS = (
     "algorithm=ppo", "env=CartPole-v1", "total_steps=0", "runner.max_wall_time_s=120",
@@ -178,6 +183,26 @@ def test_a_polite_request_to_end(start: Start, tmp_path: Path, runner: tuple[str
     process.popen.terminate()
     assert process.end() in (130, 143)
     assert stop_reason(tmp_path) == "interrupted"
+
+
+def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
+    """A run whose standard output is closed, as by `| head -1`, goes on to its end."""
+    process = start(*ENDLESS, "total_steps=60000")
+    process.wait_for(r"epoch +[1-9]")
+    os.close(process.read_end)
+    process.read_end = os.open(os.devnull, os.O_RDONLY)
+    assert process.popen.wait(STARTUP_S) == 0
+    assert stop_reason(tmp_path) == "total_steps"
+
+
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_an_environment_in_the_working_directory(
+    start: Start, tmp_path: Path, runner: tuple[str, ...]
+) -> None:
+    """A module where the command is called needs no PYTHONPATH."""
+    (tmp_path / "near.py").write_text("from own_envs import SpacesEnv as Near\n")
+    process = start(*ENDLESS, *runner, "env=default", "env._target_=near.Near", "total_steps=1024")
+    assert process.end() == 0
 
 
 def test_a_worker_that_is_killed(start: Start, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -64,6 +65,8 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         value = value.item()  # a number of numpy, as notebooks are full of
     if hint is Any:
         return _plain(value, path)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if origin in (Union, types.UnionType):
         return _convert_union(value, get_args(hint), path)
     if origin is Literal:

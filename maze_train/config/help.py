@@ -55,7 +55,8 @@ Examples
   maze-run -m algorithm=a2c,ppo env=CartPole-v1 seed=0,1,2
   maze-run --config-dir my_conf algorithm=my_ppo env=my_env
 
-Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted. Configuration errors and
+Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted,
+143 terminated. Configuration errors and
 expected failures are told in one message; HYDRA_FULL_ERROR=1 shows the traceback as well.
 """
 

@@ -109,6 +109,8 @@ class TrainConfig:
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)
         check_at_least("total_steps", self.total_steps, 0)
+        if self.run_dir is not None and not self.run_dir.strip():
+            raise ConfigError("run_dir", "expected the name of a directory, or null", self.run_dir)
         if self.runner.name not in self.algorithm.runner_classes:
             supported = ", ".join(self.algorithm.runner_classes)
             raise ConfigError(

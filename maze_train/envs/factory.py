@@ -23,7 +23,7 @@ from maze_train.targets import build_target, locate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EnvFactory", "env_name", "nearest_ids"]
+__all__ = ["BoundedEnvFactory", "EnvFactory", "env_name", "nearest_ids"]
 
 REMEDIES = (
     ("gymnasium-robotics", "use version 4 or newer of this environment"),
@@ -94,6 +94,24 @@ class EnvFactory:
         for i, wrapper in enumerate(config.wrappers):
             env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         return env
+
+
+@dataclass(frozen=True)
+class BoundedEnvFactory:
+    """Builds environments whose episodes end after a number of steps at the latest.
+
+    Args:
+        factory: Builds the environments.
+        max_episode_steps: Steps after which an episode is truncated, >= 1; a limit of the
+            environment's own that is smaller stays.
+    """
+
+    factory: Callable[[], gymnasium.Env[Any, Any]]
+    max_episode_steps: int
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """A new environment."""
+        return gymnasium.wrappers.TimeLimit(self.factory(), self.max_episode_steps)
 
 
 def env_name(config: EnvConfig) -> str:

@@ -181,6 +181,10 @@ def build_envs(
             env = factory()
             if not isinstance(env, gymnasium.Env):
                 raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
+            if any(env is other for other in envs):
+                raise TypeError(
+                    "the factory returned the same environment twice; let it build a new one"
+                )
             envs.append(env)
             check_equal_spaces(envs[0], env, index, first)
     except (ConfigError, MissingExtraError):

@@ -261,7 +261,9 @@ class SubprocVectorEnv(MazeVectorEnv):
         except (EOFError, OSError):
             raise self._died(worker, what) from None
         if kind == FAILED:
-            text, trace = content
+            text, trace, configuration_error = content
+            if configuration_error is not None:
+                raise configuration_error
             raise WorkerError(f"{worker}: {text}\n\nIn the worker process:\n{trace}")
         return content
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.buffers import StepBuffers, map_shared
 from maze_train.envs.stepping import EnvSlice, StepReport, build_envs
-from maze_train.errors import EnvError
+from maze_train.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError
 from maze_train.spaces.describe import FlatView
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], task: WorkerT
     with suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
             envs = build_envs(pickle.loads(task.factories), task.first)
+            limit_threads()  # again: building the environments may have imported torch
             serve(conn, envs, task)
         except Exception as error:
             reply(conn, FAILED, pickle.dumps(describe_failure(error)))
@@ -89,8 +90,15 @@ def prepare_process() -> None:
     # want to save first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # A fork copies torch's thread pool but not its threads: the first large operation would wait
-    # for them forever.
+    limit_threads()
+
+
+def limit_threads() -> None:
+    """One thread of torch per worker: the workers are what uses the cores.
+
+    After a fork it also keeps the process from hanging: a fork copies torch's thread pool but not
+    its threads, and the first large operation would wait for them forever.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
@@ -166,8 +174,9 @@ def encode_report(report: StepReport) -> bytes:
         ) from error
 
 
-def describe_failure(error: Exception) -> tuple[str, str]:
-    """One line that says what happened, and the traceback of what the environment raised."""
+def describe_failure(error: Exception) -> tuple[str, str, MazeTrainError | None]:
+    """One line, the traceback of what the environment raised, and an error of the configuration."""
     message = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
     cause = error.__cause__ or error
-    return message, "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
+    trace = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
+    return message, trace, error if isinstance(error, (ConfigError, MissingExtraError)) else None

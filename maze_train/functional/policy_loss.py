@@ -19,7 +19,9 @@ __all__ = [
     "approximate_kl",
     "clip_fraction",
     "clipped_surrogate_loss",
+    "clipped_surrogate_loss_and_gradient",
     "policy_gradient_loss",
+    "policy_gradient_loss_and_gradient",
 ]
 
 # exp(89) overflows float32, and the gradient of a clipped sample would be 0 * inf = NaN. exp(60) is

@@ -14,7 +14,12 @@ from maze_train.functional.value_transforms import check_support, scalar_to_supp
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
-__all__ = ["clipped_value_loss", "squared_value_loss", "two_hot_loss"]
+__all__ = [
+    "clipped_value_loss",
+    "squared_value_loss",
+    "squared_value_loss_and_gradient",
+    "two_hot_loss",
+]
 
 
 def squared_value_loss(values: Tensor, targets: Tensor) -> Tensor:

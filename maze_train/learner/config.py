@@ -56,6 +56,12 @@ class Schedule:
         xs = [x for x, _ in self.points]
         if any(a >= b for a, b in itertools.pairwise(xs)):
             raise ConfigError("points", "expected growing x", self.points)
+        if not (xs[0] >= 0 and (self.by != "progress" or xs[-1] <= 1)):
+            raise ConfigError(
+                "points",
+                "expected x in [0, 1]; with by: env_steps or by: updates, x >= 0",
+                self.points,
+            )
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:

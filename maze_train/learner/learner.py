@@ -124,6 +124,7 @@ class Learner(ABC, Generic[Experience, Prepared]):
 
     # -- one update ------------------------------------------------------------------------------
 
+    @torch.enable_grad()
     def update(
         self, experience: Experience | Mapping[str, Experience], progress: Progress
     ) -> Statistics:

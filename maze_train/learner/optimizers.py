@@ -113,9 +113,16 @@ class ModuleOptimizer:
 
     def clip(self, bound: float, by: str) -> Tensor:
         """Clip the gradients in place (see `clip_gradients`) and return their norm before that."""
+        gradients = self.gradients()
         if by == "norm" and self.flat is not None:
-            return clip_gradients([p.grad for p in self.params if p.grad is not None], bound, by)
-        return clip_gradients(self.gradients(), bound, by)
+            gradients = [p.grad for p in self.params if p.grad is not None]
+        norm = clip_gradients(gradients, bound, by)
+        return norm.to(self.params[0].device) if self.params else norm
+
+    def reset(self) -> None:
+        """Forget the moments."""
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
 
     def step(self) -> None:
         """Apply the gradients."""

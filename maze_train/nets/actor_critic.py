@@ -13,7 +13,7 @@ from maze_train.nets.blocks import MLP, add_row_sum
 from maze_train.nets.template import TemplateNet
 from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space
-from maze_train.spaces.tensors import zeros_for
+from maze_train.spaces.tensors import sampled_for
 from maze_train.targets import build_target
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def build_actor_critic(
     """
     space = flat_space(observation_space)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         distribution = distribution_for(action_space, config.distributions)
         head = ValueHead.from_config(config)
         net_size = distribution.param_size - distribution.free_param_size
@@ -251,7 +251,7 @@ def _network(
 
 def _check_output(net: nn.Module, space: spaces.Space[Any], output_size: int, key: str) -> None:
     """Run a user's network once, so that a wrong output size is told before training."""
-    obs = zeros_for(space, (2,))
+    obs = sampled_for(space, 2)
     net.eval()
     with torch.no_grad():
         try:

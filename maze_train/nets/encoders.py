@@ -21,7 +21,7 @@ __all__ = ["BoxEncoder", "DictEncoder", "OneHotEncoder", "encoder_for"]
 
 
 class BoxEncoder(nn.Module):
-    """Box and MultiBinary observations, flattened; bytes are scaled to [0, 1].
+    """Box and MultiBinary observations, flattened; bytes are scaled to [0, 1] by their upper bound.
 
     Maps `[..., *space.shape]` to `[..., output_size]`.
     """
@@ -30,14 +30,16 @@ class BoxEncoder(nn.Module):
         super().__init__()
         self.output_size = math.prod(space.shape)
         self.dims = len(space.shape)
-        self.scale = 1 / 255 if space.dtype == np.uint8 else None
+        is_bytes = isinstance(space, spaces.Box) and space.dtype == np.uint8
+        highest = float(space.high.max(initial=0)) if is_bytes else 0.0  # type: ignore[union-attr]  # a Box
+        self.scale = 1 / highest if highest > 1 else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """Flatten, convert, scale."""
         if not obs.is_floating_point():
             obs = obs.to(torch.get_default_dtype())
         if self.scale is not None:
-            obs = obs * self.scale
+            obs = obs.mul_(self.scale)  # a new tensor: bytes were converted above
         if self.dims == 1:
             return obs
         return obs.unsqueeze(-1) if self.dims == 0 else obs.flatten(-self.dims)

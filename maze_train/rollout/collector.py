@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from maze_train.data.rollout import RolloutStorage
-from maze_train.rollout.episodes import EpisodeTracker, FinishedEpisodes
+from maze_train.rollout.episodes import EpisodeTracker, FinishedEpisodes, successes_of
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
@@ -116,11 +116,7 @@ class RolloutCollector:
         """Keep final observations where the return is bootstrapped, and collect successes."""
         for env in (truncated & ~terminated).nonzero()[0]:
             self.storage.write_final_obs(step, int(env), infos["final_obs"][env])
-        final_info = infos.get("final_info", {})
-        if "is_success" not in final_info:
-            return []
-        known = final_info["_is_success"]
-        return [float(value) for value in final_info["is_success"][known]]
+        return list(successes_of(infos).values())
 
     def state_dict(self) -> dict[str, Any]:
         """Random generator of the actions."""

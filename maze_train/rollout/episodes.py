@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.types import Array
 
-__all__ = ["EpisodeTracker", "FinishedEpisodes", "TrainingEpisodeEvents"]
+__all__ = ["EpisodeTracker", "FinishedEpisodes", "TrainingEpisodeEvents", "successes_of"]
 
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
@@ -24,7 +25,7 @@ class TrainingEpisodeEvents(EventInterface, prefix="train"):
     episode_return_min = Event("Smallest return.", reduce="min")
     episode_length_mean = Event("Mean number of steps.")
     episodes = Event("Number of episodes that ended.", reduce="sum")
-    success_rate = Event("Share of them whose last info says `is_success`.")
+    success_rate = Event("Share of successes among those whose last info has `is_success`.")
 
 
 @dataclass
@@ -55,6 +56,23 @@ class FinishedEpisodes:
         statistics.record(events.episodes, float(len(self.returns)))
         if self.successes:
             statistics.record_many(events.success_rate, self.successes)
+
+
+def successes_of(infos: dict[str, Any]) -> dict[int, float]:
+    """Successes (1.0) and failures (0.0) by environment, of episodes whose last info tells.
+
+    Args:
+        infos: Infos of a step of vector environments.
+    """
+    final_info = infos.get("final_info", {})
+    if "is_success" not in final_info:
+        return {}
+    found: dict[int, float] = {}
+    for env in np.flatnonzero(final_info["_is_success"]):
+        # What is no single number is a user's own business, not a reason to end training.
+        with suppress(TypeError, ValueError):
+            found[int(env)] = float(np.asarray(final_info["is_success"][env]).item())
+    return found
 
 
 class EpisodeTracker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,8 +16,8 @@ import torch
 import yaml
 
 from maze_train.config.loading import config_to_dict
-from maze_train.envs.factory import EnvFactory, env_name
-from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
+from maze_train.errors import ConfigError, EnvError
 from maze_train.files import atomic_write
 from maze_train.seeding import Seeds, draw_seed
 from maze_train.targets import build_target
@@ -117,16 +118,17 @@ class TrainingRunner(ABC):
 
         Raises:
             ConfigError: Before anything is written, if the parts of the configuration do not fit.
-            RunDirectoryError: If the run directory holds a run already.
             MazeTrainError: If training failed; what was written up to then stays.
         """
         with self, _torch_threads(self.config.runner.torch_threads):
+            self._check_run_dir()
             _seed_global_generators(self.seeds.integer("global"))
             model = self.build_model()
             evaluator = self._build_evaluator()
+            writers = build_writers(self.config.tracking)
             self.run_dir = self._create_run_dir()
             selection = self._build_model_selection(model)
-            tracker = self._build_tracker()
+            tracker = Tracker(writers, self._run_info())
             trainer = self.build_trainer(
                 model,
                 tracker=tracker,
@@ -137,6 +139,7 @@ class TrainingRunner(ABC):
                 selection_metric=self.config.evaluation.selection_metric,
             )
             summary = self._train(trainer, tracker)
+            selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         policy = self._trained_policy(model)
         return TrainingResult(self.run_dir, summary, tracker.history, policy)
@@ -158,11 +161,19 @@ class TrainingRunner(ABC):
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def make_env(self, num_envs: int) -> MazeVectorEnv:
+    def make_env(
+        self, num_envs: int, factory: Callable[[], Env[Any, Any]] | None = None
+    ) -> MazeVectorEnv:
         """Vector environments of the configuration, closed at the end of the run."""
-        env = self.build_vector_env([self.env_factory] * num_envs)
-        self._closing.callback(env.close)
+        env = self.build_vector_env([factory or self.env_factory] * num_envs)
+        self._closing.callback(_close_quietly, env)
         return env
+
+    def _make_evaluation_env(self, num_envs: int) -> MazeVectorEnv:
+        limit = self.config.evaluation.max_episode_steps
+        if not limit:
+            return self.make_env(num_envs)
+        return self.make_env(num_envs, BoundedEnvFactory(self.env_factory, limit))
 
     def _build_evaluator(self) -> Evaluator | None:
         config = self.config.evaluation
@@ -170,7 +181,7 @@ class TrainingRunner(ABC):
         if config.n_episodes > 0:
             evaluators.append(
                 RolloutEvaluator(
-                    self.make_env,
+                    self._make_evaluation_env,
                     config.n_episodes,
                     concurrency=config.concurrency,
                     seed=self.seeds.integer("evaluation"),
@@ -201,16 +212,17 @@ class TrainingRunner(ABC):
             mode=self.config.evaluation.mode,
         )
 
-    def _build_tracker(self) -> Tracker:
+    def _run_info(self) -> RunInfo:
         config = self.config
-        info = RunInfo(
+        return RunInfo(
             run_dir=self.run_dir,
             title=f"{config.algorithm.name.upper()} on {env_name(config.env)}",
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
+            metric=config.evaluation.selection_metric,
+            mode=config.evaluation.mode,
         )
-        return Tracker(build_writers(config.tracking), info)
 
     def _limits(self) -> Limits:
         config = self.config
@@ -239,22 +251,27 @@ class TrainingRunner(ABC):
         # Without the directory: who repeats the run wants another one.
         return yaml.safe_dump(config_to_dict(replace(self.config, run_dir=None)), sort_keys=False)
 
+    def _check_run_dir(self) -> None:
+        run_dir = self.config.run_dir
+        if run_dir is not None and (Path(run_dir) / "config.yaml").exists():
+            problem = "holds a run already; name another directory, or remove it"
+            raise ConfigError("run_dir", problem, run_dir)
+
     def _create_run_dir(self) -> Path:
         """Create the directory of the run and write its configuration."""
         config = self.config
-        if config.run_dir is not None:
-            run_dir = Path(config.run_dir)
-            if (run_dir / "config.yaml").exists():
-                raise RunDirectoryError(
-                    f"run_dir={run_dir} holds a run already; name another directory, or remove it"
-                )
-            run_dir.mkdir(parents=True, exist_ok=True)
-        else:
-            name = f"{env_name(config.env)}-{config.algorithm.name}-{config.runner.name}"
-            run_dir = _new_directory(Path("outputs") / name)
+        name = f"{env_name(config.env)}-{config.algorithm.name}-{config.runner.name}"
         text = self.config_text
-        with atomic_write(run_dir / "config.yaml") as file:
-            file.write(text.encode())
+        try:
+            if config.run_dir is None:
+                run_dir = _new_directory(Path("outputs") / name)
+            else:
+                run_dir = Path(config.run_dir)
+            with atomic_write(run_dir / "config.yaml") as file:
+                file.write(text.encode())
+        except OSError as error:
+            problem = f"can not be written: {error}"
+            raise ConfigError("run_dir", problem, config.run_dir or "outputs") from error
         return run_dir
 
 
@@ -278,13 +295,21 @@ def _device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
     try:
+        device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError("algorithm.device", f"not usable here: {reason}", name) from error
     return device
+
+
+def _close_quietly(env: MazeVectorEnv) -> None:
+    """Close environments; an error of theirs must not cost a finished training."""
+    try:
+        env.close()
+    except EnvError as error:
+        print(f"warning: {error}", file=sys.stderr)
 
 
 @contextlib.contextmanager

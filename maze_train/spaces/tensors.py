@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from maze_train.trees import tree_map
 if TYPE_CHECKING:
     from maze_train.types import Array, ArrayTree, TensorTree
 
-__all__ = ["as_arrays", "as_tensors", "storage_dtype", "zeros_for"]
+__all__ = ["as_arrays", "as_tensors", "sampled_for", "storage_dtype", "zeros_for"]
 
 KEPT_DTYPES = ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")
 
@@ -39,6 +40,17 @@ def zeros_for(space: spaces.Space[Any], shape: tuple[int, ...]) -> TensorTree:
 
 def _zeros(space: spaces.Space[Any], shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(np.zeros((*shape, *(space.shape or ())), storage_dtype(space)))
+
+
+def sampled_for(space: spaces.Space[Any], n: int) -> TensorTree:
+    """Observations of a flat space, the same each time: `[n, *space.shape]`, one tensor per key."""
+    space = copy.deepcopy(space)
+    space.seed(0)
+    samples = [space.sample() for _ in range(n)]
+    if isinstance(space, spaces.Dict):
+        columns = {key: np.stack([sample[key] for sample in samples]) for key in space.spaces}
+        return as_tensors(space, columns)
+    return as_tensors(space, np.stack(samples))
 
 
 def as_arrays(tree: TensorTree) -> ArrayTree:

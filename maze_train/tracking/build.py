@@ -38,10 +38,10 @@ def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
     if config.plot:
         writers.append(LearningCurveWriter())
     for i, node in enumerate(config.writers):
-        writer = build_target(node, key=f"writers[{i}]")
+        writer = build_target(node, key=f"tracking.writers[{i}]")
         if not isinstance(writer, MetricsWriter):
             raise ConfigError(
-                f"writers[{i}]", "expected a class derived from maze_train.MetricsWriter"
+                f"tracking.writers[{i}]", "expected a class derived from maze_train.MetricsWriter"
             )
         writers.append(writer)
     writers.append(ConsoleWriter(config.progress))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -56,7 +58,7 @@ class ConsoleWriter(MetricsWriter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_one_of("progress", mode, ("auto", "bar", "lines", "quiet"))
-        self._console = Console() if console is None else console
+        self._console = _Screen() if console is None else console
         if mode == "auto":
             is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
             mode = "bar" if is_screen else "lines"
@@ -152,6 +154,15 @@ class ConsoleWriter(MetricsWriter):
         self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
 
 
+class _Screen(Console):
+    """Standard output; a reader that goes away is an OSError, and not the end of training."""
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from here on, and let the tracker drop the console."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise BrokenPipeError("nobody reads standard output")
+
+
 class _Status:
     """Where a run stands, and how to say it."""
 
@@ -175,8 +186,8 @@ class _Status:
         self.fraction = 0.0
         names = (TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD)
         self.latest.update({n: row[n] for n in names if math.isfinite(row.get(n, math.nan))})
-        score = row.get(EVAL_RETURN, math.nan)
-        if math.isfinite(score) and (self.best is None or score > self.best[0]):
+        score = row.get(self.run.metric, math.nan)
+        if math.isfinite(score) and (self.best is None or self.run.is_better(score, self.best[0])):
             self.best = (score, self.epoch)
 
     def share(self) -> float | None:
@@ -235,11 +246,8 @@ class _Status:
         found = dict(summary)
         elapsed = found.get("wall_time_s", now - self.started_at)
         speed = found.get("steps_per_second", self.speed(now))
-        best, best_epoch = self.best or (None, None)
-        best = found.get("best_return", best)
-        best_epoch = found.get("best_epoch", best_epoch)
-        final = found.get("final_return", self.latest.get(EVAL_RETURN))
-        final_std = found.get("final_return_std", self.latest.get(EVAL_RETURN_STD))
+        final = self.latest.get(EVAL_RETURN)
+        final_std = self.latest.get(EVAL_RETURN_STD)
         lines = [
             ("stopped", str(found.get("stop_reason", "training ended"))),
             ("epochs", f"{int(found.get('epochs', self.epoch)):,}"),
@@ -247,9 +255,9 @@ class _Status:
             ("wall time", duration(elapsed)),
             ("speed", f"{compact(speed) if math.isfinite(speed) else '-'} steps/s"),
         ]
-        if best is not None:
-            at = "" if best_epoch is None else f" at epoch {best_epoch:,}"
-            lines.append(("best return", readable(best) + at))
+        if self.best is not None:
+            name = "best return" if self.run.metric == EVAL_RETURN else f"best {self.run.metric}"
+            lines.append((name, f"{readable(self.best[0])} at epoch {self.best[1]:,}"))
         if final is not None:
             spread = "" if final_std is None else f" ± {readable(final_std)}"
             lines.append(("final evaluation", readable(final) + spread))

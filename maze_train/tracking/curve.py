@@ -54,17 +54,21 @@ class LearningCurveWriter(MetricsWriter):
         """Draw the picture."""
         if self._run is None or self._run.run_dir is None:
             return
-        figure = draw_learning_curve(self._rows, self._run.title)
+        larger_is_better = self._run.mode == "max"
+        figure = draw_learning_curve(self._rows, self._run.title, larger_is_better)
         with atomic_write(self._run.run_dir / self._filename) as file:
             figure.savefig(file, format="png", dpi=150)
 
 
-def draw_learning_curve(rows: Sequence[Mapping[str, float]], title: str = "") -> Figure:
+def draw_learning_curve(
+    rows: Sequence[Mapping[str, float]], title: str = "", larger_is_better: bool = True
+) -> Figure:
     """A figure of the returns of a run, without the global state of pyplot.
 
     Args:
         rows: Rows of metrics in the order of epochs.
         title: Text above the figure.
+        larger_is_better: Whether the best evaluation is the one with the largest return.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -81,7 +85,7 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], title: str = "") ->
     if train:
         _line(axes, train, color=_TRAIN_COLOR, label="training episodes")
     if evaluation:
-        _draw_evaluation(axes, rows, evaluation)
+        _draw_evaluation(axes, rows, evaluation, larger_is_better)
     _decorate(axes)
     # Outside of the axes it hides no data, and needs no search for the emptiest corner.
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
@@ -101,7 +105,10 @@ def _line(axes: Axes, points: list[tuple[float, float]], **style: Any) -> None:
 
 
 def _draw_evaluation(
-    axes: Axes, rows: Sequence[Mapping[str, float]], points: list[tuple[float, float]]
+    axes: Axes,
+    rows: Sequence[Mapping[str, float]],
+    points: list[tuple[float, float]],
+    larger_is_better: bool,
 ) -> None:
     deviations = dict(_points(rows, EVAL_RETURN_STD))
     band = [(x, y - deviations[x], y + deviations[x]) for x, y in points if x in deviations]
@@ -110,7 +117,7 @@ def _draw_evaluation(
         xs, low, high = zip(*band, strict=True)
         label = "± 1 std over its episodes"
         axes.fill_between(xs, low, high, color=_EVAL_COLOR, alpha=0.15, linewidth=0, label=label)
-    x, y = max(points, key=lambda point: point[1])
+    x, y = (max if larger_is_better else min)(points, key=lambda point: point[1])
     label = f"best: {readable(y)} at {compact(x)}"
     axes.plot([x], [y], "*", color=_BEST_COLOR, markersize=13, zorder=5, label=label)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from maze_train.errors import RunDirectoryError
 
@@ -56,8 +56,18 @@ class RunInfo:
     n_epochs: int | None = None
     """Epochs after which training ends; None: not limited."""
 
+    metric: str = EVAL_RETURN
+    """Metric that selects the best policy."""
+
+    mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller metric is better."""
+
     past_rows: tuple[MetricsRow, ...] = ()
     """Rows of the epochs before the checkpoint from which this run continues (see `read_rows`)."""
+
+    def is_better(self, score: float, best: float) -> bool:
+        """Whether a score is better than the best one so far."""
+        return score > best if self.mode == "max" else score < best
 
 
 def ordered_columns(names: Iterable[str]) -> list[str]:

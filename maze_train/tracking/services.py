@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MLflowWriter", "WandbWriter"]
 
+FAILURES = ("error", "interrupted")
+"""Stop reasons of runs that did not come to their end."""
+
 _MLFLOW_PARAMS_PER_CALL = 100  # limit of MLflow's REST interface
 _MLFLOW_PARAM_LENGTH = 500  # limit of MLflow versions before 2.8 on a database
 
@@ -60,7 +63,7 @@ class WandbWriter(MetricsWriter):
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Set the summary of the run."""
         self._run.summary.update(dict(summary))
-        self._is_finished = True
+        self._is_finished = summary.get("stop_reason") not in FAILURES
 
     def close(self) -> None:
         """End the run; one that did not come to its end is marked as failed."""
@@ -127,7 +130,7 @@ class MLflowWriter(MetricsWriter):
         """Log the outcome as tags."""
         for name, value in _flatten(summary).items():
             self._client.set_tag(self._run_id, f"summary.{name}", str(value))
-        self._is_finished = True
+        self._is_finished = summary.get("stop_reason") not in FAILURES
 
     def close(self) -> None:
         """End the run; one that did not come to its end is marked as failed."""

@@ -61,9 +61,8 @@ class Tracker:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Forward the outcome of the run: plain values by name.
 
-        Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`,
-        `steps_per_second`, `best_return`, `best_epoch`, `final_return` and `final_return_std`;
-        all but the first are taken from the rows when they are missing.
+        Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s` and
+        `steps_per_second`; best and last returns it takes from the rows.
         """
         self._forward("finish", summary)
 

@@ -6,9 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_one_of
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, nearest
 
-__all__ = ["AlgorithmConfig", "EvaluationConfig"]
+__all__ = ["EVALUATION_METRICS", "AlgorithmConfig", "EvaluationConfig"]
+
+EVALUATION_METRICS = (
+    "episode_return_mean",
+    "episode_return_std",
+    "episode_return_min",
+    "episode_return_max",
+    "episode_length_mean",
+    "episodes",
+    "success_rate",
+)
+"""What a `RolloutEvaluator` reports, each after its prefix."""
 
 
 @dataclass(kw_only=True)
@@ -70,6 +81,10 @@ class EvaluationConfig:
     concurrency: int = 10
     """Environments stepped at the same time during an evaluation, at most one per episode. >= 1."""
 
+    max_episode_steps: int = 30_000
+    """Steps after which an episode of an evaluation is cut, and counts as it is: a policy that
+    stands still would never end an episode without a time limit of its own. 0: never."""
+
     deterministic: bool = True
     """Whether the most likely action is taken; false: actions are sampled."""
 
@@ -91,11 +106,25 @@ class EvaluationConfig:
         check_at_least("n_episodes", self.n_episodes, 0)
         check_at_least("interval", self.interval, 1)
         check_at_least("concurrency", self.concurrency, 1)
+        check_at_least("max_episode_steps", self.max_episode_steps, 0)
         check_one_of("mode", self.mode, ("max", "min"))
         check_at_least("dump_interval", self.dump_interval, 0)
+        self._check_metric()
         for i, node in enumerate(self.evaluators):
             if "_target_" not in node:
                 raise ConfigError(f"evaluators[{i}]", "expected the key _target_", node)
+
+    def _check_metric(self) -> None:
+        """Refuse a metric that nothing would report, as far as it is known here."""
+        if not self.metric or self.evaluators:
+            return
+        known = [f"eval/{name}" for name in EVALUATION_METRICS] if self.n_episodes else []
+        if self.metric.startswith("train/") or self.metric in known:
+            return
+        close = nearest(self.metric, known, count=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        reported = ", ".join(known) or "train/... only, without evaluation episodes"
+        raise ConfigError("metric", f"not reported; {hint}reported: {reported}", self.metric)
 
     @property
     def selection_metric(self) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from maze_train.checks import check_at_least
 from maze_train.rollout.collector import ActingModel, env_actions
+from maze_train.rollout.episodes import successes_of
 from maze_train.spaces.tensors import as_tensors
 from maze_train.trees import tree_map
 
@@ -127,11 +128,12 @@ class RolloutEvaluator(Evaluator):
             obs, rewards, terminated, truncated, infos = env.step(actions)
             running_return += rewards
             running_length += 1
+            told = successes_of(infos)
             for i in np.flatnonzero(terminated | truncated):
                 if episode[i] < n:
                     returns[episode[i]] = running_return[i]
                     lengths[episode[i]] = running_length[i]
-                    successes[episode[i]] = _success(infos, int(i))
+                    successes[episode[i]] = told.get(int(i), np.nan)
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
         return returns, lengths, successes
@@ -153,13 +155,6 @@ class RolloutEvaluator(Evaluator):
         if self._env is not None:
             self._env.close()
             self._env = None
-
-
-def _success(infos: dict[str, Any], env: int) -> float:
-    final_info = infos.get("final_info", {})
-    if "is_success" in final_info and final_info["_is_success"][env]:
-        return float(final_info["is_success"][env])
-    return float("nan")
 
 
 def _device_of(policy: ActingModel) -> torch.device:

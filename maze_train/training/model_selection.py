@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["BestModelSelection", "ModelSelectionBase"]
+__all__ = ["BestModelSelection", "ModelSelectionBase", "copy_of_weights"]
 
 
 class ModelSelectionBase(ABC):
@@ -71,11 +72,17 @@ class BestModelSelection(ModelSelectionBase):
         is_best = self._is_best(score)
         if is_best:
             self.best_score, self.best_epoch, self.updates_since_best = score, epoch, 0
-            self._best_weights = _copy_of_weights(self.model)
+            self._best_weights = copy_of_weights(self.model)
             self._write(self._best_dir, score, epoch)
         if self._dump_interval and self._dump_dir and self.updates % self._dump_interval == 0:
             self._write(self._dump_dir / f"epoch_{epoch:06d}", score, epoch)
         return is_best
+
+    def keep_if_none(self, epoch: int) -> None:
+        """Keep the current policy if no score has selected one: training leaves a policy."""
+        if self._best_weights is None:
+            self._best_weights = copy_of_weights(self.model)
+            self._write(self._best_dir, math.nan, epoch)
 
     def _is_best(self, score: float) -> bool:
         if math.isnan(score):
@@ -84,7 +91,12 @@ class BestModelSelection(ModelSelectionBase):
 
     def _write(self, directory: Path | None, score: float, epoch: int) -> None:
         if self._save is not None and directory is not None:
-            self._save(directory, {"score": score, "epoch": epoch})
+            finite = score if math.isfinite(score) else None
+            try:
+                self._save(directory, {"score": finite, "epoch": epoch})
+            except OSError as error:
+                # The copy in memory remains, and training is worth more than a file.
+                print(f"warning: {directory} could not be written: {error}", file=sys.stderr)
 
     def patience_is_exhausted(self, patience: int) -> bool:
         """Whether the last `patience` scores brought no new best; never for 0."""
@@ -114,5 +126,6 @@ class BestModelSelection(ModelSelectionBase):
         self.updates_since_best = state["updates_since_best"]
 
 
-def _copy_of_weights(model: nn.Module) -> dict[str, Tensor]:
+def copy_of_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model as new tensors on the CPU."""
     return {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}

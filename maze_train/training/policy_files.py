@@ -20,6 +20,7 @@ from maze_train.rollout.collector import env_actions
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.serialize import space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
+from maze_train.training.model_selection import copy_of_weights
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
@@ -59,12 +60,11 @@ class PolicyWriter:
                 "observation_space": space_to_dict(observation_space),
                 "action_space": space_to_dict(action_space),
             },
-            indent=1,
         )
 
     def __call__(self, directory: Path, score: dict[str, Any]) -> None:
         """Write the policy; the weights come last: a directory that has them is complete."""
-        weights = {k: v.detach().cpu().clone() for k, v in self._model.state_dict().items()}
+        weights = copy_of_weights(self._model)
         texts = {SPACES: self._spaces, CONFIG: self._config_text, SCORE: json.dumps(score)}
         for name, text in texts.items():
             with atomic_write(directory / name) as file:

@@ -253,3 +253,10 @@ def test_torch_is_not_imported():
     code = "import sys, maze_train.envs, maze_train.spaces.describe; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_one_environment_for_all_is_refused():
+    """A factory that always returns the same environment would step it several times a step."""
+    env = gymnasium.make("CartPole-v1")
+    with pytest.raises(EnvError, match="same environment twice"):
+        SequentialVectorEnv([lambda: env, lambda: env])

@@ -70,10 +70,17 @@ def test_schedules_that_mean_nothing_are_refused(settings, message):
         Schedule(**settings)
 
 
+@pytest.mark.parametrize("points", [[[0, 1], [50_000, 0]], [[-0.1, 1], [1, 0]]])
+def test_progress_lies_between_zero_and_one(points):
+    """Points that count steps without saying so would give a constant: they are refused."""
+    with pytest.raises(ConfigError, match=r"expected x in \[0, 1\]"):
+        Schedule(points=points)
+
+
 def test_every_value_of_a_schedule_is_checked():
     """A range check looks at each point."""
     check_schedule("lr", Schedule(start=1.0, end=0.0), check_at_least, 0.0)
     with pytest.raises(ConfigError, match=r"^lr = -0.1: expected a number >= 0"):
-        check_schedule("lr", Schedule(points=[[0, 1], [1, -0.1], [2, 0]]), check_at_least, 0.0)
+        check_schedule("lr", Schedule(points=[[0, 1], [0.5, -0.1], [1, 0]]), check_at_least, 0.0)
     with pytest.raises(ConfigError, match=r"^lr = -1.0"):
         check_schedule("lr", -1.0, check_at_least, 0.0)

@@ -133,3 +133,13 @@ def test_unknown_spaces_are_named_with_their_key():
     space = spaces.Dict({"words": spaces.Text(3)})
     with pytest.raises(SpaceError, match=r"key 'words'.*expected Box, Discrete"):
         encoder(space)
+
+
+def test_small_bytes_are_scaled_by_their_own_bound():
+    """Bytes of 0 and 1 stay 0 and 1; bytes up to 10 are divided by 10."""
+    for high, expected in ((1, [0.0, 1.0]), (10, [0.0, 0.1])):
+        space = spaces.Box(0, high, (2,), np.uint8)
+        obs = torch.tensor([[0, 1]], dtype=torch.uint8)
+        torch.testing.assert_close(
+            encoder_for(space, 8, "tanh", True)(obs), torch.tensor([expected])
+        )

@@ -52,6 +52,22 @@ def test_an_environment_of_ones_own(name: str, env: dict[str, Any], length: int)
     assert result.history[-1]["train/episode_length_mean"] == length
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dev",
+        pytest.param(
+            "local",
+        ),
+    ],
+)
+def test_a_wrong_name_is_an_error_of_the_configuration(name: str) -> None:
+    """Also where worker processes find it out."""
+    with pytest.raises(ConfigError, match="did you mean SpacesEnv"):
+        run(env={"_target_": "own_envs.SpacesEn"}, runner={"name": name})
+    assert not Path("run").exists()
+
+
 def test_wrappers_are_put_around_it_from_the_inside_out() -> None:
     """`env.wrappers` names wrappers with their arguments."""
     env = {"_target_": "own_envs.SpacesEnv"}

@@ -6,33 +6,20 @@ import csv
 import json
 import multiprocessing
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium.spaces import Text
 from own_envs import FaultyEnv, SpacesEnv
+from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
 
 from maze_train import load_config, train
-from maze_train.errors import ConfigError, MazeTrainError, RunDirectoryError, SpaceError
+from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.runners.factory import build_runner
-
-SMALL: dict[str, Any] = {
-    "runner.concurrency": 2,
-    "algorithm.n_rollout_steps": 16,
-    "evaluation.n_episodes": 2,
-    "model.hidden_sizes": [8],
-    "seed": 1,
-    "total_steps": 192,
-    "tracking.progress": "quiet",
-    "tracking.plot": False,
-}
-PPO: dict[str, Any] = {"algorithm": "ppo", "algorithm.batch_size": 16, "algorithm.epoch_length": 2}
-A2C: dict[str, Any] = {"algorithm": "a2c", "algorithm.epoch_length": 2}
-ALGORITHMS = {"ppo": PPO, "a2c": A2C}
 
 
 @pytest.fixture(autouse=True)
@@ -45,51 +32,9 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert SpacesEnv.open_envs == 0
 
 
-def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
-    """Settings of a run on a toy environment that takes a moment."""
-    env = {"_target_": "own_envs.SpacesEnv"}
-    return {"env": env, **ALGORITHMS[algorithm], **SMALL, "run_dir": "run", **overrides}
-
-
-def short_run(run_dir: str | None = "run", algorithm: str = "ppo", **overrides: Any) -> Any:
-    """Such a run."""
-    return train(**settings(algorithm, **overrides, run_dir=run_dir))
-
-
 def faulty(**kwargs: Any) -> dict[str, Any]:
     """The settings of an environment that goes wrong."""
     return {"_target_": "own_envs.FaultyEnv", "kwargs": kwargs}
-
-
-def rows(run_dir: str | Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv without times, as text."""
-    with (Path(run_dir) / "metrics.csv").open() as file:
-        return [
-            {name: cell for name, cell in row.items() if not name.startswith("time/")}
-            for row in csv.DictReader(file)
-        ]
-
-
-def summary(run_dir: str | Path) -> dict[str, Any]:
-    """What summary.json says."""
-    found: dict[str, Any] = json.loads((Path(run_dir) / "summary.json").read_text())
-    return found
-
-
-def written_config(run_dir: str) -> dict[str, Any]:
-    """What config.yaml says."""
-    found: dict[str, Any] = yaml.safe_load(Path(run_dir, "config.yaml").read_text())
-    return found
-
-
-def everything(path: Path) -> list[str]:
-    """All files and directories below a path."""
-    return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
-
-
-def file_contents(path: str) -> dict[Path, bytes]:
-    """All files below a path with their contents."""
-    return {p: p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
@@ -191,6 +136,12 @@ def test_the_seed_decides_every_number() -> None:
         ({"algorithm.gamma": 1.5}, "algorithm.gamma = 1.5"),
         ({"total_steps": 0}, "nothing would end this run"),
         ({"env": {"_target_": "own_envs.SpacesEn"}}, "mean SpacesEnv"),
+        pytest.param({"run_dir": " "}, "run_dir"),
+        pytest.param({"algorithm.device": "cpu:x"}, "algorithm.device"),
+        pytest.param(
+            {"tracking.writers": [{"_target_": "own_envs.make_en"}]},
+            r"tracking\.writers\[0\]._target_",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
@@ -198,7 +149,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     """A wrong configuration raises, names the setting, and creates nothing on disk."""
     with pytest.raises(ConfigError, match=message):
-        short_run(**overrides)
+        train(**settings(**overrides))
     SpacesEnv.open_envs = 0  # `make_env` built one that nobody knew to be an environment
     assert everything(tmp_path) == []
 
@@ -221,9 +172,16 @@ def test_a_run_directory_is_not_used_twice() -> None:
     """A directory that holds a run is refused and stays as it is."""
     short_run()
     before = file_contents("run")
-    with pytest.raises(RunDirectoryError, match="run_dir=run holds a run already"):
+    with pytest.raises(ConfigError, match="run_dir = 'run': holds a run already"):
         short_run()
     assert file_contents("run") == before
+
+
+def test_a_run_directory_that_can_not_be_written_is_named() -> None:
+    """A file in the way is told in one message, as an error of the run directory."""
+    Path("file").write_text("")
+    with pytest.raises(ConfigError, match="run_dir = 'file/run': can not be written"):
+        short_run("file/run")
 
 
 def test_runs_without_a_name_get_directories_of_their_own() -> None:
@@ -339,6 +297,34 @@ def test_two_runs_in_one_process_do_not_mix() -> None:
     assert rows("outer") == rows("outer_alone")
     assert rows("inner") == rows("inner_alone")
     assert everything(Path("outer/best")) == everything(Path("inner/best"))
+
+
+def test_a_run_learns_where_gradients_are_off() -> None:
+    """The caller's `torch.no_grad` does not keep a run from learning."""
+    with torch.no_grad():
+        short_run("without")
+    short_run("with")
+    assert rows("without") == rows("with")
+
+
+def test_an_episode_that_never_ends_does_not_hang_an_evaluation() -> None:
+    """`evaluation.max_episode_steps` cuts it off; training episodes are not touched."""
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"length": 10**9}}
+    history = short_run(env=env, **{"evaluation.max_episode_steps": 40}).history
+    assert [row["eval/episode_length_mean"] for row in history] == [40, 40, 40]
+    assert "train/episode_length_mean" not in history[-1]
+
+
+def test_the_closing_summary_tells_when_the_best_return_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Best return and its epoch are those by which the policy is selected."""
+    result = short_run(**{"evaluation.mode": "min", "tracking.progress": "lines"})
+    returns = [row["eval/episode_return_mean"] for row in result.history]
+    assert min(returns) < max(returns)
+    found = re.search(r"best return .* at epoch (\d+)", capsys.readouterr().out)
+    assert found is not None
+    assert int(found[1]) == 1 + returns.index(min(returns)) == result.summary.best_epoch
 
 
 def test_threads_of_torch_are_set_for_the_run_only() -> None:

@@ -115,7 +115,7 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
     clock.now += 65
     writer.write({**make_row(49, eval=480.0), "eval/episode_return_std": 12.3})
     writer.write({**make_row(50, eval=470.0), "eval/episode_return_std": 9.0})
-    writer.finish({"stop_reason": "total_steps reached", "best_epoch": 1234})
+    writer.finish({"stop_reason": "total_steps reached"})
     assert output(console).splitlines()[2:] == [
         "",
         "  stopped            total_steps reached",
@@ -123,7 +123,7 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
         "  environment steps  100,000",
         "  wall time          0:01:05",
         "  speed              1.5k steps/s",
-        "  best return        480.0 at epoch 1,234",
+        "  best return        480.0 at epoch 49",
         "  final evaluation   470.0 ± 9.00",
         "  run directory      runs/" + "x" * 100,
     ]
@@ -134,7 +134,7 @@ def test_the_summary_of_a_run_without_epochs() -> None:
     clock, console = Clock(), make_console()
     writer = ConsoleWriter(console=console, clock=clock)
     writer.start(RunInfo())
-    writer.finish({"stop_reason": "interrupted", "best_return": None, "final_return": None})
+    writer.finish({"stop_reason": "interrupted"})
     assert output(console).splitlines() == [
         "",
         "  stopped            interrupted",

@@ -117,7 +117,7 @@ def test_best_and_regular_dumps_are_written(tmp_path):
     ]
     assert written[0][1] == {"score": 1.0, "epoch": 1}
     assert written[2][1] == {"score": 2.0, "epoch": 3}
-    assert math.isnan(written[3][1]["score"])
+    assert written[3][1]["score"] is None
 
 
 def test_state_continues():
@@ -147,3 +147,18 @@ def test_state_before_the_first_score():
     restored.load_state_dict(torch.load(file, weights_only=True))
     restored.reset_to_best()
     assert restored.update(-5.0, 1)
+
+
+def test_a_run_without_a_score_keeps_its_last_policy(tmp_path):
+    """When nothing was selected the current policy is kept and written, once."""
+    written = []
+    model = torch.nn.Linear(2, 1)
+    selection = BestModelSelection(
+        model, save=lambda directory, score: written.append(score), best_dir=tmp_path / "best"
+    )
+    selection.update(math.nan, 1)
+    selection.keep_if_none(3)
+    selection.keep_if_none(4)
+    assert written == [{"score": None, "epoch": 3}]
+    selection.update(1.0, 5)
+    assert selection.best_score == 1.0

@@ -50,7 +50,7 @@ class ActorCriticBatch:
 
     @property
     def old_values(self) -> Tensor:
-        """Values at collection on the scale of the targets, `[N]`."""
+        """Values before this pass, on the scale of the targets, `[N]`."""
         return self.columns[OLD_VALUES]
 
     @property

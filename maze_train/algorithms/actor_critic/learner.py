@@ -80,6 +80,11 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         """Set scheduled coefficients; while the critic burns in, it alone learns."""
         super().before_gradient_based_update(progress, statistics)
         self._burn_in = progress.epoch < self.config.critic_burn_in_epochs
+        if progress.updates == self.config.critic_burn_in_epochs * self.config.epoch_length > 0:
+            # The policy's moments are still zero, but their bias correction is used up: its first
+            # steps would be several times too large.
+            for optimizer in self.optimizers.values():
+                optimizer.reset()
         self._entropy_coef = scheduled_value(self.config.entropy_coef, progress)
         statistics.record(ActorCriticEvents.entropy_coef, self._entropy_coef)
 
@@ -100,18 +105,19 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         return ActorCriticBatch(obs, actions, columns, rollout)
 
     @torch.no_grad()
-    def with_new_advantages(
-        self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
-    ) -> ActorCriticBatch:
+    def with_new_advantages(self, module_id: str, batch: ActorCriticBatch) -> ActorCriticBatch:
         """The batch with advantages, targets and values of the critic as it is now."""
         assert batch.rollout is not None
-        value_columns = self._value_columns(self.model(module_id), batch.rollout, statistics)
+        value_columns = self._value_columns(self.model(module_id), batch.rollout)
         return replace(batch, columns=torch.stack([*value_columns, batch.old_log_probs]))
 
     def _value_columns(
-        self, model: ActorCriticModel, rollout: Rollout, statistics: Statistics
+        self, model: ActorCriticModel, rollout: Rollout, statistics: Statistics | None = None
     ) -> list[Tensor]:
-        """Advantages, targets and old values of a rollout, each `[T * B]`."""
+        """Advantages, targets and old values of a rollout, each `[T * B]`.
+
+        Statistics are taken of the values at collection only, not of those recomputed later.
+        """
         values, next_values = state_values(model, rollout)
         discounts, lambdas = discounts_and_lambdas(
             rollout.terminated,
@@ -122,10 +128,11 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         )
         advantages = lambda_advantages(rollout.rewards, discounts, values, next_values, lambdas)
         returns = advantages + values
-        events = ActorCriticEvents
-        statistics.record(events.explained_variance, explained_variance(values, returns))
-        statistics.record(events.values_mean, values.mean())
-        statistics.record(events.returns_mean, returns.mean())
+        if statistics is not None:
+            events = ActorCriticEvents
+            statistics.record(events.explained_variance, explained_variance(values, returns))
+            statistics.record(events.values_mean, values.mean())
+            statistics.record(events.returns_mean, returns.mean())
         head = model.value_head
         columns = (advantages, head.targets(returns), head.targets(values))
         return [column.flatten() for column in columns]

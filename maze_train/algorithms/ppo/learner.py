@@ -62,7 +62,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         for optimization_epoch in range(config.n_optimization_epochs):
             if optimization_epoch and config.recompute_advantages:
                 batches = {
-                    module_id: self.with_new_advantages(module_id, batch, statistics)
+                    module_id: self.with_new_advantages(module_id, batch)
                     for module_id, batch in batches.items()
                 }
             pieces = {

@@ -1,0 +1,68 @@
+"""Runs that take a moment, and what they leave on disk."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from maze_train import train
+
+SMALL: dict[str, Any] = {
+    "runner.concurrency": 2,
+    "algorithm.n_rollout_steps": 16,
+    "evaluation.n_episodes": 2,
+    "model.hidden_sizes": [8],
+    "seed": 1,
+    "total_steps": 192,
+    "tracking.progress": "quiet",
+    "tracking.plot": False,
+}
+PPO: dict[str, Any] = {"algorithm": "ppo", "algorithm.batch_size": 16, "algorithm.epoch_length": 2}
+A2C: dict[str, Any] = {"algorithm": "a2c", "algorithm.epoch_length": 2}
+ALGORITHMS = {"ppo": PPO, "a2c": A2C}
+
+
+def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
+    """Settings of a run on a toy environment that takes a moment."""
+    env = {"_target_": "own_envs.SpacesEnv"}
+    return {"env": env, **ALGORITHMS[algorithm], **SMALL, "run_dir": "run", **overrides}
+
+
+def short_run(run_dir: str | None = "run", algorithm: str = "ppo", **overrides: Any) -> Any:
+    """Such a run."""
+    return train(**settings(algorithm, **overrides, run_dir=run_dir))
+
+
+def rows(run_dir: str | Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv without times, as text."""
+    with (Path(run_dir) / "metrics.csv").open() as file:
+        return [
+            {name: cell for name, cell in row.items() if not name.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
+
+
+def summary(run_dir: str | Path) -> dict[str, Any]:
+    """What summary.json says."""
+    found: dict[str, Any] = json.loads((Path(run_dir) / "summary.json").read_text())
+    return found
+
+
+def written_config(run_dir: str) -> dict[str, Any]:
+    """What config.yaml says."""
+    found: dict[str, Any] = yaml.safe_load(Path(run_dir, "config.yaml").read_text())
+    return found
+
+
+def everything(path: Path) -> list[str]:
+    """All files and directories below a path."""
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
+
+
+def file_contents(path: str) -> dict[Path, bytes]:
+    """All files below a path with their contents."""
+    return {p: p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}
