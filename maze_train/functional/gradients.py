@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["loss_by_hand", "value_and_gradient"]
+__all__ = ["loss_by_hand", "value_and_gradient", "walk_back"]
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,20 +46,41 @@ class _LossByHand(torch.autograd.Function):
         return None, None, None
 
 
-def loss_by_hand(value: Tensor, write_gradients: Callable[[Tensor], None]) -> Tensor:
+def loss_by_hand(
+    value: Tensor,
+    gradients: tuple[Tensor | None, ...],
+    write_gradients: Callable[..., None],
+) -> Tensor:
     """A loss like any other whose gradients are computed by a function instead of a graph.
 
     It can be scaled, added to other losses, and walked by `backward`.
 
     Args:
         value: The value of the loss, 0-d.
-        write_gradients: Called in the backward pass with dL/d value, 0-d; adds the gradients of
-            parameters to their `.grad`.
+        gradients: dL/dx of intermediate results x, such as the outputs of a network; None: none.
+        write_gradients: Takes `gradients` and adds those of parameters to their `.grad`.
 
     Returns:
         The loss, 0-d.
     """
+
+    def write_scaled(scale: Tensor) -> None:
+        write_gradients(*(None if g is None else g * scale for g in gradients))
+
     # Without an input that needs a gradient there would be no backward pass.
     anchor = torch.empty(0, requires_grad=True)
-    loss: Tensor = _LossByHand.apply(anchor, value, write_gradients)  # type: ignore[no-untyped-call]  # untyped in torch
+    loss: Tensor = _LossByHand.apply(anchor, value, write_scaled)  # type: ignore[no-untyped-call]  # untyped in torch
+    loss.write_gradients = partial(write_gradients, *gradients)  # type: ignore[attr-defined]  # see walk_back
     return loss
+
+
+def walk_back(loss: Tensor) -> None:
+    """`loss.backward()`, without the detour through the graph for a `loss_by_hand` as it is.
+
+    What is made of such a loss (a multiple, a sum) is another tensor and goes through the graph.
+    """
+    write_gradients = getattr(loss, "write_gradients", None)
+    if write_gradients is None:
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+    else:
+        write_gradients()

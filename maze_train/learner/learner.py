@@ -11,6 +11,7 @@ from torch import nn
 
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.events import Event, EventInterface, Statistics
+from maze_train.functional.gradients import walk_back
 from maze_train.learner.optimizers import ModuleOptimizer
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class Learner(ABC, Generic[Experience, Prepared]):
         terms = [loss for loss in losses.values() if loss.requires_grad]
         if terms:
             total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-            total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+            walk_back(total)
 
     def postprocess_gradients(self) -> Tensor:
         """Clip the gradients of each optimizer; returns the norm of all of them before that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maze_train.functional.gradients import value_and_gradient
+from maze_train.functional.gradients import loss_by_hand, value_and_gradient, walk_back
 from maze_train.functional.policy_loss import (
     clipped_surrogate_loss,
     clipped_surrogate_loss_and_gradient,
@@ -57,3 +57,15 @@ def test_arguments_stay_as_they_are():
     policy_gradient_loss_and_gradient(x, y)
     squared_value_loss_and_gradient(x, y)
     torch.testing.assert_close((x, y), before)
+
+
+@pytest.mark.parametrize("scale", [None, 2.5])
+def test_losses_by_hand_behave_like_losses(scale):
+    """Walked as they are, or scaled and added to another loss, they give the right gradients."""
+    x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    x.grad = torch.zeros(3)
+    loss = loss_by_hand(x.detach().square().sum(), (2 * x.detach(),), x.grad.add_)
+    assert loss.item() == 14.0
+    walk_back(loss if scale is None else scale * loss + x.sum())
+    factor, added = (1.0, 0.0) if scale is None else (scale, 1.0)
+    torch.testing.assert_close(x.grad, factor * 2 * x.detach() + added)

@@ -159,11 +159,9 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         loss = value_loss * config.value_loss_coef
         statistics.record(ActorCriticEvents.value_loss, value_loss, batch.size)
         if self._burn_in:
-            return loss_by_hand(loss, lambda d: write_gradients(None, d_raw_values * d))
+            return loss_by_hand(loss, (None, d_raw_values), write_gradients)
         policy_part, d_params = self._policy_part(model, params, batch, statistics)
-        return loss_by_hand(
-            loss + policy_part, lambda d: write_gradients(d_params * d, d_raw_values * d)
-        )
+        return loss_by_hand(loss + policy_part, (d_params, d_raw_values), write_gradients)
 
     def _policy_part(
         self,
