@@ -114,7 +114,7 @@ def test_transformed_and_categorical_critics(transform, support):
     """Values are decoded before advantages are taken; clipping is on the scale of the targets."""
     settings = {"value_transform": transform, "value_support": support}
     critic = Critic(0.01 if transform else None, tuple(support) if support else None)
-    config = make_config(value_clip_range=0.05)
+    config = make_config(value_clip_range=0.0 if support else 0.05)
     compare(make_problem("discrete", **settings), config, critic)
 
 
@@ -291,3 +291,10 @@ def test_batches_larger_than_the_rollout_are_refused():
     config.check_concurrency(B + 1)
     with pytest.raises(ConfigError, match=rf"batch_size = {N + 1}: larger than .* {N} samples"):
         config.check_concurrency(B)
+
+
+def test_value_clipping_needs_a_scalar_critic():
+    """A categorical critic has no values to clip: the combination is refused, not ignored."""
+    model = make_problem("discrete", value_support=[-3, 3])[0]
+    with pytest.raises(ConfigError, match=r"algorithm\.value_clip_range = 0\.2.*value_support"):
+        PPOLearner(model, make_config(value_clip_range=0.2))

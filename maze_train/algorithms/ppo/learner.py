@@ -8,6 +8,7 @@ from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.data.minibatches import minibatch_indices
+from maze_train.errors import ConfigError
 from maze_train.functional.policy_loss import (
     approximate_kl,
     clip_fraction,
@@ -41,6 +42,13 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._divergences: list[Tensor] = []
         super().__init__(*args, **kwargs)
+        supports = [self.model(module_id).value_head.support for module_id in self.modules]
+        if self.config.value_clip_range > 0 and any(supports):
+            raise ConfigError(
+                "algorithm.value_clip_range",
+                "a categorical critic (model.value_support) has no value clipping; expected 0",
+                self.config.value_clip_range,
+            )
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set scheduled settings."""
