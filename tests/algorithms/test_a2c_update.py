@@ -226,3 +226,24 @@ def test_statistics_are_those_of_the_update():
     assert 0.0 < row["train/policy_entropy"] <= torch.log(torch.tensor(3.0)).item()
     expected = {"policy_loss", "value_loss", "grad_norm", "explained_variance", "returns_mean"}
     assert expected <= {key.removeprefix("train/") for key in row}
+
+
+def test_the_policy_starts_with_ordinary_steps_after_burn_in():
+    """No step of Adam is longer than its learning rate, also the first ones after the burn-in."""
+    config = make_config(
+        optimizer={"_target_": "torch.optim.Adam"},
+        lr=0.01,
+        max_grad_norm=0.0,
+        critic_burn_in_epochs=1,
+        epoch_length=200,
+    )
+    model, _, rollout, _ = make_problem("discrete")
+    learner = A2CLearner(model, config)
+    longest = []
+    for update in range(204):
+        before = [param.detach().clone() for param in model.policy.parameters()]
+        learner.update(rollout, Progress(updates=update, epoch=update // 200))
+        after = [param.detach() for param in model.policy.parameters()]
+        longest.append(max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True)))
+    assert longest[:200] == [0.0] * 200
+    assert 0.0 < max(longest[200:]) <= 0.01 * 1.01

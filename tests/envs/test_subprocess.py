@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_envs import CountingEnv, FailingEnv, NestedEnv
+from toy_envs import CountingEnv, FailingEnv, NestedEnv, ThreadCountingEnv
 
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.errors import ConfigError, SpaceError, WorkerError
@@ -297,3 +297,12 @@ with SubprocVectorEnv([TorchEnv] * 2, n_workers=2, start_method="fork", timeout_
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parents[1]), str(here)])},
     )
     assert done.stdout.strip() == "[1.0, 1.0]", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_workers_use_one_thread_of_torch(start_method):
+    """Also when an environment is what imports torch, after the worker has started."""
+    with SubprocVectorEnv([ThreadCountingEnv] * 2, n_workers=2, start_method=start_method) as env:
+        obs, _ = env.reset(seed=0)
+        assert obs.tolist() == [[1.0, 1.0], [1.0, 1.0]]

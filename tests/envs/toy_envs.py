@@ -159,3 +159,16 @@ class AddOne(gymnasium.ObservationWrapper[Any, Any, Any]):
 def not_an_env() -> str:
     """A factory that returns something else."""
     return "hello"
+
+
+class ThreadCountingEnv(CountingEnv):
+    """Imports torch when it is built, and observes how many threads torch then uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import torch
+
+        self.torch = torch
+
+    def observe(self) -> Any:
+        return np.full(2, self.torch.get_num_threads(), np.float32)
