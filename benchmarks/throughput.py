@@ -21,18 +21,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Setting:
-    """One workload: PPO with 64x64 tanh networks on 8 environments."""
+    """One workload: PPO on 8 environments, with 64x64 tanh networks, or a CNN on Atari games."""
 
     env: str
     n_rollout_steps: int
     batch_size: int
     n_optimization_epochs: int
     concurrency: int = 8
+    is_atari: bool = False
+    threads: int = 1
 
 
 SETTINGS = {
     "CartPole-v1": Setting("CartPole-v1", 128, 256, 4),
     "HalfCheetah-v5": Setting("HalfCheetah-v5", 256, 64, 10),
+    "ALE/Pong-v5": Setting("ALE/Pong-v5", 128, 256, 4, is_atari=True, threads=2),
 }
 VECTOR_ENVS = ("dev", "local")
 
@@ -75,6 +78,7 @@ def measure_ours(
     return {
         "steps_per_second": steps / elapsed,
         "collect_share": times["time/collect_s"] / elapsed,
+        "rollout_mb": trainer.collector.obs_nbytes / 1e6,
     }
 
 
@@ -85,8 +89,8 @@ def measure_peer(
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
     class Clock(BaseCallback):
         """Starts after two rollouts with their updates, stops after the given time."""
@@ -112,9 +116,23 @@ def measure_peer(
 
     torch.set_num_threads(threads)
     vector_env = DummyVecEnv if runner_name == "dev" else SubprocVecEnv
-    env = make_vec_env(setting.env, setting.concurrency, seed=0, vec_env_cls=vector_env)
+    if setting.is_atari:
+        import ale_py
+        import gymnasium
+
+        gymnasium.register_envs(ale_py)
+        env = make_atari_env(
+            setting.env,
+            setting.concurrency,
+            seed=0,
+            vec_env_cls=vector_env,
+            env_kwargs={"frameskip": 1},
+        )
+        env = VecFrameStack(env, 4)
+    else:
+        env = make_vec_env(setting.env, setting.concurrency, seed=0, vec_env_cls=vector_env)
     model = PPO(
-        "MlpPolicy",
+        "CnnPolicy" if setting.is_atari else "MlpPolicy",
         env,
         n_steps=setting.n_rollout_steps,
         batch_size=setting.batch_size,
@@ -129,13 +147,15 @@ def measure_peer(
     return {
         "steps_per_second": steps / clock.elapsed,
         "collect_share": clock.collecting / clock.elapsed,
+        "rollout_mb": model.rollout_buffer.observations.nbytes / 1e6,
     }
 
 
 def run_process(who: str, env: str, runner: str, arguments: argparse.Namespace) -> dict[str, float]:
     """One measurement in a fresh process."""
     command = [sys.executable, __file__, "--one", who, "--only", env, "--runner", runner]
-    command += ["--seconds", str(arguments.seconds), "--threads", str(arguments.threads)]
+    threads = arguments.threads or SETTINGS[env].threads
+    command += ["--seconds", str(arguments.seconds), "--threads", str(threads)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     result: dict[str, float] = json.loads(output.splitlines()[-1])
     return result
@@ -143,7 +163,10 @@ def run_process(who: str, env: str, runner: str, arguments: argparse.Namespace) 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Measure all workloads and print the table."""
-    print(f"{'workload':28} {'ours':>10} {'SB3':>10} {'ratio':>7}   share of time in collection")
+    print(
+        f"{'workload':28} {'ours':>10} {'SB3':>10} {'ratio':>7}   "
+        "share of time in collection, observations of a rollout"
+    )
     for env in [arguments.only] if arguments.only else SETTINGS:
         for runner in VECTOR_ENVS if arguments.runner is None else [arguments.runner]:
             ours, peers = [], []
@@ -153,10 +176,12 @@ def compare(arguments: argparse.Namespace) -> None:
             rates = [[r["steps_per_second"] for r in side] for side in (ours, peers)]
             ratio = statistics.median(a / b for a, b in zip(*rates, strict=True))
             shares = [statistics.median(r["collect_share"] for r in side) for side in (ours, peers)]
+            megabytes = [side[0]["rollout_mb"] for side in (ours, peers)]
             print(
                 f"{env + ' ' + runner:28} {statistics.median(rates[0]):10,.0f} "
                 f"{statistics.median(rates[1]):10,.0f} {ratio:7.2f}   "
-                f"ours {shares[0]:.0%}, SB3 {shares[1]:.0%}",
+                f"ours {shares[0]:.0%}, SB3 {shares[1]:.0%}; "
+                f"ours {megabytes[0]:.2f} MB, SB3 {megabytes[1]:.2f} MB",
                 flush=True,
             )
 
@@ -166,7 +191,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on both sides")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        help="threads of PyTorch, on both sides; 0: 1, and 2 for Atari games",
+    )
     parser.add_argument("--only", choices=list(SETTINGS))
     parser.add_argument("--runner", choices=VECTOR_ENVS)
     parser.add_argument("--one", choices=("ours", "peer"), help=argparse.SUPPRESS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Array", "ArrayTree", "Stateful", "Tensor", "TensorTree"]
+__all__ = ["Array", "ArrayTree", "Sequences", "Stateful", "Tensor", "TensorTree"]
 
 Tensor: TypeAlias = torch.Tensor
 Array: TypeAlias = npt.NDArray[Any]
@@ -32,3 +33,20 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`, which `state_dict` of an equal owner returned."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """How the samples of a batch lie in time, for networks with a memory.
+
+    The batch has L * n samples: step l of sequence i is sample `l * n + i`.
+    """
+
+    states: torch.Tensor
+    """Memory before the first step of each sequence, `[n, S]`."""
+
+    resets: torch.Tensor
+    """Whether an episode begins at a step, so that the memory is empty there, `[L, n]` bool."""
+
+    kept: torch.Tensor | None = None
+    """Samples that are transitions, as indices into the L * n, int64; None: all are."""

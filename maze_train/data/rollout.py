@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
-from maze_train.spaces.tensors import as_arrays, as_tensors, zeros_for
+from maze_train.data.frames import FrameMemory, FrameStacks
+from maze_train.spaces.tensors import as_tensors, storage_dtype, zeros_for
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from gymnasium import spaces
+    from collections.abc import Iterable, Mapping
 
     from maze_train.types import Array, ArrayTree, TensorTree
 
-__all__ = ["Rollout", "RolloutStorage"]
+__all__ = ["Rollout", "RolloutStorage", "StoredTree"]
+
+StoredTree: TypeAlias = Any
+"""Observations as they are stored: one leaf, or a flat mapping of them; a leaf is a tensor or
+`FrameStacks`, which are indexed alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class Rollout:
     observation of the next episode; the true last observation is in `final_obs`.
     """
 
-    obs: TensorTree
+    obs: StoredTree
     """Observations, `[T + 1, B, ...]`."""
 
     actions: TensorTree
@@ -49,29 +55,65 @@ class Rollout:
     final_positions: Tensor
     """Where they belong: `t * B + b`, `[K]` int64."""
 
+    ignored: Tensor | None = None
+    """Rows that are no transitions, because the environment only began a new episode, `[T, B]`
+    bool; None: there are none. Nothing is learned from them, and they count for nothing."""
+
+    states: Tensor | None = None
+    """What a policy with a memory remembered before each observation, `[T + 1, B, S]`."""
+
     @property
     def num_steps(self) -> int:
         """T."""
         return self.rewards.shape[0]
 
     @property
+    def num_envs(self) -> int:
+        """B."""
+        return self.rewards.shape[1]
+
+    @property
     def num_samples(self) -> int:
-        """T * B."""
-        return self.rewards.numel()
+        """Number of transitions: T * B, less the ignored rows."""
+        if self.ignored is None:
+            return self.rewards.numel()
+        return self.rewards.numel() - int(self.ignored.sum())
+
+    @property
+    def ended(self) -> Tensor:
+        """Whether an episode ended at the step, `[T, B]` bool."""
+        return self.terminated | self.truncated
+
+    def flat_obs(self) -> StoredTree:
+        """Observations by position `t * B + b`, `[(T + 1) * B, ...]`."""
+        return tree_map(lambda x: x if isinstance(x, FrameStacks) else x.flatten(0, 1), self.obs)
+
+    def acted_on(self, keys: Iterable[str]) -> TensorTree:
+        """Observations of some keys that an action was taken on, `[num_samples, ...]`.
+
+        Args:
+            keys: Keys of a Dict observation; the key of a lone observation is empty.
+        """
+        obs, samples = self.flat_obs(), self.rewards.numel()
+        leaves = obs if isinstance(obs, dict) else {"": obs}
+        found = {key: leaves[key][:samples] for key in keys}
+        if self.ignored is not None:
+            kept = ~self.ignored.flatten()
+            found = {key: leaf[kept] for key, leaf in found.items()}
+        return found if isinstance(obs, dict) else found[""]
 
     def to(self, device: torch.device) -> Rollout:
         """The same rollout on a device (itself, if it is there already)."""
         if self.rewards.device == device:
             return self
-        return Rollout(
-            obs=tree_map(lambda x: x.to(device), self.obs),
-            actions=tree_map(lambda x: x.to(device), self.actions),
-            rewards=self.rewards.to(device),
-            terminated=self.terminated.to(device),
-            truncated=self.truncated.to(device),
-            final_obs=tree_map(lambda x: x.to(device), self.final_obs),
-            final_positions=self.final_positions.to(device),
-        )
+        columns = {
+            field.name: _moved(getattr(self, field.name), device) for field in fields(self)
+        }
+        return Rollout(**columns)
+
+
+def _moved(column: Any, device: torch.device) -> Any:
+    return None if column is None else tree_map(lambda x: x.to(device), column)
 
 
 class RolloutStorage:
@@ -81,32 +123,61 @@ class RolloutStorage:
         observation_space: Flat observation space of one environment.
         num_steps: T.
         num_envs: B.
+        frame_stack: Observations that are stacks of the last n frames, newest last: n by key (the
+            key of a lone observation is empty). Their frames are stored once.
+        state_size: Size S of the memory of the policy; 0: it has none.
     """
 
-    def __init__(self, observation_space: spaces.Space[Any], num_steps: int, num_envs: int) -> None:
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        num_steps: int,
+        num_envs: int,
+        *,
+        frame_stack: Mapping[str, int] | None = None,
+        state_size: int = 0,
+    ) -> None:
         self.space = observation_space
         self.num_steps = num_steps
         self.num_envs = num_envs
-        self.obs = zeros_for(observation_space, (num_steps + 1, num_envs))
+        self._leaves = _Leaves(observation_space, num_steps + 1, num_envs, frame_stack or {})
         self.actions: TensorTree | None = None
         self.rewards = torch.zeros(num_steps, num_envs)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool)
+        self.ignored = torch.zeros(num_steps, num_envs, dtype=torch.bool)
+        self.states = torch.zeros(num_steps + 1, num_envs, state_size) if state_size else None
         # Views made once: indexing a tensor by row costs more than the copy of a small row.
-        self._obs_pairs = [(key, array) for key, array in _items(as_arrays(self.obs))]
-        self.obs_rows = _rows(self.obs)
         self._reward_rows = list(self.rewards.numpy())
         self._terminated_rows = list(self.terminated.numpy())
         self._truncated_rows = list(self.truncated.numpy())
         self._action_rows: list[TensorTree] = []
+        self._any_ignored = False
         self._final_positions: list[int] = []
         self._final_obs: list[ArrayTree] = []
+
+    @property
+    def obs_nbytes(self) -> int:
+        """Bytes of the observations."""
+        return self._leaves.nbytes
 
     def start(self, obs: ArrayTree) -> None:
         """Begin a rollout with the observation before its first action, `[B, ...]`."""
         self._final_positions.clear()
         self._final_obs.clear()
-        self._write_obs(0, obs)
+        if self._any_ignored:
+            self.ignored.zero_()
+            self._any_ignored = False
+        self._leaves.start(obs)
+
+    def acting_obs(self, step: int) -> TensorTree:
+        """The observations before the action of a step, `[B, ...]`, until the next is written."""
+        return self._leaves.row(step)
+
+    def write_state(self, step: int, state: Tensor) -> None:
+        """Store what the policy remembers before the observations of a step, `[B, S]`."""
+        assert self.states is not None
+        self.states[step] = state
 
     def write_actions(self, step: int, actions: TensorTree) -> None:
         """Store the actions of a step, `[B, ...]`."""
@@ -124,13 +195,22 @@ class RolloutStorage:
             row.copy_(actions)
 
     def write_step(
-        self, step: int, obs: ArrayTree, rewards: Array, terminated: Array, truncated: Array
+        self,
+        step: int,
+        obs: ArrayTree,
+        rewards: Array,
+        terminated: Array,
+        truncated: Array,
+        ignored: Array | None = None,
     ) -> None:
-        """Store what a step brought: the observation after it and `[B]` rewards and flags."""
-        self._write_obs(step + 1, obs)
+        """Store what a step brought: the observation after it, and `[B]` rewards and flags."""
         self._reward_rows[step][:] = rewards
         self._terminated_rows[step][:] = terminated
         self._truncated_rows[step][:] = truncated
+        if ignored is not None:
+            self.ignored.numpy()[step] = ignored
+            self._any_ignored = True
+        self._leaves.write(step + 1, obs, terminated, truncated, ignored)
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
         """Store the true last observation of an episode that was truncated at this step."""
@@ -141,21 +221,16 @@ class RolloutStorage:
         """The finished rollout; it shares memory with the storage until the next one begins."""
         assert self.actions is not None
         return Rollout(
-            obs=self.obs,
+            obs=self._leaves.tree(),
             actions=self.actions,
             rewards=self.rewards,
             terminated=self.terminated,
             truncated=self.truncated,
             final_obs=self._stacked_final_obs(),
             final_positions=torch.tensor(self._final_positions, dtype=torch.int64),
+            ignored=self.ignored if self._any_ignored else None,
+            states=self.states,
         )
-
-    def _write_obs(self, row: int, obs: ArrayTree) -> None:
-        if isinstance(obs, dict):
-            for key, array in self._obs_pairs:
-                array[row] = obs[key]
-        else:
-            self._obs_pairs[0][1][row] = obs
 
     def _stacked_final_obs(self) -> TensorTree:
         if not self._final_obs:
@@ -166,8 +241,94 @@ class RolloutStorage:
         return torch.stack(pieces)  # type: ignore[arg-type]  # all pieces are alike
 
 
-def _items(tree: ArrayTree) -> list[tuple[str, Array]]:
-    return list(tree.items()) if isinstance(tree, dict) else [("", tree)]
+class _Leaves:
+    """Rows of observations: whole ones, and stacks of which every frame is stored once."""
+
+    def __init__(
+        self,
+        space: spaces.Space[Any],
+        num_rows: int,
+        num_envs: int,
+        frame_stack: Mapping[str, int],
+    ) -> None:
+        self._space = space
+        self._is_single = not isinstance(space, spaces.Dict)
+        parts = {"": space} if self._is_single else dict(space.spaces)  # type: ignore[attr-defined]  # a Dict
+        self._stacks = {
+            key: FrameMemory(part, num_rows, num_envs)
+            for key, part in parts.items()
+            if key in frame_stack
+        }
+        self._whole = {
+            key: _tensor(zeros_for(part, (num_rows, num_envs)))
+            for key, part in parts.items()
+            if key not in frame_stack
+        }
+        self._keys = list(parts)
+        self._arrays = [(key, tensor.numpy()) for key, tensor in self._whole.items()]
+        self._tensor_rows = {key: tensor.unbind(0) for key, tensor in self._whole.items()}
+        self._latest: dict[str, TensorTree] = {}
+
+    @property
+    def nbytes(self) -> int:
+        whole = sum(tensor.nbytes for tensor in self._whole.values())
+        return whole + sum(memory.nbytes for memory in self._stacks.values())
+
+    def start(self, obs: ArrayTree) -> None:
+        leaves = self._leaves_of(obs)
+        for key, array in self._arrays:
+            array[0] = leaves[key]
+        for key, memory in self._stacks.items():
+            memory.start(leaves[key])
+        self._remember(leaves)
+
+    def write(
+        self,
+        row: int,
+        obs: ArrayTree,
+        terminated: Array,
+        truncated: Array,
+        ignored: Array | None,
+    ) -> None:
+        leaves = self._leaves_of(obs)
+        for key, array in self._arrays:
+            array[row] = leaves[key]
+        if self._stacks:
+            fresh = terminated | truncated
+            if ignored is not None:
+                fresh = fresh | ignored
+            for key, memory in self._stacks.items():
+                memory.write(row, leaves[key], fresh)
+            self._remember(leaves)
+
+    def row(self, row: int) -> TensorTree:
+        if self._is_single:
+            rows = self._tensor_rows.get("")
+            return self._latest[""] if rows is None else rows[row]
+        found = {key: rows[row] for key, rows in self._tensor_rows.items()}
+        return {**found, **self._latest} if self._stacks else found  # type: ignore[dict-item]  # leaves are tensors
+
+    def tree(self) -> StoredTree:
+        leaves: dict[str, Any] = {
+            key: self._whole[key] if key in self._whole else self._stacks[key].stacks()
+            for key in self._keys
+        }
+        return leaves[""] if self._is_single else leaves
+
+    def _leaves_of(self, obs: ArrayTree) -> dict[str, Array]:
+        return obs if isinstance(obs, dict) else {"": obs}
+
+    def _remember(self, leaves: dict[str, Array]) -> None:
+        """Keep the current stacks as the environment gave them: to act on, they must be whole."""
+        for key in self._stacks:
+            part = self._space if self._is_single else self._space[key]  # type: ignore[index]  # a Dict
+            dtype = storage_dtype(part)
+            self._latest[key] = torch.from_numpy(leaves[key].astype(dtype, copy=False))
+
+
+def _tensor(tree: TensorTree) -> Tensor:
+    assert isinstance(tree, Tensor)
+    return tree
 
 
 def _rows(tree: TensorTree) -> list[TensorTree]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from maze_train.distributions.base import Distribution
+from maze_train.distributions.bernoulli import Bernoulli
+from maze_train.distributions.beta import Beta
 from maze_train.distributions.categorical import Categorical, MultiCategorical
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.distributions.joint import JointDistribution
 from maze_train.distributions.mapping import DistributionTable, distribution_for
+from maze_train.distributions.truncated_gaussian import TruncatedGaussian
 
 __all__ = [
+    "Bernoulli",
+    "Beta",
     "Categorical",
     "DiagonalGaussian",
     "Distribution",
@@ -16,5 +21,6 @@ __all__ = [
     "JointDistribution",
     "MultiCategorical",
     "SquashedGaussian",
+    "TruncatedGaussian",
     "distribution_for",
 ]

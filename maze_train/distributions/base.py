@@ -7,12 +7,13 @@ function of it. The leading dimensions `...` are free (a batch [B], a rollout [T
 Three conventions hold everywhere:
 
 - *Actions are the agent's own, as sampled*: the unclipped Gaussian sample, the pre-tanh `u` of the
-  squashed Gaussian, the 0-based index of a category. Storage and losses hold these, so that a
-  stored action always has the probability it was drawn with, and a saturated action never has to
-  be inverted. `to_env` is applied just before `env.step`.
+  squashed Gaussian, the `x` in (0, 1) of the Beta distribution, the 0-based index of a category.
+  Storage and losses hold these, so that a stored action always has the probability it was drawn
+  with, and a saturated action never has to be inverted. `to_env` is applied just before
+  `env.step`.
 - *Log-probabilities are those of the joint action*: summed over dimensions and parts. Those of the
-  squashed Gaussian are densities over the environment's action, so they hold the Jacobian of tanh
-  and of the scaling to the bounds.
+  squashed Gaussian and of the Beta distribution are densities over the environment's action, so
+  they hold the Jacobian of tanh and of the scaling to the bounds.
 - *The last `free_param_size` entries of params* do not come from the network but from a
   state-independent vector that is trained with it and starts at `initial_free_params()`.
 """

@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from maze_train.checks import check_between
 from maze_train.distributions.base import Constant, env_dtype
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, SpaceError
 
 if TYPE_CHECKING:
+    from gymnasium import Space
     from gymnasium.spaces import Box
 
+    from maze_train.distributions.base import Distribution
     from maze_train.types import Array, Tensor
 
-__all__ = ["BoxBounds", "BoxLayout"]
+__all__ = ["BoxBounds", "BoxLayout", "BoxScale", "VectorLayout"]
 
 
-class BoxLayout:
-    """Where params hold mean and log σ, and how vectors [..., D] relate to a box's shape."""
+class VectorLayout:
+    """How vectors [..., D] relate to actions [..., *space.shape]."""
 
-    def __init__(
-        self,
-        space: Box,
-        state_dependent_std: bool,
-        initial_log_std: float,
-        log_std_min: float,
-        log_std_max: float,
-    ) -> None:
-        _check_settings(state_dependent_std, initial_log_std, log_std_min, log_std_max)
-        self.size = math.prod(space.shape)
-        self.initial_log_std = float(initial_log_std)
-        self._shape = space.shape
-        self._state_dependent = state_dependent_std
-        self._limits = (float(log_std_min), float(log_std_max))
-
-    def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log σ, each [..., D]."""
-        mean, log_std = params.chunk(2, -1)
-        # Only a network's output is clamped: beyond a limit the gradient of a clamp is 0, which a
-        # network leaves through its other inputs, but a free parameter would be stuck for good.
-        if self._state_dependent:
-            if self.initial_log_std:
-                log_std = log_std + self.initial_log_std
-            log_std = log_std.clamp(*self._limits)
-        return mean, log_std
+    def __init__(self, space: Space[Any]) -> None:
+        self._shape = space.shape or ()
+        self.size = math.prod(self._shape)
 
     def to_box(self, vectors: Tensor) -> Tensor:
         """[..., D] -> [..., *space.shape]."""
@@ -61,6 +41,35 @@ class BoxLayout:
             return actions
         batch = actions.shape[: actions.dim() - len(self._shape)]
         return actions.reshape((*batch, self.size))
+
+
+class BoxLayout(VectorLayout):
+    """Where params hold the mean and log σ of each element of a box."""
+
+    def __init__(
+        self,
+        space: Box,
+        state_dependent_std: bool,
+        initial_log_std: float,
+        log_std_min: float,
+        log_std_max: float,
+    ) -> None:
+        _check_settings(state_dependent_std, initial_log_std, log_std_min, log_std_max)
+        super().__init__(space)
+        self.initial_log_std = float(initial_log_std)
+        self._state_dependent = state_dependent_std
+        self._limits = (float(log_std_min), float(log_std_max))
+
+    def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log σ, each [..., D]."""
+        mean, log_std = params.chunk(2, -1)
+        # Only a network's output is clamped: beyond a limit the gradient of a clamp is 0, which a
+        # network leaves through its other inputs, but a free parameter would be stuck for good.
+        if self._state_dependent:
+            if self.initial_log_std:
+                log_std = log_std + self.initial_log_std
+            log_std = log_std.clamp(*self._limits)
+        return mean, log_std
 
 
 class BoxBounds:
@@ -81,6 +90,37 @@ class BoxBounds:
         return values.clamp(self._low.like(values), self._high.like(values)).to(self._env_dtype)
 
 
+class BoxScale:
+    """The affine map c + h v of v in [-1, 1] to the finite bounds of a box.
+
+    c = (high + low) / 2 and h = (high - low) / 2, per dimension.
+
+    Raises:
+        SpaceError: If a bound is infinite or an interval is empty.
+    """
+
+    def __init__(self, family: type[Distribution], space: Box) -> None:
+        _check_intervals(family, space)
+        self._bounds = BoxBounds(space)
+        # Halved before the difference, which overflows for the widest bounds.
+        low, high = space.low.astype(np.float64) / 2, space.high.astype(np.float64) / 2
+        self._centre, self._half_width = Constant(high + low), Constant(high - low)
+        self.work_dtype = self._bounds.work_dtype
+        self.log_width = float(np.log(high - low).sum()) + math.prod(space.shape) * math.log(2.0)
+        """Σ_i log(high_i - low_i)."""
+
+    def to_bounds(self, values: Tensor) -> Tensor:
+        """Values of `work_dtype` in [-1, 1] as the box has them, rounded in an integer one."""
+        centre, half_width = self._centre.like(values), self._half_width.like(values)
+        # Rounding errors can leave the bounds by a last digit, which strict environments refuse.
+        return self._bounds.fit(torch.addcmul(centre, half_width, values))
+
+    def from_bounds(self, actions: Tensor) -> Tensor:
+        """The values v of actions of the environment, float64."""
+        exact = actions.to(torch.float64)
+        return (exact - self._centre.like(exact)) / self._half_width.like(exact)
+
+
 def _inner_bound(bound: Array, towards: float) -> Array:
     """A bound as float64; where that type can not hold it, the next number inside the box."""
     values = bound.astype(np.float64)
@@ -89,6 +129,21 @@ def _inner_bound(bound: Array, towards: float) -> Array:
     pairs = zip(values.flat, bound.flat, strict=True)
     outside = [int(v) < int(b) if towards > 0 else int(v) > int(b) for v, b in pairs]
     return np.where(np.reshape(outside, bound.shape), np.nextafter(values, towards), values)
+
+
+def _check_intervals(family: type[Distribution], space: Box) -> None:
+    """Refuse a box that [-1, 1] can not be scaled to."""
+    name = family.__name__
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise SpaceError(
+            f"{name} needs finite bounds, the action space is {space}: give the space finite "
+            "bounds, or choose diagonal_gaussian"
+        )
+    if not (space.low < space.high).all():
+        raise SpaceError(
+            f"{name} needs low < high in every dimension, the action space is {space}: remove the "
+            "constant dimensions, or choose diagonal_gaussian"
+        )
 
 
 def _check_settings(

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
-__all__ = ["Categorical", "MultiCategorical"]
+__all__ = ["Categorical", "MultiCategorical", "impossible_logit"]
+
+
+def impossible_logit(dtype: torch.dtype) -> float:
+    """The logit of an action that must never be taken: its probability is exactly 0.
+
+    Finite, because -inf gives 0 · inf = nan in entropy and divergence; half of the lowest number,
+    because the normalisation subtracts from it.
+    """
+    return torch.finfo(dtype).min / 2
 
 
 class Categorical(Distribution):
@@ -194,10 +203,8 @@ class MultiCategorical(Distribution):
     def _table(self, params: Tensor) -> Tensor:
         """The logits as [..., K, max n_k]."""
         if not self._is_even:
-            # Finite, because -inf gives 0 * inf = nan in entropy and divergence; half of the
-            # lowest number, because the normalisation subtracts from it.
-            filler = torch.finfo(params.dtype).min / 2
             rows, columns = self._table_shape
+            filler = impossible_logit(params.dtype)
             table = params.new_full((*params.shape[:-1], rows * columns), filler)
             cells = self._cells.on(params.device, torch.int64)
             params = table.index_copy(-1, cells, params)

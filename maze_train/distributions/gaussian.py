@@ -10,8 +10,7 @@ import torch
 from gymnasium.spaces import Box
 
 from maze_train.distributions.base import Constant, Distribution, check_space
-from maze_train.distributions.box import BoxBounds, BoxLayout
-from maze_train.errors import SpaceError
+from maze_train.distributions.box import BoxBounds, BoxLayout, BoxScale
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -32,11 +31,14 @@ class DiagonalGaussian(Distribution):
 
     log p(a) = -Σ_i [ (a_i - μ_i)² / (2 σ_i²) + log σ_i + ½ log 2π ]
 
-    `params` are μ ++ log σ, [..., 2 D] with D the number of elements of the box. Actions are
-    unclipped; only `to_env` clips them to the bounds.
+    `params` are μ ++ log σ, [..., 2 D] with D the number of elements of the box.
+
+    In a box with bounds this is the *clipped* Gaussian, the usual choice of PPO implementations:
+    the unclipped action is stored and has the density above, and `to_env` clips it to the bounds
+    for the environment. Where much of the mass lies outside, actions on the bounds are frequent.
 
     Args:
-        space: The action space; bounds may be infinite.
+        space: The action space; any bound may be infinite.
         state_dependent_std: Whether the network computes log σ; else it is a free parameter.
         initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
             computes.
@@ -78,7 +80,7 @@ class DiagonalGaussian(Distribution):
         device: torch.device | str | None = None,
     ) -> Tensor:
         """Standard normal noise, [*shape, D]."""
-        return _draw_normal((*shape, self.noise_size), generator, device)
+        return draw_normal((*shape, self.noise_size), generator, device)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """μ + σ · noise, differentiable, [..., *space.shape]."""
@@ -179,20 +181,17 @@ class SquashedGaussian(Distribution):
         log_std_max: float = 2.0,
     ) -> None:
         check_space(type(self), space)
-        _check_intervals(space)
+        self._scale = BoxScale(type(self), space)
         self._layout = BoxLayout(
             space, state_dependent_std, initial_log_std, log_std_min, log_std_max
         )
-        self._bounds = BoxBounds(space)
         self.param_size = 2 * self._layout.size
         self.noise_size = self._layout.size
         self.free_param_size = 0 if state_dependent_std else self._layout.size
         self.action_shape = space.shape
         self.action_dtype = torch.float32
-        # Halved before the difference, which overflows for the widest bounds.
-        low, high = space.low.astype(np.float64) / 2, space.high.astype(np.float64) / 2
-        self._centre, self._half_width = Constant(high + low), Constant(high - low)
-        log_scale = float(np.log(high - low).sum()) + 2 * self._layout.size * LOG_2
+        # log h_i + log(1 - tanh² u_i) = log(high_i - low_i) + log 2 - 2 log(eᵘ + e⁻ᵘ).
+        log_scale = self._scale.log_width + self._layout.size * LOG_2
         self._log_prob_constant = -self._layout.size * HALF_LOG_2PI - log_scale
         self._entropy_constant = self._layout.size * (0.5 + HALF_LOG_2PI) + log_scale
         nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
@@ -209,7 +208,7 @@ class SquashedGaussian(Distribution):
         device: torch.device | str | None = None,
     ) -> Tensor:
         """Standard normal noise, [*shape, D]."""
-        return _draw_normal((*shape, self.noise_size), generator, device)
+        return draw_normal((*shape, self.noise_size), generator, device)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Pre-tanh u = μ + σ · noise, differentiable, [..., *space.shape]."""
@@ -254,19 +253,15 @@ class SquashedGaussian(Distribution):
 
     def to_env(self, actions: Tensor) -> Tensor:
         """Squashed c + h tanh(actions), rounded in an integer box, [..., *space.shape]."""
-        squashed = actions.to(self._bounds.work_dtype).tanh()
-        centre, half_width = self._centre.like(squashed), self._half_width.like(squashed)
-        # Rounding errors can leave the bounds by a last digit, which strict environments refuse.
-        return self._bounds.fit(torch.addcmul(centre, half_width, squashed))
+        return self._scale.to_bounds(actions.to(self._scale.work_dtype).tanh())
 
     def from_env(self, actions: Tensor) -> Tensor:
         """Pre-tanh u = atanh((actions - c) / h), float32, [..., *space.shape].
 
         The argument is clipped to ±(1 - 1e-6), so an action on a bound becomes |u| ≈ 7.25.
         """
-        exact = actions.to(torch.float64)
-        squashed = (exact - self._centre.like(exact)) / self._half_width.like(exact)
         limit = 1.0 - ATANH_MARGIN
+        squashed = self._scale.from_bounds(actions)
         return squashed.clamp(-limit, limit).atanh().to(self.action_dtype)
 
     def _log_density(self, mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
@@ -279,21 +274,7 @@ class SquashedGaussian(Distribution):
         return torch.sub(log_std, bends, alpha=2).sum(-1) + self._entropy_constant
 
 
-def _check_intervals(space: Box) -> None:
-    """Refuse a box that tanh can not be scaled to."""
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise SpaceError(
-            f"SquashedGaussian needs finite bounds, the action space is {space}: give the space "
-            "finite bounds, or choose diagonal_gaussian"
-        )
-    if not (space.low < space.high).all():
-        raise SpaceError(
-            f"SquashedGaussian needs low < high in every dimension, the action space is {space}: "
-            "remove the constant dimensions, or choose diagonal_gaussian"
-        )
-
-
-def _draw_normal(
+def draw_normal(
     shape: tuple[int, ...],
     generator: torch.Generator | None,
     device: torch.device | str | None,

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gymnasium.spaces import Dict, Tuple
 
 from maze_train.distributions.base import Distribution
+from maze_train.distributions.bernoulli import Bernoulli
+from maze_train.distributions.beta import Beta
 from maze_train.distributions.categorical import Categorical, MultiCategorical
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.distributions.joint import JointDistribution
-from maze_train.errors import ConfigError, SpaceError, nearest
+from maze_train.distributions.truncated_gaussian import TruncatedGaussian
+from maze_train.errors import ConfigError, nearest
 from maze_train.spaces.describe import flat_spaces
 from maze_train.targets import TARGET, build_target
 
@@ -29,18 +32,23 @@ Override: TypeAlias = str | Mapping[str, Any]
 
 FAMILIES: Mapping[str, type[Distribution]] = MappingProxyType(
     {
+        "bernoulli": Bernoulli,
+        "beta": Beta,
         "categorical": Categorical,
+        "clipped_gaussian": DiagonalGaussian,
         "diagonal_gaussian": DiagonalGaussian,
         "multi_categorical": MultiCategorical,
         "squashed_gaussian": SquashedGaussian,
+        "truncated_gaussian": TruncatedGaussian,
     }
 )
-"""The families that configuration knows by name."""
+"""The families that configuration knows by name; `clipped_gaussian` is `diagonal_gaussian`."""
 
 DEFAULTS: Mapping[str, str] = MappingProxyType(
     {
         "Box": "diagonal_gaussian",
         "Discrete": "categorical",
+        "MultiBinary": "bernoulli",
         "MultiDiscrete": "multi_categorical",
     }
 )
@@ -73,7 +81,7 @@ class DistributionTable:
 
         Raises:
             ConfigError: If an override names no part, does not fit its space, or is set up wrongly.
-            SpaceError: If there is no family for a part.
+            SpaceError: If a part is of another kind, or its family can not handle its bounds.
         """
         spaces = flat_spaces(action_space)
         self._check_keys(spaces)
@@ -95,14 +103,7 @@ class DistributionTable:
     def _build_part(self, part_key: str, space: Space[Any]) -> Distribution:
         type_name = _type_name(space)
         key = part_key if part_key in self._overrides else type_name
-        override = self._overrides.get(key, DEFAULTS.get(key))
-        if override is None:
-            where = f" at {part_key!r}" if part_key else ""
-            raise SpaceError(
-                f"the action space {space}{where} has no distribution: supported are "
-                f"{', '.join(DEFAULTS)}, and Dict and Tuple of these; or name a family of your "
-                f"own, {KEY}.{part_key or type_name}._target_"
-            )
+        override = self._overrides.get(key, DEFAULTS[type_name])
         return _build_family(f"{KEY}.{key}", override, space)
 
 
@@ -112,7 +113,8 @@ def distribution_for(
     """The distribution over the actions of a space.
 
     Args:
-        action_space: Box, Discrete, MultiDiscrete, or any nesting of Dict and Tuple over these.
+        action_space: Box, Discrete, MultiDiscrete, MultiBinary, or any nesting of Dict and Tuple
+            over these.
         overrides: Families by the key of a part or the name of a space type.
 
     Returns:
@@ -120,15 +122,15 @@ def distribution_for(
 
     Raises:
         ConfigError: If an override is wrong, see `DistributionTable`.
-        SpaceError: If there is no family for a space.
+        SpaceError: If a space is of another kind, or its family can not handle its bounds.
     """
     return DistributionTable(overrides).build(action_space)
 
 
 def _type_name(space: Space[Any]) -> str:
-    """The name in `DEFAULTS` of a space's type, also for subclasses; else the name of its class."""
+    """The name in `DEFAULTS` of a leaf's type, also for subclasses."""
     names = [base.__name__ for base in type(space).__mro__]
-    return next((name for name in names if name in DEFAULTS), names[0])
+    return next(name for name in names if name in DEFAULTS)
 
 
 def _expected(word: str, allowed: Iterable[str]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from maze_train.checks import check_at_least
+from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
 
@@ -24,12 +24,23 @@ class EnvConfig:
     `_target_` in YAML."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for `gymnasium.make` or for the target."""
+    backend: Literal["gymnasium", "native", "envpool"] = "gymnasium"
+    """What steps many environments: `gymnasium`: one object per environment, in this process or in
+    workers, as the runner says; `native`: the vector environment that is registered under the id;
+    `envpool`: EnvPool's environment of that name (extra `envpool`)."""
+    preprocessing: Literal["auto", "atari", "none"] = "auto"
+    """`atari`: the standard preprocessing of Atari games (no-ops, skip 4, 84x84 grey, stack 4; in
+    training only, the loss of a life ends an episode and rewards are signs); `auto`: that for
+    `ALE/` ids that observe the screen in colour, nothing for others; `none`: nothing."""
     wrappers: list[dict[str, Any]] = field(default_factory=list)
-    """Wrappers from the inside out: `{_target_: dotted path, key: value}` each, called with the
-    environment first."""
+    """Wrappers around the preprocessed environment, from the inside out: `{_target_: dotted path,
+    key: value}` each, called with the environment first. In training and evaluation."""
+    training_wrappers: list[dict[str, Any]] = field(default_factory=list)
+    """Wrappers outside of these, in training only, such as clipped rewards. Returns of training are
+    reported as they are without them."""
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated, >= 1; null: as registered, and no limit for an own
-    environment."""
+    """Steps after which an episode is truncated, >= 1 (inside of `wrappers`); null: as registered,
+    and no limit for an own environment."""
 
     def __post_init__(self) -> None:
         """Check what can be checked before the environment is built.
@@ -39,10 +50,16 @@ class EnvConfig:
         """
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 1)
-        for i, wrapper in enumerate(self.wrappers):
+        check_one_of("backend", self.backend, ("gymnasium", "native", "envpool"))
+        check_one_of("preprocessing", self.preprocessing, ("auto", "atari", "none"))
+        for name in ("wrappers", "training_wrappers"):
+            self._check_wrappers(name)
+
+    def _check_wrappers(self, name: str) -> None:
+        for i, wrapper in enumerate(getattr(self, name)):
             if not is_target(wrapper):
                 raise ConfigError(
-                    f"wrappers[{i}]",
+                    f"{name}[{i}]",
                     "expected a mapping with the key `_target_`, the dotted path of the wrapper",
                     wrapper,
                 )

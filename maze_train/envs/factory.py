@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
+from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.config import EnvConfig
+from maze_train.envs.wrappers import MonitoringWrapper, ObservationStackWrapper
 from maze_train.errors import (
     ConfigError,
     EnvError,
@@ -33,6 +35,12 @@ REMEDIES = (
 """What to do about an import error, by a word of its text."""
 
 
+ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
+
+ATARI_STACK = 4
+"""Screens that the agent sees of an Atari game (Mnih et al., 2015)."""
+
+
 @dataclass(frozen=True)
 class EnvFactory:
     """Builds one environment per call; can be sent to other processes.
@@ -40,10 +48,13 @@ class EnvFactory:
     Args:
         config: Settings of the environment.
         maker: Class or function called with `config.kwargs` instead of looking up the id or target.
+        training: Whether the environments are to be trained on; else what is for training only is
+            left out.
     """
 
     config: EnvConfig
     maker: Callable[..., Any] | None = None
+    training: bool = True
 
     @classmethod
     def from_any(cls, env: Any, **kwargs: Any) -> EnvFactory:
@@ -77,6 +88,10 @@ class EnvFactory:
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """A new environment.
 
+        From the inside out: the environment, Atari preprocessing, `wrappers`; in training also what
+        reports the returns of whole episodes, the parts of Atari preprocessing that change
+        episodes and rewards, and `training_wrappers`.
+
         Raises:
             ConfigError: If the settings name no environment, or name it wrongly.
             EnvError: If building it failed.
@@ -87,13 +102,22 @@ class EnvFactory:
             raise ConfigError(
                 "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
             )
-        if config.id is None:
-            env = make_own(config, self.maker)
-        else:
-            env = make_registered(config, config.id)
+        atari = uses_atari_preprocessing(config)
+        env = make_game(config, self.maker) if atari else make(config, self.maker)
         for i, wrapper in enumerate(config.wrappers):
             env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
+        if not self.training or not (atari or config.training_wrappers):
+            return env
+        env = MonitoringWrapper(env)
+        if atari:
+            env = SignRewardWrapper(EpisodicLifeWrapper(env))
+        for i, wrapper in enumerate(config.training_wrappers):
+            env = wrap(env, wrapper, key=f"env.training_wrappers[{i}]")
         return env
+
+    def for_evaluation(self) -> EnvFactory:
+        """Builds the same environments without what is for training only."""
+        return replace(self, training=False)
 
 
 @dataclass(frozen=True)
@@ -112,6 +136,40 @@ class BoundedEnvFactory:
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """A new environment."""
         return gymnasium.wrappers.TimeLimit(self.factory(), self.max_episode_steps)
+
+
+def uses_atari_preprocessing(config: EnvConfig) -> bool:
+    """Whether the environment gets the preprocessing of Atari games.
+
+    Raises:
+        ConfigError: If it is asked for, but the id is of no Atari game, or the arguments ask for
+            other observations than the screen.
+        MissingExtraError: If it is asked for, and ale-py is not installed.
+    """
+    other_than_screen = {
+        name: config.kwargs[name]
+        for name, screen in (("obs_type", "rgb"), ("sound_obs", False))
+        if config.kwargs.get(name, screen) != screen
+    }
+    env_id = (config.id or "").rpartition(":")[2]
+    if config.preprocessing == "auto":
+        return env_id.startswith("ALE/") and not other_than_screen
+    if config.preprocessing == "none":
+        return False
+    register_atari()
+    spec = gymnasium.registry.get(env_id)
+    if spec is not None and spec.entry_point != ATARI_ENTRY_POINT:
+        raise ConfigError(
+            "env.preprocessing", f"`atari` is for ids of Atari games, not for {config.id}", "atari"
+        )
+    if other_than_screen:
+        raise ConfigError(
+            "env.kwargs",
+            "Atari preprocessing observes the screen: leave these out, or set "
+            "env.preprocessing=none",
+            other_than_screen,
+        )
+    return True
 
 
 def env_name(config: EnvConfig) -> str:
@@ -163,11 +221,29 @@ def register_atari() -> None:
     except ModuleNotFoundError as error:
         raise MissingExtraError("ale-py", "atari", "the ALE environments") from error
     gymnasium.register_envs(ale_py)
+    # Else every game that is made writes a banner.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+def make(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+    """Build the environment that the settings name, without wrappers."""
+    return make_own(config, maker) if config.id is None else make_registered(config, config.id)
+
+
+def make_game(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+    """Build an Atari game with the preprocessing that training and evaluation share."""
+    kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
+    game = make(replace(config, kwargs=kwargs, max_episode_steps=None), maker)
+    env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
+    if config.max_episode_steps is not None:
+        # Outside, where steps are those of the agent.
+        env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+    return ObservationStackWrapper(env, ATARI_STACK)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     """Build a registered environment, turning gymnasium's complaints into ours."""
-    if env_id.startswith("ALE/"):
+    if env_id.rpartition(":")[2].startswith("ALE/"):
         register_atari()
     # The checker costs time in every step and warns about style; what matters is checked where
     # values are stored.

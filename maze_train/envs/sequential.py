@@ -9,6 +9,7 @@ import numpy as np
 from maze_train.envs.buffers import StepBuffers
 from maze_train.envs.stepping import EnvSlice, build_envs
 from maze_train.envs.vector import ArrayTree, MazeVectorEnv, StepResult
+from maze_train.envs.wrappers import described_metadata
 from maze_train.errors import ConfigError
 from maze_train.spaces.describe import FlatView
 
@@ -50,7 +51,7 @@ class SequentialVectorEnv(MazeVectorEnv):
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
         self.envs = build_envs(env_factories)
         env, n = self.envs[0], len(self.envs)
-        self._describe(env.observation_space, env.action_space, n, env.metadata)
+        self._describe(env.observation_space, env.action_space, n, described_metadata(env))
         self.render_mode = env.render_mode
         observation = FlatView(env.observation_space)
         memory = np.zeros(StepBuffers.nbytes(observation, self._action, n), np.uint8)

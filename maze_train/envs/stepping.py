@@ -15,11 +15,13 @@ import numpy as np
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, SpaceError
 from maze_train.seeding import EpisodeSeeds
 from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from maze_train.envs.buffers import Array, StepBuffers
+    from maze_train.spaces.masks import MaskLayout
 
 __all__ = ["EnvSlice", "StepReport", "build_envs", "check_equal_spaces"]
 
@@ -45,6 +47,9 @@ class EnvSlice:
         num_envs: Number of environments of the whole vector environment.
         step_infos: Whether to report the infos of every step and autoreset, not only those of last
             steps.
+
+    Raises:
+        SpaceError: If a mask in the observations does not fit the actions.
     """
 
     def __init__(
@@ -64,6 +69,9 @@ class EnvSlice:
         observation = FlatView(self.envs[0].observation_space)
         self._action = FlatView(self.envs[0].action_space)
         self._write_obs = row_writer(observation, buffers.obs)
+        masks = mask_layout(observation.space, self._action.space)
+        if masks is not None:
+            self._write_obs = masked_writer(self._write_obs, masks, buffers.obs)
         self._write_final_obs = row_writer(observation, buffers.final_obs)
         self._seeds: list[EpisodeSeeds] = []
         self._episode_seed = [0] * len(self.envs)
@@ -236,6 +244,21 @@ def row_writer(view: FlatView, columns: dict[str, Array]) -> Callable[[int, Any]
             writers[key](i, value)
 
     return write
+
+
+def masked_writer(
+    write: Callable[[int, Any], None], masks: MaskLayout, columns: dict[str, Array]
+) -> Callable[[int, Any], None]:
+    """`write`, and then a check that every choice has a legal action in row i."""
+    leaves = {leaf: columns[leaf] for leaf in masks.leaves}
+
+    def write_checked(i: int, observation: Any) -> None:
+        write(i, observation)
+        problem = masks.illegal_part({leaf: column[i] for leaf, column in leaves.items()})
+        if problem is not None:
+            raise SpaceError(problem)
+
+    return write_checked
 
 
 def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:

@@ -51,9 +51,15 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
         single_observation_space: The same, flat.
         single_action_space: Action space of one environment, as the environment gives it.
         root_seed: The seed of the last reset, given or drawn; None before the first one.
+        frame_stack: Observations that are stacks of the last n frames along their first dimension,
+            newest last: n by key (the key of a lone observation is empty).
+        monitored: Whether `final_info["episode"]` alone tells the ends, returns (`r`) and lengths
+            (`l`) of episodes, because wrappers end them early or change rewards for training.
     """
 
     root_seed: int | None = None
+    frame_stack: dict[str, int]
+    monitored: bool
     _buffers: StepBuffers
     _action: FlatView
     _is_single: bool
@@ -75,7 +81,14 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
         num_envs: int,
         metadata: Mapping[str, Any],
     ) -> None:
-        """Set the public attributes that follow from one environment."""
+        """Set the public attributes that follow from one environment.
+
+        Args:
+            observation_space: Its observation space, as the environment gives it.
+            action_space: Its action space.
+            num_envs: Number of environments.
+            metadata: Its metadata, see `maze_train.envs.wrappers.described_metadata`.
+        """
         self.num_envs = num_envs
         self.metadata = {**metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.env_observation_space = observation_space
@@ -83,6 +96,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_space = batched(self.single_observation_space, num_envs)
         self.single_action_space = action_space
         self.action_space = batch_space(action_space, num_envs)
+        self.frame_stack = fitting_stacks(observation_space, metadata.get("frame_stack", {}))
+        self.monitored = bool(metadata.get("monitored", False))
         self._action = FlatView(action_space)
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
 
@@ -151,6 +166,12 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
             if key in vector_infos and key != "final_obs":
                 vector_infos[key] = able_to_hold(vector_infos[key], value)
         return super()._add_info(vector_infos, env_info, env_num)
+
+
+def fitting_stacks(space: gymnasium.Space[Any], declared: Mapping[str, int]) -> dict[str, int]:
+    """The declared stacks of frames whose leaf really has n as its first dimension."""
+    shapes = {key: leaf.shape or () for key, leaf in FlatView(space).leaves.items()}
+    return {key: n for key, n in declared.items() if shapes.get(key, ())[:1] == (n,)}
 
 
 def batched(space: gymnasium.Space[Any], n: int) -> gymnasium.Space[Any]:

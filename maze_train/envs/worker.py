@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.buffers import StepBuffers, map_shared
 from maze_train.envs.stepping import EnvSlice, StepReport, build_envs
+from maze_train.envs.wrappers import described_metadata
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError
 from maze_train.spaces.describe import FlatView
 
@@ -94,14 +95,16 @@ def prepare_process() -> None:
 
 
 def limit_threads() -> None:
-    """One thread of torch per worker: the workers are what uses the cores.
+    """One thread of torch and OpenCV per worker: the workers are what uses the cores.
 
     After a fork it also keeps the process from hanging: a fork copies torch's thread pool but not
     its threads, and the first large operation would wait for them forever.
     """
-    torch = sys.modules.get("torch")
+    torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
     if torch is not None:
         torch.set_num_threads(1)
+    if cv2 is not None:
+        cv2.setNumThreads(1)
 
 
 def serve(conn: Connection, envs: Sequence[gymnasium.Env[Any, Any]], task: WorkerTask) -> None:
@@ -155,7 +158,8 @@ def encode_spaces(env: gymnasium.Env[Any, Any]) -> bytes:
     """What the parent needs to know about an environment: its spaces, metadata and render mode."""
     import cloudpickle  # Imported here, since only worker processes and their parents need it.
 
-    described = (env.observation_space, env.action_space, dict(env.metadata), env.render_mode)
+    metadata = described_metadata(env)
+    described = (env.observation_space, env.action_space, metadata, env.render_mode)
     return bytes(cloudpickle.dumps(described))
 
 

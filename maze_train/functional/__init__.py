@@ -3,6 +3,7 @@
 Tensors are time-major, [T, B, ...]: T steps of B environments.
 """
 
+from maze_train.functional.moments import Moments, batch_moments, merge_moments
 from maze_train.functional.policy_loss import (
     approximate_kl,
     clip_fraction,
@@ -32,10 +33,12 @@ from maze_train.functional.value_transforms import (
 __all__ = [
     "IdentityValueTransform",
     "LinearScaleValueTransform",
+    "Moments",
     "ReduceScaleValueTransform",
     "ValueTransform",
     "approximate_kl",
     "backward_recurrence",
+    "batch_moments",
     "check_same_shape",
     "clip_fraction",
     "clipped_surrogate_loss",
@@ -45,6 +48,7 @@ __all__ = [
     "lambda_advantages",
     "lambda_returns",
     "linear_schedule",
+    "merge_moments",
     "normalize_advantages",
     "piecewise_linear",
     "policy_gradient_loss",

@@ -25,7 +25,7 @@ class LearnerGroup:
         learner: The learner.
     """
 
-    def __init__(self, learner: Learner[Any, Any]) -> None:
+    def __init__(self, learner: Learner[Any, Any, Any]) -> None:
         self._learner = learner
 
     @property
@@ -47,7 +47,7 @@ class LearnerGroup:
         """Learn from experience; see `Learner.update`."""
         return self._learner.update(experience, progress)
 
-    def foreach_learner(self, function: Callable[[Learner[Any, Any]], Result]) -> list[Result]:
+    def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """The results of a function of each learner."""
         return [function(self._learner)]
 

@@ -28,6 +28,7 @@ DEFAULT_OPTIMIZER = "default"
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
+Batch = TypeVar("Batch")
 
 
 class LearnerEvents(EventInterface, prefix="train"):
@@ -38,7 +39,7 @@ class LearnerEvents(EventInterface, prefix="train"):
     learning_rate = Event("Learning rate of the last update.", reduce="last")
 
 
-class Learner(ABC, Generic[Experience, Prepared]):
+class Learner(ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
@@ -215,11 +216,11 @@ class Learner(ABC, Generic[Experience, Prepared]):
     @abstractmethod
     def minibatches(
         self, prepared: Mapping[str, Prepared], statistics: Statistics
-    ) -> Iterator[Mapping[str, Prepared]]:
+    ) -> Iterator[Mapping[str, Batch]]:
         """The minibatches of one update, by module."""
 
     def compute_losses(
-        self, minibatch: Mapping[str, Prepared], statistics: Statistics
+        self, minibatch: Mapping[str, Batch], statistics: Statistics
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
         return {
@@ -229,7 +230,7 @@ class Learner(ABC, Generic[Experience, Prepared]):
 
     @abstractmethod
     def compute_loss_for_module(
-        self, module_id: str, batch: Prepared, statistics: Statistics
+        self, module_id: str, batch: Batch, statistics: Statistics
     ) -> Tensor:
         """Forward pass and loss of one module on one minibatch, 0-d."""
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, cast
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
+from gymnasium.spaces import Dict
 from torch import nn
 
 from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, SpaceError
 from maze_train.nets.blocks import MLP, add_row_sum
-from maze_train.nets.template import TemplateNet
+from maze_train.nets.masking import ActionMasking
+from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.recurrent import Memory
+from maze_train.nets.template import TemplateNet, resolve
 from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space
+from maze_train.spaces.masks import is_mask_key, mask_layout
 from maze_train.spaces.tensors import sampled_for
 from maze_train.targets import build_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from gymnasium import spaces
 
     from maze_train.distributions.base import Distribution
     from maze_train.nets.blocks import HasVJP, InputGradient
     from maze_train.nets.config import ModelConfig
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.types import Sequences, Tensor, TensorTree
 
 OutputGradients: TypeAlias = "Callable[[Tensor | None, Tensor | None], None]"
 
@@ -78,13 +83,19 @@ class Policy(nn.Module):
 
 
 class ActorCriticModel(nn.Module):
-    """A policy and a state-value critic, with or without shared hidden layers.
+    """A policy and a state-value critic, with or without shared hidden layers and a memory.
+
+    Observations go through the normaliser, the trunk and the memory, as far as there are any, to
+    the policy and the critic.
 
     Args:
         policy: The policy; reads features when there is a trunk.
         critic: Maps observations (or features) to raw values `[..., value_head.output_size]`.
         value_head: Meaning of the critic's output.
         trunk: Hidden layers that both share, or None.
+        memory: Recurrent layers after the trunk, or None.
+        normalizer: Normalises observations, or None.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
     """
 
     def __init__(
@@ -93,33 +104,96 @@ class ActorCriticModel(nn.Module):
         critic: nn.Module,
         value_head: ValueHead,
         trunk: nn.Module | None = None,
+        *,
+        memory: Memory | None = None,
+        normalizer: ObservationNormalizer | None = None,
+        masking: ActionMasking | None = None,
     ) -> None:
         super().__init__()
+        self.normalizer = normalizer
         self.trunk = trunk
+        self.memory = memory
         self.policy = policy
         self.critic = critic
         self.value_head = value_head
+        self.masking = masking
 
     @property
     def distribution(self) -> Distribution:
         """The family of action distributions."""
         return self.policy.distribution
 
-    def forward(self, obs: TensorTree) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[..., param_size]` and raw values `[..., output_size]`."""
-        features = obs if self.trunk is None else self.trunk(obs)
-        return self.policy(features), self.critic(features)
+    @property
+    def state_size(self) -> int:
+        """Size S of the memory of one environment; 0: there is none."""
+        return 0 if self.memory is None else self.memory.state_size
+
+    def forward(
+        self, obs: TensorTree, sequences: Sequences | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[..., param_size]` and raw values `[..., output_size]`.
+
+        Args:
+            obs: Observations, `[..., *obs shape]`; `[L * n, ...]` with a memory.
+            sequences: How observations lie in time; needed with a memory only.
+        """
+        features: TensorTree = self._trunk_features(obs)
+        if self.memory is not None:
+            assert sequences is not None and isinstance(features, torch.Tensor)
+            x = features.view(*sequences.resets.shape, -1)
+            features = self.memory.sequence(x, sequences.states, sequences.resets).flatten(0, 1)
+        return self._masked(self.policy(features), obs), self.critic(features)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`."""
-        params: Tensor = self.policy(obs if self.trunk is None else self.trunk(obs))
-        return params
+        """Distribution parameters, `[..., param_size]`, of a model without a memory."""
+        assert self.memory is None, "this model has a memory: call policy_step"
+        return self._masked(self.policy(self._trunk_features(obs)), obs)
 
-    def values(self, obs: TensorTree) -> Tensor:
-        """State values in units of returns, `[...]`."""
-        return self.value_head.values(self.critic(obs if self.trunk is None else self.trunk(obs)))
+    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[n, param_size]`, and the memory `[n, S]` after `obs`."""
+        assert self.memory is not None, "this model has no memory: call policy_params"
+        features, state = self.memory.step(self._trunk_features(obs), state)
+        return self._masked(self.policy(features), obs), state
 
-    def vjp(self, obs: TensorTree) -> tuple[Tensor, Tensor, OutputGradients]:
+    def values(self, obs: TensorTree, state: Tensor | None = None) -> Tensor:
+        """State values in units of returns, `[...]`.
+
+        Args:
+            obs: Observations, `[..., *obs shape]`.
+            state: What is remembered before them, `[n, S]`; needed with a memory only.
+        """
+        features: TensorTree = self._trunk_features(obs)
+        if self.memory is not None:
+            features, _ = self.memory.step(features, state)
+        return self.value_head.values(self.critic(features))
+
+    def evaluate(
+        self, obs: TensorTree, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Distribution parameters, state values, and the memory after `obs`, in one pass."""
+        features: TensorTree = self._trunk_features(obs)
+        if self.memory is not None:
+            features, state = self.memory.step(features, state)
+        params = self._masked(self.policy(features), obs)
+        return params, self.value_head.values(self.critic(features)), state
+
+    def _trunk_features(self, obs: TensorTree) -> Any:
+        inputs = self._inputs(obs)
+        return inputs if self.trunk is None else self.trunk(inputs)
+
+    def _inputs(self, obs: TensorTree) -> TensorTree:
+        """What networks read: no masks, normalised."""
+        if self.masking is not None:
+            assert isinstance(obs, dict)
+            obs = {key: leaf for key, leaf in obs.items() if not is_mask_key(key)}
+        return obs if self.normalizer is None else self.normalizer(obs)
+
+    def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
+        return params if self.masking is None else self.masking.apply(params, obs)
+
+    def vjp(
+        self, obs: TensorTree, sequences: Sequences | None = None
+    ) -> tuple[Tensor, Tensor, OutputGradients]:
         """Like `forward`, without a graph, and with a function that writes gradients.
 
         Template networks have gradients by hand; with any other network among them the whole model
@@ -127,6 +201,7 @@ class ActorCriticModel(nn.Module):
 
         Args:
             obs: Observations, `[N, ...]`.
+            sequences: How observations lie in time, N = L * n; needed with a memory only.
 
         Returns:
             Distribution parameters `[N, param_size]`, raw values `[N, output_size]`, and a function
@@ -136,31 +211,40 @@ class ActorCriticModel(nn.Module):
         nets = [self.policy.net, self.critic, *([self.trunk] if self.trunk is not None else [])]
         # The exact type: a subclass may compute something else than its parent's gradients are for.
         if not all(type(net) in (MLP, TemplateNet) for net in nets):
-            return self._automatic_vjp(obs)
-        features: TensorTree = obs
-        trunk_gradient: InputGradient | None = None
+            return self._automatic_vjp(obs, sequences)
+        with torch.no_grad():
+            features = self._inputs(obs)
+        below: list[InputGradient] = []
         if self.trunk is not None:
-            features, trunk_gradient = cast("HasVJP", self.trunk).vjp(obs)
+            features, trunk_gradient = cast("HasVJP", self.trunk).vjp(features)
+            below.append(trunk_gradient)
+        if self.memory is not None:
+            assert sequences is not None and isinstance(features, torch.Tensor)
+            features, memory_gradient = _memory_vjp(self.memory, features, sequences)
+            below.append(memory_gradient)
         params, policy_gradient = self.policy.vjp(features)
         raw_values, critic_gradient = cast("HasVJP", self.critic).vjp(features)
-        has_trunk = trunk_gradient is not None
 
         def gradient(d_params: Tensor | None, d_raw_values: Tensor | None) -> None:
             d_features = []
             if d_params is not None:
-                d_features.append(policy_gradient(d_params, has_trunk))
+                if self.masking is not None:
+                    d_params = self.masking.gradient(d_params, obs)
+                d_features.append(policy_gradient(d_params, bool(below)))
             if d_raw_values is not None:
-                d_features.append(critic_gradient(d_raw_values, has_trunk))
-            if trunk_gradient is not None:
-                total = sum(part for part in d_features if part is not None)
-                assert isinstance(total, torch.Tensor)
-                trunk_gradient(total, False)
+                d_features.append(critic_gradient(d_raw_values, bool(below)))
+            if below:
+                total: Any = sum(part for part in d_features if part is not None)
+                for i in range(len(below) - 1, -1, -1):
+                    total = below[i](total, i > 0)
 
-        return params, raw_values, gradient
+        return self._masked(params, obs), raw_values, gradient
 
-    def _automatic_vjp(self, obs: TensorTree) -> tuple[Tensor, Tensor, OutputGradients]:
+    def _automatic_vjp(
+        self, obs: TensorTree, sequences: Sequences | None
+    ) -> tuple[Tensor, Tensor, OutputGradients]:
         with torch.enable_grad():
-            outputs = self(obs)
+            outputs = self(obs, sequences)
 
         def gradient(*gradients: Tensor | None) -> None:
             with torch.enable_grad():
@@ -172,6 +256,22 @@ class ActorCriticModel(nn.Module):
                 total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
 
         return outputs[0].detach(), outputs[1].detach(), gradient
+
+
+def _memory_vjp(
+    memory: Memory, features: Tensor, sequences: Sequences
+) -> tuple[Tensor, InputGradient]:
+    """The memory on flat samples `[L * n, F]`, like the networks before and after it."""
+    shape = sequences.resets.shape
+    outputs, memory_gradient = memory.vjp(
+        features.view(*shape, -1), sequences.states, sequences.resets
+    )
+
+    def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
+        d_features = memory_gradient(grad.view(*shape, -1), of_input)
+        return None if d_features is None else d_features.flatten(0, 1)
+
+    return outputs.flatten(0, 1), gradient
 
 
 def build_actor_critic(
@@ -192,27 +292,51 @@ def build_actor_critic(
         ConfigError: If a named network is missing, refuses its arguments, or has a wrong output.
         SpaceError: If no network or distribution exists for a space.
     """
-    space = flat_space(observation_space)
+    masks = mask_layout(observation_space, action_space)
+    space = _input_space(flat_space(observation_space))
+    config = resolve(config, space)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         distribution = distribution_for(action_space, config.distributions)
-        head = ValueHead.from_config(config)
-        net_size = distribution.param_size - distribution.free_param_size
-        if config.shared_trunk:
-            size = config.hidden_sizes[-1]
-            trunk = _network(config, "trunk", space, config.hidden_sizes, size, 0.0)
-            policy_net: nn.Module = _head(config, size, net_size, POLICY_GAIN)
-            critic: nn.Module = _head(config, size, head.output_size, VALUE_GAIN)
-        else:
-            trunk = None
-            sizes = config.hidden_sizes
-            critic_sizes = (
-                sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
-            )
-            policy_net = _network(config, "policy", space, sizes, net_size, POLICY_GAIN)
-            critic = _network(config, "critic", space, critic_sizes, head.output_size, VALUE_GAIN)
-        model = ActorCriticModel(Policy(policy_net, distribution), critic, head, trunk)
+        masking = None if masks is None else ActionMasking(distribution, masks)
+        normalizer = None
+        if config.normalization.mode != "none":
+            normalizer = ObservationNormalizer(space, config.normalization)
+        parts = _networks(config, space, distribution)
+        model = ActorCriticModel(*parts[:4], memory=parts[4], normalizer=normalizer, masking=masking)
     return model.eval()
+
+
+def _input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """What networks read of a flat observation space: all but masks."""
+    if not isinstance(space, Dict):
+        return space
+    parts = OrderedDict((k, leaf) for k, leaf in space.spaces.items() if not is_mask_key(k))
+    if not parts:
+        raise SpaceError(f"{space} holds masks only: expected something to act on besides")
+    return Dict(parts)
+
+
+def _networks(
+    config: ModelConfig, space: spaces.Space[Any], distribution: Distribution
+) -> tuple[Policy, nn.Module, ValueHead, nn.Module | None, Memory | None]:
+    """Policy, critic, meaning of its output, trunk and memory."""
+    head = ValueHead.from_config(config)
+    net_size = distribution.param_size - distribution.free_param_size
+    sizes = config.hidden_sizes or []
+    if not config.shared_trunk:
+        critic_sizes = sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
+        net = _network(config, "policy", space, sizes, net_size, POLICY_GAIN)
+        critic = _network(config, "critic", space, critic_sizes, head.output_size, VALUE_GAIN)
+        return Policy(net, distribution), critic, head, None, None
+    trunk = _network(config, "trunk", space, sizes, sizes[-1], 0.0)
+    size, memory = sizes[-1], None
+    if config.memory is not None:
+        memory = Memory(size, config.memory, config.orthogonal_init)
+        size = memory.output_size
+    net = _head(config, size, net_size, POLICY_GAIN)
+    critic = _head(config, size, head.output_size, VALUE_GAIN)
+    return Policy(net, distribution), critic, head, trunk, memory
 
 
 def _head(config: ModelConfig, inputs: int, output_size: int, gain: float) -> MLP:
@@ -220,7 +344,7 @@ def _head(config: ModelConfig, inputs: int, output_size: int, gain: float) -> ML
     return MLP(
         inputs,
         [],
-        config.activation,
+        str(config.activation),
         output_size=output_size,
         orthogonal=config.orthogonal_init,
         output_gain=gain,

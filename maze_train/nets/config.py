@@ -8,29 +8,97 @@ from typing import Any, Literal
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError
 
-__all__ = ["ACTIVATIONS", "ModelConfig"]
+__all__ = ["ACTIVATIONS", "MemoryConfig", "ModelConfig", "ObservationNormalizationConfig"]
 
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
+
+
+@dataclass(kw_only=True)
+class MemoryConfig:
+    """A recurrent layer between the hidden layers and the heads."""
+
+    cell: Literal["lstm", "gru"] = "lstm"
+    """Kind of recurrent cell."""
+
+    size: int = 128
+    """Units of each recurrent layer. >= 1."""
+
+    layers: int = 1
+    """Recurrent layers on top of each other. >= 1."""
+
+    def __post_init__(self) -> None:
+        check_one_of("cell", self.cell, ("lstm", "gru"))
+        check_at_least("size", self.size, 1)
+        check_at_least("layers", self.layers, 1)
+
+
+@dataclass(kw_only=True)
+class ObservationNormalizationConfig:
+    """Observations scaled to mean 0 and deviation 1, key by key and entry by entry.
+
+    Images (uint8), discrete observations and action masks are left as they are.
+    """
+
+    mode: Literal["none", "running", "estimated"] = "none"
+    """`running`: statistics of all observations of training so far; `estimated`: of steps of the
+    untrained policy, then frozen; `none`: observations as they are."""
+
+    n_steps: int | None = None
+    """Environment steps of the untrained policy, before training, that statistics are taken of or
+    begin with, at least. >= 1; null: 10000 for `estimated`, 1000 for `running`."""
+
+    clip: float = 10.0
+    """Bound of the scaled observations, > 0; 0: none."""
+
+    exclude: list[str] = field(default_factory=list)
+    """Keys of a Dict observation (nested keys joined by `/`) that are left as they are."""
+
+    @property
+    def initial_steps(self) -> int:
+        """`n_steps` with the default filled in."""
+        return self.n_steps or (10_000 if self.mode == "estimated" else 1_000)
+
+    def __post_init__(self) -> None:
+        check_one_of("mode", self.mode, ("none", "running", "estimated"))
+        if self.n_steps is not None:
+            check_at_least("n_steps", self.n_steps, 1)
+        check_at_least("clip", self.clip, 0.0)
 
 
 @dataclass(kw_only=True)
 class ModelConfig:
     """Networks built from the spaces of the environment, or named by `_target_`."""
 
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
-    """Units of each hidden layer of the policy, and of the critic unless it has its own sizes."""
+    hidden_sizes: list[int] | None = None
+    """Units of each hidden layer of the policy, and of the critic unless it has its own sizes.
+    null: `[64, 64]`, or `[512]` where observations hold images."""
 
     critic_hidden_sizes: list[int] | None = None
     """Units of each hidden layer of the critic; null: those of the policy."""
 
-    activation: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] = "tanh"
-    """Nonlinearity after each hidden layer."""
+    activation: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = None
+    """Nonlinearity after each hidden layer. null: tanh, or relu where observations hold images."""
 
-    shared_trunk: bool = False
-    """Whether policy and critic share all hidden layers (one trunk, two heads)."""
+    shared_trunk: bool | None = None
+    """Whether policy and critic share all hidden layers (one trunk, two heads). null: true where
+    observations hold images, and with a memory; else false."""
+
+    image_encoder: Literal["nature", "impala", "flat"] = "nature"
+    """What reads an image (a uint8 Box of two or three dimensions): `nature`: three convolutions
+    (Mnih et al., 2015); `impala`: a residual network (Espeholt et al., 2018); `flat`: its pixels as
+    one vector. Images below 36 pixels get smaller convolutions."""
+
+    memory: MemoryConfig | None = None
+    """A recurrent layer after the hidden layers, such as `{cell: lstm, size: 128}`. null: none."""
+
+    normalization: ObservationNormalizationConfig = field(
+        default_factory=ObservationNormalizationConfig
+    )
+    """Running normalisation of observations."""
 
     branch_size: int = 64
-    """Units of the layer that reads one key of a Dict observation, before branches are joined."""
+    """Units of the layer that reads one key of a Dict observation, before branches are joined; four
+    times as many for an image."""
 
     orthogonal_init: bool = True
     """Orthogonal weights and zero biases (gains: sqrt(2) hidden, 0.01 policy head, 1 value head);
@@ -66,7 +134,9 @@ class ModelConfig:
         for name in ("hidden_sizes", "critic_hidden_sizes"):
             for i, size in enumerate(getattr(self, name) or ()):
                 check_at_least(f"{name}[{i}]", size, 1)
-        check_one_of("activation", self.activation, ACTIVATIONS)
+        if self.activation is not None:
+            check_one_of("activation", self.activation, ACTIVATIONS)
+        check_one_of("image_encoder", self.image_encoder, ("nature", "impala", "flat"))
         check_at_least("branch_size", self.branch_size, 1)
         self._check_networks()
         if self.value_support is not None and (
@@ -81,9 +151,11 @@ class ModelConfig:
             node = getattr(self, name)
             if node is not None and "_target_" not in node:
                 raise ConfigError(name, "expected a mapping with the key _target_, or null", node)
-        if self.trunk is not None and not self.shared_trunk:
+        if self.memory is not None and self.shared_trunk is False:
+            raise ConfigError("shared_trunk", "a memory belongs to a shared trunk", False)
+        if self.trunk is not None and not (self.shared_trunk or self.memory is not None):
             raise ConfigError("trunk", "needs model.shared_trunk=true")
-        if self.shared_trunk:
+        if self.shared_trunk or self.memory is not None:
             for name in ("policy", "critic"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
@@ -91,5 +163,5 @@ class ModelConfig:
                         "a shared trunk has heads of one layer only; name your network "
                         "model.trunk, or set model.shared_trunk=false",
                     )
-            if not self.hidden_sizes:
+            if self.hidden_sizes == []:
                 raise ConfigError("hidden_sizes", "a shared trunk needs at least one layer", [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -12,18 +12,34 @@ from torch import nn
 
 from maze_train.errors import SpaceError
 from maze_train.nets.blocks import MLP
+from maze_train.nets.images import ImageEncoder
+from maze_train.spaces.images import is_image
 
 if TYPE_CHECKING:
     from maze_train.nets.blocks import InputGradient
+    from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["BoxEncoder", "DictEncoder", "OneHotEncoder", "encoder_for"]
+__all__ = [
+    "BoxEncoder",
+    "DictEncoder",
+    "Encoder",
+    "OneHotEncoder",
+    "encoder_for",
+    "encoder_vjp",
+    "leaf_encoder",
+]
+
+IMAGE_BRANCH_FACTOR = 4
+"""Units of the branch of an image, compared with those of other branches."""
 
 
 class BoxEncoder(nn.Module):
     """Box and MultiBinary observations, flattened; bytes are scaled to [0, 1] by their upper bound.
 
-    Maps `[..., *space.shape]` to `[..., output_size]`.
+    Maps `[..., *space.shape]` to `[..., output_size]`. Numbers become those of the default dtype:
+    in float32, integers beyond 2^24 are rounded. Observations that are floats already, such as
+    normalised ones, are not scaled.
     """
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
@@ -38,8 +54,8 @@ class BoxEncoder(nn.Module):
         """Flatten, convert, scale."""
         if not obs.is_floating_point():
             obs = obs.to(torch.get_default_dtype())
-        if self.scale is not None:
-            obs = obs.mul_(self.scale)  # a new tensor: bytes were converted above
+            if self.scale is not None:
+                obs = obs.mul_(self.scale)
         if self.dims == 1:
             return obs
         return obs.unsqueeze(-1) if self.dims == 0 else obs.flatten(-self.dims)
@@ -57,7 +73,7 @@ class OneHotEncoder(nn.Module):
         super().__init__()
         counts = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         counts = counts.ravel().astype(np.int64)
-        starts = np.broadcast_to(np.asarray(space.start).ravel(), counts.shape)
+        starts = np.broadcast_to(np.asarray(space.start, np.int64).ravel(), counts.shape)
         self.dims = len(space.shape or ())
         self.output_size = int(counts.sum())
         offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
@@ -79,60 +95,85 @@ class OneHotEncoder(nn.Module):
 class DictEncoder(nn.Module):
     """Dict observations: one branch per key (a linear layer and a nonlinearity), joined.
 
+    A branch has `config.branch_size` units, and four times as many on top of the convolutions of an
+    image. Keys that the space does not have, and empty ones (a Box of shape (0,)), are passed over.
+
     Args:
         space: Flat Dict space.
-        branch_size: Units of each branch.
-        nonlinearity: Name of the nonlinearity of the branches.
-        orthogonal: Whether weights are initialised orthogonally.
+        config: Resolved settings of the model.
     """
 
-    def __init__(
-        self, space: spaces.Dict, branch_size: int, nonlinearity: str, orthogonal: bool
-    ) -> None:
+    def __init__(self, space: spaces.Dict, config: ModelConfig) -> None:
         super().__init__()
-        self.keys = list(space.spaces)
-        encoders = [leaf_encoder(space[key], key) for key in self.keys]
-        self.encoders = nn.ModuleList(encoders)
+        assert config.activation is not None
+        encoders = {
+            key: leaf_encoder(leaf, config, key)
+            for key, leaf in space.spaces.items()
+            if 0 not in (leaf.shape or ())
+        }
+        self.keys = list(encoders)
+        self.encoders = nn.ModuleList(encoders.values())
+        self.sizes = [
+            config.branch_size * (IMAGE_BRANCH_FACTOR if isinstance(e, ImageEncoder) else 1)
+            for e in encoders.values()
+        ]
         self.branches = nn.ModuleList(
-            MLP(encoder.output_size, [branch_size], nonlinearity, orthogonal=orthogonal)
-            for encoder in encoders
+            MLP(e.output_size, [size], config.activation, orthogonal=config.orthogonal_init)
+            for e, size in zip(encoders.values(), self.sizes, strict=True)
         )
-        self.branch_size = branch_size
-        self.output_size = branch_size * len(self.keys)
+        self.output_size = sum(self.sizes)
 
     def forward(self, obs: TensorTree) -> Tensor:
-        """Features of all keys, `[..., len(keys) * branch_size]`."""
-        inputs = self._inputs(obs)
-        return torch.cat(
-            [branch(x) for branch, x in zip(self.branches, inputs, strict=True)], dim=-1
-        )
-
-    def _inputs(self, obs: TensorTree) -> list[Tensor]:
+        """Features of all keys in their order, `[..., output_size]`."""
         assert isinstance(obs, dict)
-        return [encoder(obs[key]) for key, encoder in zip(self.keys, self.encoders, strict=True)]
+        parts = zip(self.keys, self.encoders, self.branches, strict=True)
+        return torch.cat([branch(encoder(obs[key])) for key, encoder, branch in parts], dim=-1)
 
     def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
         """Features `[N, ...]` without a graph, and the function that writes gradients."""
-        branches = [
-            cast("MLP", branch).vjp(x)
-            for branch, x in zip(self.branches, self._inputs(obs), strict=True)
-        ]
+        assert isinstance(obs, dict)
+        features, gradients = [], []
+        for key, encoder, branch in zip(self.keys, self.encoders, self.branches, strict=True):
+            inputs, encoder_gradient = encoder_vjp(cast("Encoder", encoder), obs[key])
+            outputs, branch_gradient = cast("MLP", branch).vjp(inputs)
+            features.append(outputs)
+            gradients.append((branch_gradient, encoder_gradient))
 
         def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
-            parts = torch.split(grad, self.branch_size, dim=-1)
-            for (_, part_gradient), part in zip(branches, parts, strict=True):
-                part_gradient(part.contiguous(), False)
+            parts = torch.split(grad, self.sizes, dim=-1)
+            for part, (branch_gradient, encoder_gradient) in zip(parts, gradients, strict=True):
+                inputs_gradient = branch_gradient(part.contiguous(), encoder_gradient is not None)
+                if encoder_gradient is not None and inputs_gradient is not None:
+                    encoder_gradient(inputs_gradient, False)
             return None
 
-        return torch.cat([features for features, _ in branches], dim=-1), gradient
+        return torch.cat(features, dim=-1), gradient
 
 
-def leaf_encoder(space: spaces.Space[object], key: str = "") -> BoxEncoder | OneHotEncoder:
+Encoder: TypeAlias = BoxEncoder | OneHotEncoder | ImageEncoder | DictEncoder
+
+
+def encoder_vjp(encoder: Encoder, obs: TensorTree) -> tuple[Tensor, InputGradient | None]:
+    """Features `[N, output_size]` without a graph, and the function that writes gradients.
+
+    The function is None for an encoder without weights. Call it once at most.
+    """
+    if isinstance(encoder, ImageEncoder | DictEncoder):
+        return encoder.vjp(obs)  # type: ignore[arg-type]  # a Dict's observations are a mapping
+    with torch.no_grad():
+        return encoder(obs), None
+
+
+def leaf_encoder(
+    space: spaces.Space[object], config: ModelConfig, key: str = ""
+) -> BoxEncoder | OneHotEncoder | ImageEncoder:
     """The encoder of one leaf of an observation space.
 
     Raises:
         SpaceError: If the space is of a kind that no network reads.
     """
+    if isinstance(space, spaces.Box) and is_image(space) and config.image_encoder != "flat":
+        return ImageEncoder(space, config.image_encoder, config.orthogonal_init)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return BoxEncoder(space)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -144,10 +185,21 @@ def leaf_encoder(space: spaces.Space[object], key: str = "") -> BoxEncoder | One
     )
 
 
-def encoder_for(
-    space: spaces.Space[object], branch_size: int, nonlinearity: str, orthogonal: bool
-) -> BoxEncoder | OneHotEncoder | DictEncoder:
-    """The encoder of a flat observation space, with the attribute `output_size`."""
+def encoder_for(space: spaces.Space[object], config: ModelConfig) -> Encoder:
+    """The encoder of a flat observation space, with the attribute `output_size`.
+
+    Args:
+        space: Flat observation space, without action masks.
+        config: Resolved settings of the model.
+
+    Raises:
+        SpaceError: If a leaf is of a kind that no network reads, or there is nothing to read.
+    """
+    encoder: Encoder
     if isinstance(space, spaces.Dict):
-        return DictEncoder(space, branch_size, nonlinearity, orthogonal)
-    return leaf_encoder(space)
+        encoder = DictEncoder(space, config)
+    else:
+        encoder = leaf_encoder(space, config)
+    if encoder.output_size == 0:
+        raise SpaceError(f"observation space {space}: there is nothing in it to read")
+    return encoder

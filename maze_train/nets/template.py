@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from maze_train.nets.blocks import MLP
-from maze_train.nets.encoders import DictEncoder, encoder_for
+from maze_train.nets.encoders import encoder_for, encoder_vjp
+from maze_train.spaces.images import holds_images
 
 if TYPE_CHECKING:
     from gymnasium import spaces
@@ -17,7 +18,38 @@ if TYPE_CHECKING:
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["TemplateNet"]
+__all__ = ["TemplateNet", "resolve"]
+
+
+def resolve(config: ModelConfig, space: spaces.Space[object]) -> ModelConfig:
+    """The same settings with those filled in that depend on the space.
+
+    Images that are read as vectors (`image_encoder: flat`) count as vectors. Policy and critic have
+    nothing in common where the settings describe two networks (own ones, sizes of the critic, no
+    hidden layers), images or not.
+
+    Args:
+        config: Model settings; resolved ones stay as they are.
+        space: Flat observation space.
+    """
+    images = config.image_encoder != "flat" and holds_images(space)
+    are_two = (
+        config.policy is not None
+        or config.critic is not None
+        or config.critic_hidden_sizes is not None
+        or config.hidden_sizes == []
+    )
+    hidden_sizes, shared_trunk = config.hidden_sizes, config.shared_trunk
+    if hidden_sizes is None:
+        hidden_sizes = [512] if images else [64, 64]
+    if shared_trunk is None:
+        shared_trunk = config.memory is not None or (images and not are_two)
+    return replace(
+        config,
+        hidden_sizes=hidden_sizes,
+        activation=config.activation or ("relu" if images else "tanh"),
+        shared_trunk=shared_trunk,
+    )
 
 
 class TemplateNet(nn.Module):
@@ -42,15 +74,15 @@ class TemplateNet(nn.Module):
         output_gain: float = 1.0,
     ) -> None:
         super().__init__()
-        orthogonal = config.orthogonal_init
-        encoder = encoder_for(space, config.branch_size, config.activation, orthogonal)
-        self.encoder = encoder
+        config = resolve(config, space)
+        assert config.activation is not None
+        self.encoder = encoder_for(space, config)
         self.layers = MLP(
-            encoder.output_size,
+            self.encoder.output_size,
             hidden_sizes,
             config.activation,
             output_size=output_size,
-            orthogonal=orthogonal,
+            orthogonal=config.orthogonal_init,
             output_gain=output_gain,
         )
         self.output_size = self.layers.output_size
@@ -63,14 +95,13 @@ class TemplateNet(nn.Module):
     def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
         """Outputs `[N, output_size]` without a graph, and the function that writes gradients.
 
-        See `MLP.vjp`; there is no gradient of observations.
+        See `MLP.vjp`; there is no gradient of observations, and with images among these the
+        function can be called once only.
         """
-        if not isinstance(self.encoder, DictEncoder):
-            with torch.no_grad():
-                inputs = self.encoder(obs)
-            return self.layers.vjp(inputs)
-        features, encoder_gradient = self.encoder.vjp(obs)
+        features, encoder_gradient = encoder_vjp(self.encoder, obs)
         outputs, layers_gradient = self.layers.vjp(features)
+        if encoder_gradient is None:
+            return outputs, layers_gradient
 
         def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
             features_gradient = layers_gradient(grad, True)

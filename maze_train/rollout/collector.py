@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from maze_train.data.rollout import RolloutStorage
-from maze_train.rollout.episodes import EpisodeTracker, FinishedEpisodes, successes_of
+from maze_train.rollout.acting import Actor, env_actions
+from maze_train.rollout.episodes import EpisodeTracker, FinishedEpisodes, final_reports, successes_of
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
-    from maze_train.distributions.base import Distribution
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.types import ArrayTree, Tensor, TensorTree
+    from maze_train.rollout.acting import ActingModel, RecurrentModel
+    from maze_train.types import Array, ArrayTree
 
-__all__ = ["ActingModel", "RolloutCollector", "env_actions"]
-
-
-class ActingModel(Protocol):
-    """What acts: anything that gives the parameters of an action distribution."""
-
-    @property
-    def distribution(self) -> Distribution:
-        """The family of action distributions."""
-        ...
-
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters for observations."""
-        ...
-
-
-def env_actions(distribution: Distribution, actions: TensorTree) -> ArrayTree:
-    """Actions as `env.step` receives them: clipped or squashed to the space, as arrays."""
-    return tree_map(lambda x: x.cpu().numpy(), distribution.to_env(actions))
+__all__ = ["RolloutCollector"]
 
 
 class RolloutCollector:
@@ -65,19 +48,20 @@ class RolloutCollector:
         self.num_steps = num_steps
         self.num_envs = env.num_envs
         self.device = torch.device(device)
-        self.storage = RolloutStorage(env.single_observation_space, num_steps, self.num_envs)
         self.episodes = EpisodeTracker(self.num_envs)
         self.generator = torch.Generator().manual_seed(action_seed)
         self._env_seed = env_seed
         self._obs: ArrayTree | None = None
+        self._actor: Actor | None = None
+        self._storage: RolloutStorage | None = None
 
     @property
-    def steps_per_rollout(self) -> int:
-        """T * B."""
-        return self.num_steps * self.num_envs
+    def obs_nbytes(self) -> int:
+        """Bytes of the observations of a rollout; 0 before the first one."""
+        return 0 if self._storage is None else self._storage.obs_nbytes
 
     @torch.no_grad()
-    def collect(self, model: ActingModel) -> tuple[Rollout, FinishedEpisodes]:
+    def collect(self, model: ActingModel | RecurrentModel) -> tuple[Rollout, FinishedEpisodes]:
         """Collect one rollout.
 
         Returns:
@@ -85,38 +69,77 @@ class RolloutCollector:
         """
         if self._obs is None:
             self._obs, _ = self.env.reset(seed=self._env_seed)
-        storage, distribution = self.storage, model.distribution
+        actor, storage = self._actor_and_storage(model)
+        distribution = model.distribution
         shape = (self.num_steps, self.num_envs)
         noise = distribution.draw_noise(shape, self.generator, torch.device("cpu"))
         noise_rows = noise.to(self.device).unbind(0)
         on_cpu = self.device.type == "cpu"
-        successes: list[float] = []
+        reports = FinishedEpisodes()
         storage.start(self._obs)
         for step in range(self.num_steps):
-            obs = storage.obs_rows[step]
+            obs = storage.acting_obs(step)
             if not on_cpu:
                 obs = tree_map(lambda x: x.to(self.device, non_blocking=True), obs)
-            actions = distribution.sample(model.policy_params(obs), noise_rows[step])
+            if actor.state_size:
+                storage.write_state(step, actor.state)
+            actions = distribution.sample(actor.params(obs), noise_rows[step])
             storage.write_actions(step, actions)
             self._obs, rewards, terminated, truncated, infos = self.env.step(
                 env_actions(distribution, actions)
             )
-            storage.write_step(step, self._obs, rewards, terminated, truncated)
+            ignored = infos.get("ignored") if infos else None
+            storage.write_step(step, self._obs, rewards, terminated, truncated, ignored)
             if infos:
-                successes += self._read_infos(step, terminated, truncated, infos)
+                self._read_infos(step, terminated, truncated, infos, reports)
+                ended = terminated | truncated
+                actor.forget(ended if ignored is None else ended | ignored)
+        if actor.state_size:
+            storage.write_state(self.num_steps, actor.state)
         rollout = storage.rollout()
-        done = (rollout.terminated | rollout.truncated).numpy()
-        finished = self.episodes.follow(rollout.rewards.numpy(), done)
-        finished.successes = successes
-        return rollout, finished
+        return rollout, self._finished(rollout, reports)
+
+    def _actor_and_storage(
+        self, model: ActingModel | RecurrentModel
+    ) -> tuple[Actor, RolloutStorage]:
+        """What acts with `model`, and the memory for its rollouts; both are kept."""
+        if self._actor is None or self._storage is None or self._actor.model is not model:
+            self._actor = Actor(model, self.num_envs, self.device)
+            self._storage = RolloutStorage(
+                self.env.single_observation_space,
+                self.num_steps,
+                self.num_envs,
+                frame_stack=self.env.frame_stack,
+                state_size=self._actor.state_size,
+            )
+        return self._actor, self._storage
+
+    def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
+        """The episodes that ended: as monitored environments report them, or by the flags."""
+        if self.env.monitored:
+            return reports
+        ignored = None if rollout.ignored is None else rollout.ignored.numpy()
+        finished = self.episodes.follow(rollout.rewards.numpy(), rollout.ended.numpy(), ignored)
+        finished.successes = reports.successes
+        return finished
 
     def _read_infos(
-        self, step: int, terminated: Any, truncated: Any, infos: dict[str, Any]
-    ) -> list[float]:
-        """Keep final observations where the return is bootstrapped, and collect successes."""
+        self,
+        step: int,
+        terminated: Array,
+        truncated: Array,
+        infos: dict[str, Any],
+        reports: FinishedEpisodes,
+    ) -> None:
+        """Keep final observations where the return is bootstrapped, and what infos report."""
+        assert self._storage is not None
         for env in (truncated & ~terminated).nonzero()[0]:
-            self.storage.write_final_obs(step, int(env), infos["final_obs"][env])
-        return list(successes_of(infos).values())
+            self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
+        reports.successes += successes_of(infos).values()
+        if self.env.monitored:
+            for episode_return, length in final_reports(infos).values():
+                reports.returns.append(episode_return)
+                reports.lengths.append(length)
 
     def state_dict(self) -> dict[str, Any]:
         """Random generator of the actions."""
@@ -127,3 +150,4 @@ class RolloutCollector:
         self.generator.set_state(state["generator"])
         self.episodes = EpisodeTracker(self.num_envs)
         self._obs = None
+        self._actor = None

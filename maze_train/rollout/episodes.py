@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.types import Array
 
-__all__ = ["EpisodeTracker", "FinishedEpisodes", "TrainingEpisodeEvents", "successes_of"]
+__all__ = [
+    "EpisodeTracker",
+    "FinishedEpisodes",
+    "TrainingEpisodeEvents",
+    "final_reports",
+    "successes_of",
+]
 
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
@@ -75,6 +81,22 @@ def successes_of(infos: dict[str, Any]) -> dict[int, float]:
     return found
 
 
+def final_reports(infos: dict[str, Any]) -> dict[int, tuple[float, int]]:
+    """Return and length by environment, of episodes that monitored environments report as ended.
+
+    Args:
+        infos: Infos of a step of vector environments.
+    """
+    final_info = infos.get("final_info", {})
+    if "episode" not in final_info:
+        return {}
+    episode = final_info["episode"]
+    return {
+        int(env): (float(episode["r"][env]), int(episode["l"][env]))
+        for env in np.flatnonzero(final_info["_episode"])
+    }
+
+
 class EpisodeTracker:
     """Follows the running episodes of B environments through rollouts.
 
@@ -86,26 +108,30 @@ class EpisodeTracker:
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
 
-    def follow(self, rewards: Array, done: Array) -> FinishedEpisodes:
+    def follow(self, rewards: Array, done: Array, ignored: Array | None = None) -> FinishedEpisodes:
         """Take in a rollout.
 
         Args:
             rewards: Raw rewards, `[T, B]`.
             done: Whether an episode ended at the step, `[T, B]`.
+            ignored: Rows that are no steps, `[T, B]`; their rewards are 0. None: there are none.
 
         Returns:
             The episodes that ended, in order of time, then environment.
         """
         finished = FinishedEpisodes()
-        steps = rewards.shape[0]
+        counted = np.ones(rewards.shape, np.bool_) if ignored is None else ~ignored
         starts = np.zeros(len(self.returns), dtype=np.int64)
         for t, b in np.argwhere(done):
-            part = rewards[starts[b] : t + 1, b].sum(dtype=np.float64)
-            finished.returns.append(float(self.returns[b] + part))
-            finished.lengths.append(int(self.lengths[b] + t + 1 - starts[b]))
+            self._add(b, rewards[starts[b] : t + 1, b], counted[starts[b] : t + 1, b])
+            finished.returns.append(float(self.returns[b]))
+            finished.lengths.append(int(self.lengths[b]))
             self.returns[b] = self.lengths[b] = 0
             starts[b] = t + 1
         for b, start in enumerate(starts):
-            self.returns[b] += rewards[start:, b].sum(dtype=np.float64)
-            self.lengths[b] += steps - start
+            self._add(b, rewards[start:, b], counted[start:, b])
         return finished
+
+    def _add(self, env: int, rewards: Array, counted: Array) -> None:
+        self.returns[env] += rewards.sum(dtype=np.float64)
+        self.lengths[env] += counted.sum()

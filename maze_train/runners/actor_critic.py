@@ -66,20 +66,16 @@ class ACRunner(TrainingRunner):
             self.config.model, observation_space, action_space, self.seeds.integer("model")
         )
         learner_class = locate(self.algorithm.learner_class)
-        self._learner: Learner[Any, Any] = learner_class(
+        self._learner: Learner[Any, Any, Any] = learner_class(
             model, self.algorithm, device=self.device, seed=self.seeds.integer("minibatches")
         )
         return model
 
     def build_trainer(self, model: nn.Module, **services: Any) -> ActorCritic:
         """The trainer, with a collector on the vector environments of this runner."""
-        collector = RolloutCollector(
-            self.env,
-            self.algorithm.n_rollout_steps,
-            env_seed=self.seeds.integer("episodes"),
-            action_seed=self.seeds.integer("actions"),
-            device=self.device,
-        )
+        assert isinstance(model, ActorCriticModel)
+        self._begin_normalization(model)
+        collector = self._collector("")
         trainer_class = locate(self.algorithm.trainer_class)
         group = LearnerGroup(self._learner)
         trainer: ActorCritic = trainer_class(
@@ -87,9 +83,37 @@ class ACRunner(TrainingRunner):
         )
         return trainer
 
+    def _collector(self, stream: str) -> RolloutCollector:
+        """A collector with random streams of its own."""
+        return RolloutCollector(
+            self.env,
+            self.algorithm.n_rollout_steps,
+            env_seed=self.seeds.integer(f"{stream}episodes"),
+            action_seed=self.seeds.integer(f"{stream}actions"),
+            device=self.device,
+        )
+
+    def _begin_normalization(self, model: ActorCriticModel) -> None:
+        """Take statistics of observations before training, which begins with new episodes."""
+        normalizer = model.normalizer
+        if normalizer is None:
+            return
+        collector, steps = self._collector("normalization/"), 0
+        while steps < self.config.model.normalization.initial_steps:
+            rollout, _ = collector.collect(model)
+            normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
+            steps += rollout.num_samples
+        if self.config.model.normalization.mode == "estimated":
+            normalizer.freeze()
+
 
 class ACDevRunner(ACRunner):
     """Everything in one process, on `SequentialVectorEnv`."""
+
+    @property
+    def num_env_threads(self) -> int:
+        """One: whatever happens, happens in one thread."""
+        return 1
 
     def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
         """Environments stepped one after the other."""
@@ -98,6 +122,13 @@ class ACDevRunner(ACRunner):
 
 class ACLocalRunner(ACRunner):
     """Environments in worker processes, on `SubprocVectorEnv`."""
+
+    @property
+    def num_env_threads(self) -> int:
+        """As many as there would be workers."""
+        config = self.config.runner
+        assert isinstance(config, LocalRunnerConfig)
+        return config.n_workers
 
     def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
         """Environments stepped by worker processes."""

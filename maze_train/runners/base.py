@@ -17,6 +17,7 @@ import yaml
 
 from maze_train.config.loading import config_to_dict
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
+from maze_train.envs.foreign import make_foreign_env
 from maze_train.errors import ConfigError, EnvError
 from maze_train.files import atomic_write
 from maze_train.seeding import Seeds, draw_seed
@@ -87,6 +88,11 @@ class TrainingRunner(ABC):
     @abstractmethod
     def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
         """Vector environments of the kind that this runner uses."""
+
+    @property
+    @abstractmethod
+    def num_env_threads(self) -> int:
+        """Threads of vector environments that have their own; 0: one per core."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -161,19 +167,33 @@ class TrainingRunner(ABC):
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def make_env(
-        self, num_envs: int, factory: Callable[[], Env[Any, Any]] | None = None
-    ) -> MazeVectorEnv:
-        """Vector environments of the configuration, closed at the end of the run."""
-        env = self.build_vector_env([factory or self.env_factory] * num_envs)
+    def make_env(self, num_envs: int, *, training: bool = True) -> MazeVectorEnv:
+        """Vector environments of the configuration, closed at the end of the run.
+
+        Args:
+            num_envs: How many.
+            training: Whether they are for training, where rewards and ends of episodes may be
+                changed, or for evaluation.
+        """
+        config = self.config.env
+        if config.backend != "gymnasium":
+            env = make_foreign_env(
+                config, num_envs, training=training, num_threads=self.num_env_threads
+            )
+        else:
+            env = self.build_vector_env([self._single_env_factory(training)] * num_envs)
         self._closing.callback(_close_quietly, env)
         return env
 
-    def _make_evaluation_env(self, num_envs: int) -> MazeVectorEnv:
+    def _single_env_factory(self, training: bool) -> Callable[[], Env[Any, Any]]:
+        if training:
+            return self.env_factory
+        factory = self.env_factory.for_evaluation()
         limit = self.config.evaluation.max_episode_steps
-        if not limit:
-            return self.make_env(num_envs)
-        return self.make_env(num_envs, BoundedEnvFactory(self.env_factory, limit))
+        return BoundedEnvFactory(factory, limit) if limit else factory
+
+    def _make_evaluation_env(self, num_envs: int) -> MazeVectorEnv:
+        return self.make_env(num_envs, training=False)
 
     def _build_evaluator(self) -> Evaluator | None:
         config = self.config.evaluation

@@ -151,7 +151,8 @@ def walk_leaves(
         where = f"the space at {join_keys(path)!r}" if path else "the space"
         raise SpaceError(
             f"{where} is {space}: expected Box, Discrete, MultiDiscrete or MultiBinary, alone or "
-            "in Dict and Tuple; wrap the environment to convert it"
+            "in Dict and Tuple; convert it or leave it out with a wrapper (env.wrappers), such as "
+            "gymnasium.wrappers.TransformObservation or FilterObservation"
         )
 
 

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze_train.errors import SpaceError
 
+if TYPE_CHECKING:
+    from maze_train.types import Array
+
 __all__ = ["space_from_dict", "space_to_dict"]
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as a mapping of plain values.
+    """A space as a mapping of plain values, which JSON keeps.
+
+    A bound that is the same for all entries of a Box is one number: an image has thousands.
 
     Raises:
-        SpaceError: If the space is of a kind that has no such form.
+        SpaceError: If the space is of a kind that has no such form, or has keys that are neither
+            strings nor integers.
     """
     if isinstance(space, spaces.Box):
         return {
             "type": "Box",
-            "low": space.low.tolist(),
-            "high": space.high.tolist(),
+            "low": _compact(space.low),
+            "high": _compact(space.high),
             "shape": list(space.shape),
             "dtype": str(space.dtype),
         }
     if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+        return {
+            "type": "Discrete",
+            "n": int(space.n),
+            "start": int(space.start),
+            "dtype": str(space.dtype),
+        }
     if isinstance(space, spaces.MultiDiscrete):
         return {
             "type": "MultiDiscrete",
@@ -36,37 +47,59 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
             "dtype": str(space.dtype),
         }
     if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": list(space.shape)}
+        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [*space.shape]}
     if isinstance(space, spaces.Dict):
-        parts = {key: space_to_dict(part) for key, part in space.spaces.items()}
+        parts = [[_checked_key(key), space_to_dict(part)] for key, part in space.spaces.items()]
         return {"type": "Dict", "spaces": parts}
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [space_to_dict(part) for part in space.spaces]}
     raise SpaceError(f"{space} can not be saved: expected Box, Discrete, Multi*, Dict or Tuple")
 
 
+def _compact(bound: Array) -> Any:
+    """Nested lists, or one number where all entries are equal."""
+    values = np.unique(bound)
+    return values.item() if values.size == 1 else bound.tolist()
+
+
+def _checked_key(key: Any) -> str | int:
+    if isinstance(key, str | int):
+        return key
+    raise SpaceError(f"a Dict with the key {key!r} can not be saved: expected strings as keys")
+
+
 def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
-    """The space that `space_to_dict` described.
+    """The space that `space_to_dict` described, now or in earlier versions.
 
     Raises:
         SpaceError: If the description is of an unknown type.
     """
     kind = data["type"]
     if kind == "Box":
-        dtype = np.dtype(data["dtype"])
-        low, high = (np.array(data[k], dtype=dtype) for k in ("low", "high"))
-        shape = tuple(data["shape"])
-        return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype.type)
+        dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
+        low, high = (_expanded(data[k], shape, dtype) for k in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
-        return spaces.Discrete(data["n"], start=data["start"])
+        dtype = np.dtype(data.get("dtype", np.int64))
+        # Older versions of Gymnasium have no such argument.
+        settings = {} if dtype == np.int64 else {"dtype": dtype.type}
+        return spaces.Discrete(data["n"], start=data["start"], **settings)
     if kind == "MultiDiscrete":
         dtype = np.dtype(data["dtype"])
-        return spaces.MultiDiscrete(data["nvec"], dtype=dtype.type, start=data["start"])
+        nvec, start = (np.array(data[k], dtype) for k in ("nvec", "start"))
+        return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
     if kind == "MultiBinary":
-        shape = tuple(data["n"])
-        return spaces.MultiBinary(shape if len(shape) != 1 else shape[0])
+        return spaces.MultiBinary(data["n"])
     if kind == "Dict":
-        return spaces.Dict([(key, space_from_dict(part)) for key, part in data["spaces"].items()])
+        parts = data["spaces"]
+        pairs = parts.items() if isinstance(parts, dict) else parts
+        return spaces.Dict([(key, space_from_dict(part)) for key, part in pairs])
     if kind == "Tuple":
         return spaces.Tuple([space_from_dict(part) for part in data["spaces"]])
     raise SpaceError(f"unknown type of space {kind!r} in a saved policy")
+
+
+def _expanded(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array of the shape of a bound in either form."""
+    values = np.array(bound, dtype)
+    return np.full(shape, values) if values.ndim == 0 else values.reshape(shape)

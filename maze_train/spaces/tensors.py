@@ -16,19 +16,27 @@ if TYPE_CHECKING:
 
 __all__ = ["as_arrays", "as_tensors", "sampled_for", "storage_dtype", "zeros_for"]
 
-KEPT_DTYPES = ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")
+DTYPES = {
+    **{name: name for name in ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")},
+    "uint16": "int32",
+    "uint32": "int64",
+}
+"""In which dtype leaves of a dtype are stored."""
 
 
 def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
     """The dtype in which observations of a leaf space are stored.
 
-    Floating-point numbers become float32, which is what networks compute with; integers that
-    PyTorch knows stay as they are (bytes of images in particular), others become int64.
+    Integers, bytes of images among them, and bool are kept as they are, or in the next larger type
+    that PyTorch knows (uint16 in int32, uint32 in int64). float16 becomes float32. Two types are
+    rounded to float32, which is what networks compute with: float64, and uint64 with an upper bound
+    beyond that of int64.
     """
     dtype = np.dtype(space.dtype if space.dtype is not None else np.float32)
-    if dtype.name in KEPT_DTYPES:
-        return dtype
-    return np.dtype(np.float32 if dtype.kind == "f" else np.int64)
+    if dtype.name in DTYPES:
+        return np.dtype(DTYPES[dtype.name])
+    fits = not isinstance(space, spaces.Box) or not (space.high > np.iinfo(np.int64).max).any()
+    return np.dtype(np.int64 if dtype.kind in "iu" and fits else np.float32)
 
 
 def zeros_for(space: spaces.Space[Any], shape: tuple[int, ...]) -> TensorTree:
@@ -43,14 +51,23 @@ def _zeros(space: spaces.Space[Any], shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def sampled_for(space: spaces.Space[Any], n: int) -> TensorTree:
-    """Observations of a flat space, the same each time: `[n, *space.shape]`, one tensor per key."""
+    """Observations of a flat space, the same each time: `[n, *space.shape]`, one tensor per key.
+
+    Those of a Box are close to 0, or to the bound that is: between bounds that are as far apart as
+    numbers allow, a uniform sample would be of no use to a network.
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: _sampled(leaf, n) for key, leaf in space.spaces.items()}
+    return _sampled(space, n)
+
+
+def _sampled(space: spaces.Space[Any], n: int) -> torch.Tensor:
+    if isinstance(space, spaces.Box):
+        samples = np.random.default_rng(0).standard_normal((n, *space.shape))
+        return _tensor(space, np.clip(samples, space.low, space.high))
     space = copy.deepcopy(space)
     space.seed(0)
-    samples = [space.sample() for _ in range(n)]
-    if isinstance(space, spaces.Dict):
-        columns = {key: np.stack([sample[key] for sample in samples]) for key in space.spaces}
-        return as_tensors(space, columns)
-    return as_tensors(space, np.stack(samples))
+    return _tensor(space, np.stack([space.sample() for _ in range(n)]))
 
 
 def as_arrays(tree: TensorTree) -> ArrayTree:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from maze_train.checks import check_at_least
-from maze_train.rollout.collector import ActingModel, env_actions
+from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
 from maze_train.rollout.episodes import successes_of
 from maze_train.spaces.tensors import as_tensors
 from maze_train.trees import tree_map
@@ -29,7 +29,7 @@ class Evaluator(ABC):
     """Judges a policy and leaves training as it was."""
 
     @abstractmethod
-    def evaluate(self, policy: ActingModel) -> dict[str, float]:
+    def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
         """Metrics of a policy by name, such as `eval/episode_return_mean`."""
 
     def close(self) -> None:  # noqa: B027 (most evaluators hold nothing)
@@ -46,7 +46,7 @@ class MultiEvaluator(Evaluator):
     def __init__(self, evaluators: Sequence[Evaluator]) -> None:
         self.evaluators = list(evaluators)
 
-    def evaluate(self, policy: ActingModel) -> dict[str, float]:
+    def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
         """The metrics of all evaluators."""
         metrics: dict[str, float] = {}
         for evaluator in self.evaluators:
@@ -97,7 +97,7 @@ class RolloutEvaluator(Evaluator):
         self._seed = seed
         self._env: MazeVectorEnv | None = None
 
-    def evaluate(self, policy: ActingModel) -> dict[str, float]:
+    def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
         """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
         with _global_generators_kept(), torch.no_grad():
             if self._env is None:
@@ -115,36 +115,40 @@ class RolloutEvaluator(Evaluator):
             metrics["success_rate"] = np.nanmean(successes)
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
-    def _play(self, policy: ActingModel, env: MazeVectorEnv) -> tuple[Array, Array, Array]:
+    def _play(self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv) -> tuple[Array, Array, Array]:
         """Returns, lengths and successes (NaN: not told) of the n episodes."""
         n, num_envs = self.n_episodes, self._num_envs
         returns, lengths, successes = np.zeros(n), np.zeros(n), np.full(n, np.nan)
         episode = np.arange(num_envs)
         running_return, running_length = np.zeros(num_envs), np.zeros(num_envs)
         generator = torch.Generator().manual_seed(self._seed)
+        actor = Actor(policy, num_envs, device_of(policy))
         obs, _ = env.reset(seed=self._seed)
         while (episode < n).any():
-            actions = self._act(policy, env, obs, generator)
+            actions = self._act(actor, env, obs, generator)
             obs, rewards, terminated, truncated, infos = env.step(actions)
+            ignored = infos.get("ignored", False)
             running_return += rewards
-            running_length += 1
+            running_length += ~np.asarray(ignored)
             told = successes_of(infos)
-            for i in np.flatnonzero(terminated | truncated):
+            ended = terminated | truncated
+            for i in np.flatnonzero(ended):
                 if episode[i] < n:
                     returns[episode[i]] = running_return[i]
                     lengths[episode[i]] = running_length[i]
                     successes[episode[i]] = told.get(int(i), np.nan)
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
+            actor.forget(ended | ignored)
         return returns, lengths, successes
 
     def _act(
-        self, policy: ActingModel, env: MazeVectorEnv, obs: Any, generator: torch.Generator
+        self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator
     ) -> Any:
-        device = _device_of(policy)
+        device = actor.state.device
         tensors = as_tensors(env.single_observation_space, obs)
-        params = policy.policy_params(tree_map(lambda x: x.to(device), tensors))
-        distribution = policy.distribution
+        params = actor.params(tree_map(lambda x: x.to(device), tensors))
+        distribution = actor.model.distribution
         if self.deterministic:
             return env_actions(distribution, distribution.mode(params))
         noise = distribution.draw_noise((env.num_envs,), generator, torch.device("cpu"))
@@ -155,13 +159,6 @@ class RolloutEvaluator(Evaluator):
         if self._env is not None:
             self._env.close()
             self._env = None
-
-
-def _device_of(policy: ActingModel) -> torch.device:
-    if isinstance(policy, torch.nn.Module):
-        for param in policy.parameters():
-            return param.device
-    return torch.device("cpu")
 
 
 @contextlib.contextmanager

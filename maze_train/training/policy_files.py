@@ -16,12 +16,12 @@ import torch
 
 from maze_train.errors import RunDirectoryError, SpaceError
 from maze_train.files import atomic_write
-from maze_train.rollout.collector import env_actions
+from maze_train.rollout.acting import Actor, device_of, env_actions
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.serialize import space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
 from maze_train.training.model_selection import copy_of_weights
-from maze_train.trees import tree_map
+from maze_train.trees import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gymnasium import spaces
     from torch import nn
 
-    from maze_train.rollout.collector import ActingModel
+    from maze_train.rollout.acting import ActingModel, RecurrentModel
 
 __all__ = ["PolicyWriter", "TrainedPolicy", "read_spaces", "read_weights"]
 
@@ -110,6 +110,9 @@ def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 class TrainedPolicy:
     """A policy that acts on observations as the environment gives them.
 
+    A policy with a memory remembers from one call to the next: call `reset` where an episode
+    begins.
+
     Args:
         model: The model with its weights.
         observation_space: Observation space of one environment.
@@ -119,7 +122,7 @@ class TrainedPolicy:
 
     def __init__(
         self,
-        model: ActingModel,
+        model: ActingModel | RecurrentModel,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         seed: int = 0,
@@ -130,6 +133,19 @@ class TrainedPolicy:
         self._flat_space = flat_space(observation_space)
         self._view = FlatView(observation_space)
         self._generator = torch.Generator().manual_seed(seed)
+        self._actor: Actor | None = None
+
+    def reset(self, ended: Any = None) -> None:
+        """Forget what was seen; call it where an episode begins.
+
+        Args:
+            ended: For a batch of environments: in which of them an episode ended, `[n]` bool. None:
+                in all.
+        """
+        if ended is None:
+            self._actor = None
+        elif self._actor is not None:
+            self._actor.forget(np.asarray(ended, np.bool_))
 
     @torch.no_grad()
     def act(self, observation: Any, deterministic: bool = True) -> Any:
@@ -151,7 +167,7 @@ class TrainedPolicy:
         if not batched:
             parts = {key: value[None] for key, value in parts.items()}
         obs = as_tensors(self._flat_space, parts.get("", parts))
-        params = self.model.policy_params(obs)
+        params = self._actor_for(len(tree_leaves(obs)[0])).params(obs)
         distribution = self.model.distribution
         if deterministic:
             actions = distribution.mode(params)
@@ -164,6 +180,12 @@ class TrainedPolicy:
         if not batched:
             result = tree_map(lambda x: x[0], result)
         return unflatten_value(self.action_space, result)
+
+    def _actor_for(self, n: int) -> Actor:
+        """What acts in n environments; another number of them begins anew."""
+        if self._actor is None or len(self._actor.state) != n:
+            self._actor = Actor(self.model, n, device_of(self.model))
+        return self._actor
 
     def _is_batch(self, parts: dict[str, Any]) -> bool:
         shapes = {key: leaf.shape or () for key, leaf in self._view.leaves.items()}

@@ -117,7 +117,7 @@ def test_state_dependent_and_squashed_scales_move():
         model, _, rollout, _ = make_problem("gaussian", distributions={"Box": family})
         learner = A2CLearner(model, make_config(entropy_coef=0.0, value_loss_coef=0.0, lr=1e-3))
         obs, actions = rollout.obs[:-1], rollout.actions
-        weights = learner.preprocess("default", rollout, Statistics()).advantages
+        weights = learner.preprocess("default", rollout, Statistics()).whole().advantages
         before = log_probs(model, obs, actions)
         learner.update(rollout, Progress())
         after = log_probs(model, obs, actions)

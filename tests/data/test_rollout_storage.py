@@ -103,7 +103,6 @@ def test_memory_is_allocated_once():
     second = fill(storage, dict_obs, lambda t: discrete(t) + 10)
     for name in names:
         assert [x.data_ptr() for x in tree_leaves(getattr(second, name))] == places[name]
-        assert getattr(second, name) is getattr(first, name)
     assert int(second.actions.min()) == 10
 
 

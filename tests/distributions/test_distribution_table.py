@@ -9,15 +9,20 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from maze_train.distributions import (
+    Bernoulli,
+    Beta,
     Categorical,
     DiagonalGaussian,
     DistributionTable,
     JointDistribution,
     MultiCategorical,
     SquashedGaussian,
+    TruncatedGaussian,
     distribution_for,
 )
+from maze_train.distributions.mapping import DEFAULTS, FAMILIES
 from maze_train.errors import ConfigError, SpaceError
+from maze_train.spaces.describe import LEAF_TYPES
 
 BOX, DISCRETE = Box(-1.0, 1.0, (2,)), Discrete(2)
 NESTED = Dict({"a": Tuple([BOX, DISCRETE]), "steer": BOX})
@@ -27,7 +32,7 @@ class Sticky(Categorical):
     """A family of a user, with a setting."""
 
     def __init__(self, space: Any, bonus: float = 0.0) -> None:
-        super().__init__(Discrete(2) if isinstance(space, MultiBinary) else space)
+        super().__init__(space)
         self.bonus = bonus
 
 
@@ -47,6 +52,7 @@ class SubBox(Box):
         (SubBox(-1.0, 1.0, (2,)), DiagonalGaussian),
         (DISCRETE, Categorical),
         (MultiDiscrete([2, 3]), MultiCategorical),
+        (MultiBinary((2, 3)), Bernoulli),
         (NESTED, JointDistribution),
         (Tuple([BOX]), JointDistribution),
     ],
@@ -86,10 +92,25 @@ def test_family_of_a_user() -> None:
     assert family.bonus == 0.5  # type: ignore[attr-defined]
 
 
-def test_family_of_a_user_for_a_space_without_default() -> None:
-    """A type of space without a family gets one by the name of the type."""
-    override = {"MultiBinary": {"_target_": f"{__name__}.Sticky"}}
-    assert distribution_for(MultiBinary(1), override).param_size == 2
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("beta", Beta),
+        ("clipped_gaussian", DiagonalGaussian),
+        ("diagonal_gaussian", DiagonalGaussian),
+        ("squashed_gaussian", SquashedGaussian),
+        ("truncated_gaussian", TruncatedGaussian),
+    ],
+)
+def test_families_of_boxes_by_name(name: str, family: type) -> None:
+    """Every family of boxes can be chosen by name."""
+    assert type(distribution_for(BOX, {"Box": name})) is family
+
+
+def test_every_space_that_can_be_flattened_has_a_default() -> None:
+    """A leaf of a nested space never lacks a family, and every default is a known one."""
+    assert sorted(DEFAULTS) == sorted(leaf.__name__ for leaf in LEAF_TYPES)
+    assert set(DEFAULTS.values()) <= set(FAMILIES)
 
 
 def test_settings_reach_the_family() -> None:
@@ -106,32 +127,46 @@ def test_settings_reach_the_family() -> None:
             BOX,
             {"box": "squashed_gaussian"},
             "model.distributions.box: there is no such action or type of space; "
-            "expected one of Box, Discrete, MultiDiscrete; did you mean 'Box'?",
+            "expected one of Box, Discrete, MultiBinary, MultiDiscrete; did you mean 'Box'?",
         ),
         (
             NESTED,
             {"steeer": "squashed_gaussian"},
             "model.distributions.steeer: there is no such action or type of space; expected one of "
-            "Box, Discrete, MultiDiscrete, a/0, a/1, steer; did you mean 'steer'?",
+            "Box, Discrete, MultiBinary, MultiDiscrete, a/0, a/1, steer; did you mean 'steer'?",
         ),
         (
             BOX,
             {"Box": "squashed_gausian"},
             "model.distributions.Box = 'squashed_gausian': there is no such family; expected one "
-            "of categorical, diagonal_gaussian, multi_categorical, squashed_gaussian; "
+            "of bernoulli, beta, categorical, clipped_gaussian, diagonal_gaussian, "
+            "multi_categorical, squashed_gaussian, truncated_gaussian; "
             "did you mean 'squashed_gaussian'?",
         ),
         (
             BOX,
             {"Box": {"state_dependent_std": True}},
-            "model.distributions.Box.name = None: expected the name of a family (categorical, "
-            "diagonal_gaussian, multi_categorical, squashed_gaussian) or a mapping with _target_",
+            "model.distributions.Box.name = None: expected the name of a family (bernoulli, beta, "
+            "categorical, clipped_gaussian, diagonal_gaussian, multi_categorical, "
+            "squashed_gaussian, truncated_gaussian) or a mapping with _target_",
         ),
         (
             DISCRETE,
             {"Discrete": "diagonal_gaussian"},
             "model.distributions.Discrete: diagonal_gaussian needs a Box space, "
             "the action space is Discrete(2)",
+        ),
+        (
+            BOX,
+            {"Box": "bernoulli"},
+            "model.distributions.Box: bernoulli needs a MultiBinary space, "
+            f"the action space is {BOX}",
+        ),
+        (
+            BOX,
+            {"Box": {"name": "beta", "log_std_min": -5}},
+            "model.distributions.Box.log_std_min = -5: beta has no such setting; "
+            "it has no settings",
         ),
         (
             NESTED,
@@ -178,14 +213,15 @@ def test_unknown_family_is_refused_before_a_space_is_seen() -> None:
         DistributionTable({"MultiDiscrete": "categoricl"})
 
 
-@pytest.mark.parametrize("space", [MultiBinary(3), Dict({"x": MultiBinary(3)}), Text(4)])
+@pytest.mark.parametrize("space", [Text(4), Dict({"x": Text(4)})])
 def test_unsupported_space(space: Any) -> None:
     """A space without a family is an error that names the supported ones."""
-    with pytest.raises(SpaceError, match=r"Box, Discrete, MultiDiscrete"):
+    with pytest.raises(SpaceError, match=r"Box, Discrete, MultiDiscrete or MultiBinary"):
         distribution_for(space)
 
 
-def test_infinite_bounds_keep_their_own_error() -> None:
-    """The table passes on that a box can not be squashed."""
-    with pytest.raises(SpaceError, match="finite bounds"):
-        distribution_for(Box(-float("inf"), 1.0, (1,)), {"Box": "squashed_gaussian"})
+@pytest.mark.parametrize("name", ["squashed_gaussian", "beta"])
+def test_infinite_bounds_keep_their_own_error(name: str) -> None:
+    """The table passes on that a box can not be filled."""
+    with pytest.raises(SpaceError, match="needs finite bounds"):
+        distribution_for(Box(-float("inf"), 1.0, (1,)), {"Box": name})

@@ -21,7 +21,7 @@ def make_data(seed=0, size=10):
     return torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
 
 
-class LineLearner(Learner[torch.Tensor, torch.Tensor]):
+class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
     """Least squares on shuffled minibatches; records every call.
 
     Experience is `[N, 3]`: two inputs and a target per row.

@@ -7,7 +7,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze_train.spaces.tensors import as_arrays, as_tensors, storage_dtype, zeros_for
+from maze_train.spaces.tensors import (
+    as_arrays,
+    as_tensors,
+    sampled_for,
+    storage_dtype,
+    zeros_for,
+)
+from maze_train.trees import tree_leaves
 
 STORED = {
     "float16": "float32",
@@ -18,8 +25,10 @@ STORED = {
     "int16": "int16",
     "int32": "int32",
     "int64": "int64",
-    "uint16": "int64",
+    "bool": "bool",
+    "uint16": "int32",
     "uint32": "int64",
+    "uint64": "int64",
 }
 
 MIXED = spaces.Dict(
@@ -33,10 +42,45 @@ MIXED = spaces.Dict(
 )
 
 
+EXACT = [name for name in STORED if name != "float64"]
+
+
 @pytest.mark.parametrize(("given", "stored"), STORED.items())
 def test_storage_dtype_of_boxes(given, stored):
-    """Floats become float32; integers stay, or become int64 where PyTorch lacks them."""
-    assert storage_dtype(spaces.Box(0, 100, (2,), np.dtype(given).type)) == np.dtype(stored)
+    """Floats become float32; integers stay, or take the next larger type that PyTorch has."""
+    assert storage_dtype(spaces.Box(0, 1, (2,), np.dtype(given).type)) == np.dtype(stored)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_no_value_is_lost(name):
+    """The smallest and the largest number of each type survive storage, and zeros are the same."""
+    dtype = np.dtype(name)
+    ends = [False, True] if name == "bool" else _ends(dtype)
+    space = spaces.Box(dtype.type(ends[0]), dtype.type(ends[1]), (2,), dtype.type)
+    stored = as_tensors(space, np.array(ends, dtype))
+    assert stored.tolist() == np.array(ends, dtype).tolist()
+    zeros = zeros_for(space, (3,))
+    assert (zeros.dtype, zeros.shape) == (stored.dtype, (3, 2))
+
+
+def _ends(dtype):
+    """First and last number of a type; of uint64, those that int64 has."""
+    info = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    return info.min, min(info.max, np.iinfo(np.int64).max) if dtype.kind == "u" else info.max
+
+
+def test_larger_numbers_than_int64_has_are_rounded_not_wrapped():
+    """uint64 with an upper bound beyond int64 becomes float32: imprecise, but not negative."""
+    space = spaces.Box(0, 2**64 - 1, (2,), np.uint64)
+    stored = as_tensors(space, np.array([2**64 - 1, 7], np.uint64))
+    assert stored.dtype is torch.float32
+    assert stored.tolist() == [2.0**64, 7.0]
+
+
+def test_doubles_are_rounded_to_floats():
+    """float64 is the one common type that loses digits."""
+    space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    assert as_tensors(space, np.array([1 + 1e-9])).tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +88,8 @@ def test_storage_dtype_of_boxes(given, stored):
     [
         (spaces.Discrete(3), "int64"),
         (spaces.MultiDiscrete([2, 3], dtype=np.int32), "int32"),
+        (spaces.MultiDiscrete([2, 3], dtype=np.uint16), "int32"),
+        (spaces.MultiDiscrete([2, 3], dtype=np.uint64), "int64"),
         (spaces.MultiBinary(3), "int8"),
     ],
 )
@@ -102,3 +148,35 @@ def test_as_arrays_shares_memory():
     one = zeros_for(MIXED["m"], (3,))
     as_arrays(one)[2] = 9
     assert one.tolist() == [0, 0, 9]
+
+
+LARGEST = np.finfo(np.float64).max
+
+SAMPLED = [
+    MIXED,
+    spaces.Box(-LARGEST, LARGEST, (2, 1), np.float64),
+    spaces.Box(-np.inf, np.inf, (2,), np.float16),
+    spaces.Box(np.array([3.0, -np.inf]), np.array([np.inf, -2.0]), dtype=np.float64),
+    spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64),
+    spaces.Box(0, 2**64 - 1, (2,), np.uint64),
+    spaces.Box(0, 1, (5,), np.bool_),
+    spaces.Box(-1, 1, (), np.float32),
+    spaces.Box(5, 6, (2,), np.uint8),
+    spaces.Discrete(3, start=-7),
+    spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, -1], [0, 2]]),
+    spaces.MultiBinary((2, 3)),
+]
+
+
+@pytest.mark.parametrize("space", SAMPLED, ids=str)
+def test_samples_are_observations_of_the_space(space):
+    """Samples are finite, within the bounds, of the stored types, and the same each time."""
+    samples = sampled_for(space, 4)
+    zeros = zeros_for(space, (4,))
+    leaves = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+    for leaf, sample, zero in zip(leaves, tree_leaves(samples), tree_leaves(zeros), strict=True):
+        assert (sample.dtype, sample.shape) == (zero.dtype, zero.shape)
+        assert sample.isfinite().all()
+        assert all(leaf.contains(row.numpy().astype(leaf.dtype)) for row in sample)
+    for first, second in zip(tree_leaves(samples), tree_leaves(sampled_for(space, 4)), strict=True):
+        assert torch.equal(first, second)

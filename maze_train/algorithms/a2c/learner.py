@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
@@ -13,10 +11,9 @@ from maze_train.functional.policy_loss import policy_gradient_loss_and_gradient
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
     from maze_train.events import Statistics
-    from maze_train.nets.actor_critic import ActorCriticModel
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.types import Tensor
 
 __all__ = ["A2CLearner"]
 
@@ -29,18 +26,13 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
     Source: Mnih et al. (2016), arXiv:1602.01783, section 4 (there with asynchronous workers).
     """
 
-    def old_log_probs(
-        self, model: ActorCriticModel, obs: TensorTree, actions: TensorTree
-    ) -> Tensor:
-        """Not used by this loss: zeros, `[N]`."""
-        size = next(iter(obs.values())).shape[0] if isinstance(obs, dict) else obs.shape[0]
-        return torch.zeros(size, device=self.device)
+    needs_old_log_probs: ClassVar[bool] = False
 
     def minibatches(
-        self, prepared: Mapping[str, ActorCriticBatch], statistics: Statistics
+        self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
     ) -> Iterator[Mapping[str, ActorCriticBatch]]:
         """Everything, once."""
-        yield prepared
+        yield {module_id: rollout.whole() for module_id, rollout in prepared.items()}
 
     def policy_loss(
         self,

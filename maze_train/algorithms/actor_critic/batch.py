@@ -5,63 +5,155 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from maze_train.trees import tree_map
+from maze_train.types import Sequences
 
 if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["ActorCriticBatch"]
+__all__ = ["ActorCriticBatch", "PreparedRollout"]
 
 ADVANTAGES, TARGETS, OLD_VALUES, OLD_LOG_PROBS = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class ActorCriticBatch:
-    """N samples of a rollout, without their order in time."""
+    """n samples of a rollout; those of networks with a memory lie in sequences."""
 
     obs: TensorTree
-    """Observations, `[N, ...]`."""
+    """Observations, `[n, ...]`; `[L * n, ...]` in sequences, transitions or not."""
 
     actions: TensorTree
-    """Actions as the distribution sampled them, `[N, ...]`."""
+    """Actions as the distribution sampled them, `[n, ...]`."""
 
     columns: Tensor
     """Advantages, targets of the critic, old values (on the scale of the targets) and old
-    log-probabilities, `[4, N]`: one tensor, so that a minibatch gathers them in one operation."""
+    log-probabilities, `[4, n]`: one tensor, so that a minibatch gathers them in one operation."""
 
-    rollout: Rollout | None = None
-    """The rollout that all samples come from; None for a minibatch."""
+    sequences: Sequences | None = None
+    """How observations lie in time; None without a memory."""
 
     @property
     def size(self) -> int:
-        """N."""
+        """n."""
         return self.columns.shape[1]
 
     @property
     def advantages(self) -> Tensor:
-        """Advantages, `[N]`."""
+        """Advantages, `[n]`."""
         return self.columns[ADVANTAGES]
 
     @property
     def targets(self) -> Tensor:
-        """What the critic regresses on, `[N]`."""
+        """What the critic regresses on, `[n]`."""
         return self.columns[TARGETS]
 
     @property
     def old_values(self) -> Tensor:
-        """Values before this pass, on the scale of the targets, `[N]`."""
+        """Values before this pass, on the scale of the targets, `[n]`."""
         return self.columns[OLD_VALUES]
 
     @property
     def old_log_probs(self) -> Tensor:
-        """Log-probabilities of the actions under the policy that took them, `[N]`."""
+        """Log-probabilities of the actions under the policy that took them, `[n]`."""
         return self.columns[OLD_LOG_PROBS]
 
-    def select(self, indices: Tensor) -> ActorCriticBatch:
-        """The samples at `indices`, `[n]` int64."""
+
+class PreparedRollout:
+    """A rollout with advantages and targets, from which minibatches are cut.
+
+    A minibatch consists of units: of single transitions, or, with a memory, of sequences of L
+    consecutive steps of one environment.
+
+    Args:
+        rollout: T steps of B environments; rewards as the learner takes them.
+        columns: The columns of `ActorCriticBatch` for all T * B rows, `[4, T * B]`.
+        sequence_length: L, a divisor of T; ignored without a memory.
+    """
+
+    def __init__(self, rollout: Rollout, columns: Tensor, sequence_length: int = 1) -> None:
+        self.rollout = rollout
+        self.columns = columns
+        self.sequence_length = 1 if rollout.states is None else sequence_length
+        self._obs = rollout.flat_obs()
+        self._actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
+        self._kept = None if rollout.ignored is None else ~rollout.ignored
+        self._units = self._units_with_transitions()
+        self._starts = None if rollout.states is None else _episode_starts(rollout)
+
+    @property
+    def num_units(self) -> int:
+        """Number of units."""
+        if self._units is not None:
+            return len(self._units)
+        return self.rollout.rewards.numel() // self.sequence_length
+
+    def with_columns(self, columns: Tensor) -> PreparedRollout:
+        """The same rollout with other columns."""
+        return PreparedRollout(self.rollout, columns, self.sequence_length)
+
+    def select(self, units: Tensor) -> ActorCriticBatch:
+        """The samples of some units, given by their numbers below `num_units`, int64."""
+        if self._units is not None:
+            units = self._units[units]
+        if self._starts is not None:
+            return self._select_sequences(units, self._starts)
+        return self._batch(units, units)
+
+    def whole(self) -> ActorCriticBatch:
+        """All samples, in order of time."""
+        if self._units is not None or self._starts is not None:
+            return self.select(torch.arange(self.num_units, device=self.columns.device))
+        obs = tree_map(lambda x: x[: self.num_units], self._obs)
+        return ActorCriticBatch(obs, self._actions, self.columns)
+
+    def transitions(self, column: Tensor) -> Tensor:
+        """Those of `T * B` values that belong to transitions."""
+        return column if self._kept is None else column[self._kept.flatten()]
+
+    def _batch(
+        self, positions: Tensor, samples: Tensor, sequences: Sequences | None = None
+    ) -> ActorCriticBatch:
+        """Observations at positions, and all else of samples, which are positions as well."""
         return ActorCriticBatch(
-            obs=tree_map(lambda x: x.index_select(0, indices), self.obs),
-            actions=tree_map(lambda x: x.index_select(0, indices), self.actions),
-            columns=self.columns.index_select(1, indices),
+            obs=tree_map(lambda x: x.index_select(0, positions), self._obs),
+            actions=tree_map(lambda x: x.index_select(0, samples), self._actions),
+            columns=self.columns.index_select(1, samples),
+            sequences=sequences,
         )
+
+    def _select_sequences(self, numbers: Tensor, starts: Tensor) -> ActorCriticBatch:
+        """Sequence `w * B + b` begins at step `w * L` of environment b."""
+        rollout, length = self.rollout, self.sequence_length
+        assert rollout.states is not None
+        first, envs = numbers // rollout.num_envs * length, numbers % rollout.num_envs
+        steps = first + torch.arange(length, device=numbers.device).unsqueeze(1)
+        positions = (steps * rollout.num_envs + envs).flatten()
+        samples, kept = positions, None
+        if self._kept is not None:
+            kept = self._kept.flatten()[positions].nonzero().squeeze(1)
+            samples = positions[kept]
+        sequences = Sequences(rollout.states[first, envs], starts[steps, envs], kept)
+        return self._batch(positions, samples, sequences)
+
+    def _units_with_transitions(self) -> Tensor | None:
+        """The units that hold a transition; None: all do."""
+        if self._kept is None:
+            return None
+        windows = self._kept.view(-1, self.sequence_length, self.rollout.num_envs).any(1)
+        return windows.flatten().nonzero().squeeze(1)
+
+
+def _episode_starts(rollout: Rollout) -> Tensor:
+    """Whether the memory is emptied before a step, `[T, B]`.
+
+    It is not before the first one, because `states` knows what is remembered there.
+    """
+    ended = rollout.ended if rollout.ignored is None else rollout.ended | rollout.ignored
+    starts = torch.zeros_like(ended)
+    starts[1:] = ended[:-1]
+    return starts
+

@@ -59,6 +59,17 @@ class ActorCriticConfig(AlgorithmConfig):
     """What is bounded: the norm of the whole gradient, of each parameter's gradient, or each
     entry."""
 
+    reward_scaling: bool = False
+    """Whether rewards are divided by the running deviation of their discounted sums before anything
+    is learned from them. Reported returns stay as they are; values are then in scaled units."""
+
+    scaled_reward_clip: float = 10.0
+    """Bound of the scaled rewards, > 0; 0: none."""
+
+    sequence_length: int = 0
+    """Steps through which gradients of a policy with a memory (`model.memory`) flow back, a divisor
+    of `n_rollout_steps`; 0: the whole rollout."""
+
     critic_burn_in_epochs: int = 0
     """Epochs at the start in which only the critic learns (and a trunk that it shares with the
     policy). >= 0."""
@@ -80,4 +91,12 @@ class ActorCriticConfig(AlgorithmConfig):
         check_schedule("entropy_coef", self.entropy_coef, check_at_least, 0.0)
         check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
         check_one_of("grad_clip_by", self.grad_clip_by, ("global_norm", "norm", "value"))
+        check_at_least("scaled_reward_clip", self.scaled_reward_clip, 0.0)
+        check_at_least("sequence_length", self.sequence_length, 0)
+        if self.sequence_length and self.n_rollout_steps % self.sequence_length:
+            raise ConfigError(
+                "sequence_length",
+                f"expected a divisor of n_rollout_steps={self.n_rollout_steps}, or 0",
+                self.sequence_length,
+            )
         check_at_least("critic_burn_in_epochs", self.critic_burn_in_epochs, 0)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+from maze_train.algorithms.actor_critic.batch import (
+    ADVANTAGES,
+    OLD_LOG_PROBS,
+    ActorCriticBatch,
+    PreparedRollout,
+)
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
+from maze_train.algorithms.actor_critic.evaluation import evaluate_rollout
 from maze_train.data.rollout import Rollout
 from maze_train.functional.gradients import loss_by_hand
 from maze_train.functional.returns import (
@@ -21,22 +27,25 @@ from maze_train.functional.returns import (
 )
 from maze_train.learner.learner import Learner
 from maze_train.learner.progress import scheduled_value
+from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.nets.actor_critic import OutputGradients
+    from maze_train.types import Tensor
 
 __all__ = ["ActorCriticLearner"]
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 
 
-class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
+class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Generic[Config]):
     """Base of the learners of on-policy actor-critics.
 
     Loss = policy_loss_coef * policy loss + value_loss_coef * value loss - entropy_coef * entropy;
@@ -49,6 +58,9 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         seed: Seed of the order of minibatches.
     """
 
+    needs_old_log_probs: ClassVar[bool] = True
+    """Whether the loss compares the policy with the one that acted."""
+
     def __init__(
         self,
         modules: ActorCriticModel | Mapping[str, ActorCriticModel],
@@ -60,6 +72,8 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         self.config = config
         self._entropy_coef = 0.0
         self._burn_in = False
+        self._reward_scalers: dict[str, RewardScaler] = {}
+        self._observed: dict[str, Rollout] = {}
         super().__init__(
             modules,
             optimizer=config.optimizer,
@@ -93,32 +107,35 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
     @torch.no_grad()
     def preprocess(
         self, module_id: str, experience: Rollout, statistics: Statistics
-    ) -> ActorCriticBatch:
-        """Advantages and targets of a rollout, flattened to N = T * B samples."""
-        rollout = experience.to(self.device)
-        model = self.model(module_id)
-        steps = rollout.num_steps
-        obs = tree_map(lambda x: x[:steps].flatten(0, 1), rollout.obs)
-        actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
-        value_columns = self._value_columns(model, rollout, statistics)
-        columns = torch.stack([*value_columns, self.old_log_probs(model, obs, actions)])
-        return ActorCriticBatch(obs, actions, columns, rollout)
+    ) -> PreparedRollout:
+        """Advantages and targets of a rollout."""
+        rollout, model = experience.to(self.device), self.model(module_id)
+        self._observed[module_id] = rollout
+        if self.config.reward_scaling:
+            rollout = replace(rollout, rewards=self._scaled_rewards(module_id, rollout))
+        evaluated = evaluate_rollout(model, rollout, self.needs_old_log_probs)
+        columns = torch.stack(
+            [
+                *self._value_columns(model, rollout, evaluated),
+                self.old_log_probs(model, rollout, evaluated),
+            ]
+        )
+        length = self.config.sequence_length or rollout.num_steps
+        prepared = PreparedRollout(rollout, columns, length)
+        self._record_values(model, prepared, evaluated, statistics)
+        return prepared
 
     @torch.no_grad()
-    def with_new_advantages(self, module_id: str, batch: ActorCriticBatch) -> ActorCriticBatch:
-        """The batch with advantages, targets and values of the critic as it is now."""
-        assert batch.rollout is not None
-        value_columns = self._value_columns(self.model(module_id), batch.rollout)
-        return replace(batch, columns=torch.stack([*value_columns, batch.old_log_probs]))
+    def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
+        """The rollout with advantages, targets and values of the critic as it is now."""
+        rollout, model = prepared.rollout, self.model(module_id)
+        value_columns = self._value_columns(model, rollout, evaluate_rollout(model, rollout, False))
+        return prepared.with_columns(torch.stack([*value_columns, prepared.columns[OLD_LOG_PROBS]]))
 
     def _value_columns(
-        self, model: ActorCriticModel, rollout: Rollout, statistics: Statistics | None = None
+        self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
     ) -> list[Tensor]:
-        """Advantages, targets and old values of a rollout, each `[T * B]`.
-
-        Statistics are taken of the values at collection only, not of those recomputed later.
-        """
-        values, next_values = state_values(model, rollout)
+        """Advantages, targets and old values of a rollout, each `[T * B]`."""
         discounts, lambdas = discounts_and_lambdas(
             rollout.terminated,
             rollout.truncated,
@@ -126,22 +143,60 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
             self.config.gae_lambda,
             dtype=rollout.rewards.dtype,
         )
-        advantages = lambda_advantages(rollout.rewards, discounts, values, next_values, lambdas)
-        returns = advantages + values
-        if statistics is not None:
-            events = ActorCriticEvents
-            statistics.record(events.explained_variance, explained_variance(values, returns))
-            statistics.record(events.values_mean, values.mean())
-            statistics.record(events.returns_mean, returns.mean())
+        values = evaluated.values
+        advantages = lambda_advantages(
+            rollout.rewards, discounts, values, evaluated.next_values, lambdas
+        )
         head = model.value_head
-        columns = (advantages, head.targets(returns), head.targets(values))
+        columns = (advantages, head.targets(advantages + values), head.targets(values))
         return [column.flatten() for column in columns]
 
+    def _record_values(
+        self,
+        model: ActorCriticModel,
+        prepared: PreparedRollout,
+        evaluated: EvaluatedRollout,
+        statistics: Statistics,
+    ) -> None:
+        """Statistics of the values at collection, in units of the rewards that are learned from."""
+        values = prepared.transitions(evaluated.values.flatten())
+        returns = prepared.transitions(prepared.columns[ADVANTAGES]) + values
+        events = ActorCriticEvents
+        statistics.record(events.explained_variance, explained_variance(values, returns))
+        statistics.record(events.values_mean, values.mean())
+        statistics.record(events.returns_mean, returns.mean())
+
     def old_log_probs(
-        self, model: ActorCriticModel, obs: TensorTree, actions: TensorTree
+        self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
     ) -> Tensor:
-        """Log-probabilities under the policy that acted, whose weights these still are, `[N]`."""
-        return model.distribution.log_prob(model.policy_params(obs), actions)
+        """Log-probabilities under the policy that acted, whose weights these still are, `[T * B]`.
+
+        Zeros where the loss does not need them (`needs_old_log_probs`).
+        """
+        if evaluated.params is None:
+            return torch.zeros_like(rollout.rewards).flatten()
+        actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
+        return model.distribution.log_prob(evaluated.params, actions)
+
+    def _scaled_rewards(self, module_id: str, rollout: Rollout) -> Tensor:
+        scaler = self._reward_scalers.get(module_id)
+        if scaler is None:
+            scaler = RewardScaler(self.config.gamma, self.config.scaled_reward_clip)
+            self._reward_scalers[module_id] = scaler
+        kept = None if rollout.ignored is None else ~rollout.ignored
+        return scaler.scale(rollout.rewards, rollout.ended, kept)
+
+    def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Take the observations into the running statistics, for the next rollout.
+
+        Not before: the actions were sampled with the statistics as they were.
+        """
+        super().after_gradient_based_update(progress, statistics)
+        for module_id, rollout in self._observed.items():
+            normalizer = self.model(module_id).normalizer
+            if normalizer is not None:
+                normalizer.update(rollout.acted_on(normalizer.keys))
+        self._observed.clear()
 
     # -- losses ----------------------------------------------------------------------------------
 
@@ -153,7 +208,7 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
         Its gradients are derived by hand, see `loss_by_hand`.
         """
         config, model = self.config, self.model(module_id)
-        params, raw_values, write_gradients = model.vjp(batch.obs)
+        params, raw_values, write_gradients = transition_outputs(model, batch)
         value_loss, d_raw_values = self.value_loss(model, raw_values, batch)
         d_raw_values = d_raw_values.mul_(config.value_loss_coef)
         loss = value_loss * config.value_loss_coef
@@ -214,23 +269,39 @@ class ActorCriticLearner(Learner[Rollout, ActorCriticBatch], Generic[Config]):
             Loss, 0-d, and its gradient with respect to `log_probs`, `[n]`, a new tensor.
         """
 
+    # -- state -----------------------------------------------------------------------------------
 
-def state_values(model: ActorCriticModel, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Values of a rollout's states and of their true successors.
+    def state_dict(self) -> dict[str, Any]:
+        """What every learner has, and the statistics of rewards."""
+        scalers = {key: scaler.state_dict() for key, scaler in self._reward_scalers.items()}
+        return {**super().state_dict(), "reward_scalers": scalers}
 
-    Args:
-        model: Model whose critic is asked.
-        rollout: T steps of B environments.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        super().load_state_dict(state)
+        self._reward_scalers = {}
+        for module_id, scaler_state in state["reward_scalers"].items():
+            scaler = RewardScaler(self.config.gamma, self.config.scaled_reward_clip)
+            scaler.load_state_dict(scaler_state)
+            self._reward_scalers[module_id] = scaler
 
-    Returns:
-        v(s_t) and v(s_{t+1}), both `[T, B]`. Where the step was truncated, the successor is the
-        last observation of that episode and not the first of the next one.
-    """
-    steps, num_envs = rollout.rewards.shape
-    values = model.values(tree_map(lambda x: x.flatten(0, 1), rollout.obs)).view(-1, num_envs)
-    next_values = values[1:]
-    if len(rollout.final_positions):
-        final_values = model.values(rollout.final_obs)
-        next_values = next_values.clone()
-        next_values.view(-1)[rollout.final_positions] = final_values
-    return values[:steps], next_values
+
+def transition_outputs(
+    model: ActorCriticModel, batch: ActorCriticBatch
+) -> tuple[Tensor, Tensor, OutputGradients]:
+    """`model.vjp` for the samples of a batch: of sequences, the rows that are transitions."""
+    params, raw_values, write_gradients = model.vjp(batch.obs, batch.sequences)
+    kept = None if batch.sequences is None else batch.sequences.kept
+    if kept is None:
+        return params, raw_values, write_gradients
+
+    def spread(gradient: Tensor | None, rows: int) -> Tensor | None:
+        if gradient is None:
+            return None
+        return gradient.new_zeros(rows, gradient.shape[1]).index_copy_(0, kept, gradient)
+
+    def write_kept(d_params: Tensor | None, d_raw_values: Tensor | None) -> None:
+        rows = params.shape[0]
+        write_gradients(spread(d_params, rows), spread(d_raw_values, rows))
+
+    return params[kept], raw_values[kept], write_kept

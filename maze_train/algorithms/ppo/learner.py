@@ -19,7 +19,7 @@ from maze_train.learner.progress import scheduled_value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
     from maze_train.nets.actor_critic import ActorCriticModel
@@ -57,37 +57,44 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         statistics.record(ActorCriticEvents.clip_range, self._clip_range)
 
     def minibatches(
-        self, prepared: Mapping[str, ActorCriticBatch], statistics: Statistics
+        self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
     ) -> Iterator[Mapping[str, ActorCriticBatch]]:
         """Every sample once per pass, in a new order each time.
 
-        Several modules take as many minibatches as the one with most samples needs; the others' are
-        proportionally smaller.
+        With a memory the order is that of sequences. Several modules take as many minibatches as
+        the one with most samples needs; the others' are proportionally smaller.
         """
         config = self.config
-        batches = dict(prepared)
-        count = max(-(-batch.size // config.batch_size) for batch in batches.values())
+        rollouts = dict(prepared)
+        counts = [-(-r.num_units // self._units_per_batch(r)) for r in rollouts.values()]
+        count = max(counts)
         for optimization_epoch in range(config.n_optimization_epochs):
             if optimization_epoch and config.recompute_advantages:
-                batches = {
-                    module_id: self.with_new_advantages(module_id, batch)
-                    for module_id, batch in batches.items()
+                rollouts = {
+                    module_id: self.with_new_advantages(module_id, rollout)
+                    for module_id, rollout in rollouts.items()
                 }
             pieces = {
                 module_id: minibatch_indices(
-                    batch.size,
-                    config.batch_size if len(batches) == 1 else -(-batch.size // count),
+                    rollout.num_units,
+                    self._units_per_batch(rollout)
+                    if len(rollouts) == 1
+                    else -(-rollout.num_units // count),
                     self.generator,
                     self.device,
                 )
-                for module_id, batch in batches.items()
+                for module_id, rollout in rollouts.items()
             }
             for _ in range(count):
                 yield {
-                    module_id: batches[module_id].select(indices)
+                    module_id: rollouts[module_id].select(indices)
                     for module_id, piece in pieces.items()
                     if (indices := next(piece, None)) is not None
                 }
+
+    def _units_per_batch(self, rollout: PreparedRollout) -> int:
+        """Transitions, or sequences of as many samples, in a minibatch."""
+        return max(1, self.config.batch_size // rollout.sequence_length)
 
     def policy_loss(
         self,

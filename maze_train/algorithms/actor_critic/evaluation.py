@@ -1,0 +1,82 @@
+"""What a model says about a rollout: values of states, parameters of the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from maze_train.trees import tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from maze_train.data.rollout import Rollout, StoredTree
+    from maze_train.nets.actor_critic import ActorCriticModel
+    from maze_train.types import Tensor
+
+__all__ = ["EvaluatedRollout", "evaluate_rollout"]
+
+MAX_NUMBERS = 2**22
+"""Numbers of observations that networks read at once: 16 MiB as float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedRollout:
+    """What a model says about T steps of B environments."""
+
+    values: Tensor
+    """v(s_t), `[T, B]`."""
+
+    next_values: Tensor
+    """v(s_{t+1}), `[T, B]`: where the step was truncated, of the last observation of that episode
+    and not of the first of the next one."""
+
+    params: Tensor | None
+    """Parameters of the policy, `[T * B, param_size]`; None if they were not asked for."""
+
+
+@torch.no_grad()
+def evaluate_rollout(
+    model: ActorCriticModel, rollout: Rollout, with_params: bool
+) -> EvaluatedRollout:
+    """Run a model over all observations of a rollout, a part at a time.
+
+    A model with a memory starts at each step from what it remembered when the step was taken.
+
+    Args:
+        model: The model.
+        rollout: T steps of B environments, on the device of the model.
+        with_params: Whether parameters of the policy are wanted.
+    """
+    obs, num_envs = rollout.flat_obs(), rollout.num_envs
+    states = None if rollout.states is None else rollout.states.flatten(0, 1)
+    values, params, states_after = [], [], []
+    for part in _parts(obs, (rollout.num_steps + 1) * num_envs):
+        part_obs = tree_map(lambda x, part=part: x[part], obs)
+        state = None if states is None else states[part]
+        if with_params or state is not None:
+            part_params, part_values, state = model.evaluate(part_obs, state)
+            params.append(part_params)
+            states_after.append(state)
+        else:
+            part_values = model.values(part_obs)
+        values.append(part_values)
+    all_values = torch.cat(values).view(-1, num_envs)
+    next_values = all_values[1:]
+    if len(rollout.final_positions):
+        state = None
+        if states is not None:
+            state = torch.cat([s for s in states_after if s is not None])[rollout.final_positions]
+        next_values = next_values.clone()
+        next_values.view(-1)[rollout.final_positions] = model.values(rollout.final_obs, state)
+    samples = rollout.rewards.numel()
+    return EvaluatedRollout(
+        all_values[:-1], next_values, torch.cat(params)[:samples] if with_params else None
+    )
+
+
+def _parts(obs: StoredTree, num_rows: int) -> list[slice]:
+    """Slices of the rows, none of them with more than `MAX_NUMBERS` numbers."""
+    numbers = sum(leaf[:1].numel() for leaf in tree_leaves(obs))
+    size = max(1, MAX_NUMBERS // max(numbers, 1))
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]

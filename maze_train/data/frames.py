@@ -1,0 +1,151 @@
+"""Stacks of the last n frames, with every frame stored once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from maze_train.spaces.tensors import storage_dtype
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
+
+    from maze_train.types import Array, Tensor
+
+__all__ = ["FrameMemory", "FrameStacks"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStacks:
+    """Observations `[rows, envs, n, *frame]` that are put together when they are asked for.
+
+    Positions are `row * envs + env`, as if the first two dimensions were one.
+    """
+
+    frames: Tensor
+    """All frames, `[M, *frame]`."""
+
+    numbers: Tensor
+    """Which frames an observation consists of, oldest first, `[rows * envs, n]` int64."""
+
+    num_envs: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[rows, envs, n, *frame]`."""
+        positions, n = self.numbers.shape
+        return torch.Size(
+            (positions // self.num_envs, self.num_envs, n, *self.frames.shape[1:])
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the frames are."""
+        return self.frames.device
+
+    def to(self, device: torch.device) -> FrameStacks:
+        """The same on a device."""
+        return FrameStacks(self.frames.to(device), self.numbers.to(device), self.num_envs)
+
+    def index_select(self, dim: int, positions: Tensor) -> Tensor:
+        """Observations at positions, `[len(positions), n, *frame]`; `dim` is 0."""
+        assert dim == 0
+        return self._gather(self.numbers.index_select(0, positions))
+
+    def __getitem__(self, positions: slice) -> Tensor:
+        """Observations at consecutive positions."""
+        return self._gather(self.numbers[positions])
+
+    def _gather(self, numbers: Tensor) -> Tensor:
+        picked = self.frames.index_select(0, numbers.flatten())
+        return picked.view(*numbers.shape, *self.frames.shape[1:])
+
+
+class FrameMemory:
+    """Memory for `num_rows` rows of stacked observations of B environments.
+
+    Consecutive observations of an episode share all frames but the newest. Where an episode begins,
+    the older frames of its first stack are kept besides, unless they repeat the newest one or go on
+    from the stack before (as after the loss of a life).
+
+    Args:
+        space: Space of one stacked observation, `[n, *frame]`, newest frame last.
+        num_rows: Rows of observations, T + 1.
+        num_envs: B.
+    """
+
+    def __init__(self, space: Space[object], num_rows: int, num_envs: int) -> None:
+        shape = space.shape or ()
+        self.n = shape[0]
+        self.num_envs = num_envs
+        self._frame_shape = shape[1:]
+        dtype = torch.from_numpy(np.empty(0, storage_dtype(space))).dtype
+        # Rows first, then what a rollout begins with, then what episodes within it begin with.
+        self._first_extra = num_rows * num_envs
+        spare = (self.n - 1) * num_envs
+        self._frames = torch.zeros((self._first_extra + 2 * spare, *self._frame_shape), dtype=dtype)
+        self._array = self._frames.numpy()
+        self._numbers = torch.zeros((num_rows, num_envs, self.n), dtype=torch.int64)
+        self._number_rows = self._numbers.numpy()
+        self._used = self._first_extra
+
+    def start(self, obs: Array) -> None:
+        """Write the observations before the first action, `[B, n, *frame]`."""
+        self._used = self._first_extra
+        self._write_newest(0, obs)
+        for env in range(self.num_envs):
+            self._begin(0, env, obs[env])
+
+    def write(self, row: int, obs: Array, fresh: Array) -> None:
+        """Write the observations of a row.
+
+        Args:
+            row: Which row, >= 1.
+            obs: Stacked observations, `[B, n, *frame]`.
+            fresh: Whether an observation is the first of an episode, `[B]` bool.
+        """
+        self._write_newest(row, obs)
+        numbers = self._number_rows
+        numbers[row, :, :-1] = numbers[row - 1, :, 1:]
+        for env in fresh.nonzero()[0]:
+            self._begin(row, int(env), obs[env])
+
+    def stacks(self) -> FrameStacks:
+        """The observations of all rows, sharing this memory."""
+        return FrameStacks(self._frames, self._numbers.flatten(0, 1), self.num_envs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames."""
+        return self._frames.nbytes
+
+    def _write_newest(self, row: int, obs: Array) -> None:
+        first = row * self.num_envs
+        self._array[first : first + self.num_envs] = obs[:, -1]
+        self._number_rows[row, :, -1] = range(first, first + self.num_envs)
+
+    def _begin(self, row: int, env: int, stack: Array) -> None:
+        """Number the frames of a first stack, and keep those that are stored nowhere yet."""
+        numbers = self._number_rows[row, env]
+        for age in range(self.n - 1):
+            # `write` has put the number of the frame there with which the last stack would go on.
+            known = [row * self.num_envs + env, *([int(numbers[age])] if row else [])]
+            same = [number for number in known if (self._array[number] == stack[age]).all()]
+            numbers[age] = same[0] if same else self._keep(stack[age])
+
+    def _keep(self, frame: Array) -> int:
+        """Store a frame besides the rows; returns its number."""
+        if self._used == len(self._array):
+            self._grow()
+        self._array[self._used] = frame
+        self._used += 1
+        return self._used - 1
+
+    def _grow(self) -> None:
+        spare = self._frames.new_zeros((self.n * self.num_envs, *self._frame_shape))
+        self._frames = torch.cat([self._frames, spare])
+        self._array = self._frames.numpy()
+

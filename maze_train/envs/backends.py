@@ -1,0 +1,351 @@
+"""Vector environments of others: what they say about themselves, and how native ones are built."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.error import DependencyNotInstalled, Error
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from maze_train.envs.factory import (
+    build_failure,
+    missing_dependency,
+    nearest_ids,
+    register_atari,
+    wrong_arguments,
+)
+from maze_train.errors import ConfigError, EnvError, MazeTrainError
+from maze_train.targets import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gymnasium.envs.registration import EnvSpec
+
+    from maze_train.envs.config import EnvConfig
+
+__all__ = [
+    "Backend",
+    "autoreset_mode",
+    "build_native",
+    "built",
+    "check_preprocessing",
+    "check_settings",
+    "seed_for",
+    "smaller",
+]
+
+ATARI_ENTRY_POINT = "ale_py.vector_env:AtariVectorEnv"
+ATARI = {
+    "frameskip": 4,
+    "maxpool": True,
+    "img_height": 84,
+    "img_width": 84,
+    "grayscale": True,
+    "stack_num": 4,
+    "noop_max": 30,
+    "use_fire_reset": True,
+    "episodic_life": False,
+    "reward_clipping": False,
+}
+"""Preprocessing of Mnih et al. (2015), Methods; what changes rewards and ends of episodes is done
+by the adapter, so that raw returns stay known."""
+OURS = {
+    "num_envs": "runner.n_envs",
+    "batch_size": "all environments are stepped together",
+    "autoreset_mode": "it is chosen by the package",
+    "max_episode_steps": "set env.max_episode_steps",
+    "seed": "seeds come from the seed of the run",
+    "env_seed": "seeds come from the seed of the run",
+    "episodic_life": "the loss of a life ends an episode in training only",
+    "reward_clipping": "rewards are their signs in training only",
+    "reward_clip": "rewards are their signs in training only",
+}
+"""Arguments that `env.kwargs` may not have, and why."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A vector environment, and what is known about it."""
+
+    env: VectorEnv[Any, Any, Any]
+    is_atari: bool = False
+    """Whether `infos["lives"]` are those of an Atari game."""
+    frame_stack: dict[str, int] = field(default_factory=dict)
+    """Number of stacked frames by leaf of the observation."""
+    limit_left: int | None = None
+    """A limit of episodes that the environment does not see to."""
+
+
+def check_settings(config: EnvConfig) -> None:
+    """Refuse settings that no vector environment of others can follow.
+
+    Raises:
+        ConfigError: If there are wrappers or arguments that do not fit, or not exactly one of id
+            and target.
+    """
+    if config.backend not in ("native", "envpool"):
+        raise ConfigError("env.backend", "expected native or envpool", config.backend)
+    if (config.id is None) == (config.target is None):
+        raise ConfigError(
+            "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
+        )
+    for key in ("wrappers", "training_wrappers"):
+        if getattr(config, key):
+            raise ConfigError(
+                f"env.{key}",
+                "wrappers of single environments can not wrap the vector environment of "
+                f"env.backend={config.backend}: remove them, or use env.backend=gymnasium",
+                getattr(config, key),
+            )
+    for key, why in OURS.items():
+        if key in config.kwargs:
+            raise ConfigError(f"env.kwargs.{key}", f"remove it: {why}", config.kwargs[key])
+
+
+def check_preprocessing(config: EnvConfig, is_atari: bool) -> bool:
+    """`is_atari` itself.
+
+    Raises:
+        ConfigError: If the environment does not do the preprocessing that is asked for.
+    """
+    if is_atari and config.preprocessing == "none":
+        raise ConfigError(
+            "env.preprocessing",
+            f"env.backend={config.backend} always does the standard preprocessing of Atari: use "
+            "env.backend=gymnasium",
+            "none",
+        )
+    if config.preprocessing == "atari" and not is_atari:
+        raise ConfigError(
+            "env.preprocessing",
+            f"expected an ALE/ id with env.backend={config.backend}, got {config.id}",
+            "atari",
+        )
+    return is_atari
+
+
+def build_native(
+    config: EnvConfig, num_envs: int, num_threads: int, max_episode_steps: int | None
+) -> Backend:
+    """Build the vector environment registered under an id, or returned by a target.
+
+    Args:
+        config: Settings of the environment.
+        num_envs: Number of environments.
+        num_threads: Threads that step the environments, if it has such; 0: it decides.
+        max_episode_steps: Steps after which an episode is truncated at the latest; a limit of the
+            environment's own that is smaller stays.
+
+    Raises:
+        ConfigError: If the settings name no such environment.
+        EnvError: If building it failed.
+        MissingExtraError: If a package that it needs is not installed.
+    """
+    name, spec = str(config.target), None
+    if config.id is not None:
+        name, spec = config.id, vector_spec(config.id)
+    is_atari = check_preprocessing(
+        config, spec is not None and spec.vector_entry_point == ATARI_ENTRY_POINT
+    )
+    creator = load_creator(name, spec)
+    parameters = parameters_of(creator)
+    registered = {} if spec is None else spec.kwargs
+    kwargs: dict[str, Any] = {**registered, **(ATARI if is_atari else {}), **config.kwargs}
+    if "autoreset_mode" in parameters:
+        kwargs["autoreset_mode"] = AutoresetMode.SAME_STEP
+    if num_threads and "num_threads" in parameters:
+        kwargs.setdefault("num_threads", num_threads)
+    own_limit = None if spec is None else spec.max_episode_steps
+    limit = smaller(config.max_episode_steps or own_limit, max_episode_steps)
+    if is_atari and limit is not None:
+        # The game counts frames, and those of the no-ops at its start.
+        frames = limit * frames_per_step(kwargs)
+        key = "max_num_frames_per_episode"
+        kwargs[key], limit = smaller(kwargs.get(key), frames), None
+    elif "max_episode_steps" in parameters and limit is not None:
+        kwargs["max_episode_steps"], limit = limit, None
+    env = built(name, config, lambda: create(creator, config.id, num_envs, kwargs))
+    stack = int(kwargs["stack_num"]) if is_atari else 1
+    return Backend(env, is_atari, {"": stack} if stack > 1 else {}, limit)
+
+
+def create(
+    creator: Callable[..., Any], env_id: str | None, num_envs: int, kwargs: dict[str, Any]
+) -> Any:
+    """Call what makes the vector environment."""
+    if env_id is None:
+        return creator(num_envs=num_envs, **kwargs)
+    with warnings.catch_warnings():
+        # An unclear autoreset mode is told by our own error.
+        warnings.filterwarnings("ignore", message=r"(?s).*(AutoresetMode|autoreset_mode)")
+        return gymnasium.make_vec(
+            env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs
+        )
+
+
+def vector_spec(env_id: str) -> EnvSpec:
+    """What is registered under an id, which has a vector entry point.
+
+    Raises:
+        ConfigError: If the id is unknown, or has no vector entry point.
+        MissingExtraError: If a package that it needs is not installed.
+    """
+    module, _, name = env_id.rpartition(":")
+    try:
+        if name.startswith("ALE/"):
+            register_atari()
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.spec(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError("env.id", str(error), env_id) from error
+    except Error as error:
+        close = nearest_ids(env_id)
+        hint = f"; nearest ids: {', '.join(close)}" if close else ""
+        raise ConfigError("env.id", f"{error}{hint}", env_id) from error
+    if spec.vector_entry_point is None:
+        having = [i for i, s in gymnasium.registry.items() if s.vector_entry_point is not None]
+        having.sort(key=lambda i: SequenceMatcher(None, name.lower(), i.lower()).ratio())
+        raise ConfigError(
+            "env.id",
+            "no vector environment is registered under it: use env.backend=gymnasium; ids that "
+            f"have one, nearest first: {', '.join(having[:-9:-1])}, ... ({len(having)} in all)",
+            env_id,
+        )
+    return spec
+
+
+def load_creator(name: str, spec: EnvSpec | None) -> Callable[..., Any]:
+    """The class or function that makes the vector environment.
+
+    Raises:
+        ConfigError: If it can not be imported, or does not make vector environments.
+    """
+    if spec is None:
+        creator: Any = locate(name, key="env._target_")
+    elif callable(spec.vector_entry_point):
+        creator = spec.vector_entry_point
+    else:
+        try:
+            creator = load_env_creator(str(spec.vector_entry_point))
+        except ImportError as error:
+            raise missing_dependency(name, error) from error
+    if not callable(creator) or not takes_num_envs(creator):
+        raise ConfigError(
+            "env.id" if spec is not None else "env._target_",
+            "env.backend=native expects a class or function that returns a "
+            "gymnasium.vector.VectorEnv when it is called with num_envs=...; for single "
+            "environments use env.backend=gymnasium",
+            name,
+        )
+    return creator  # type: ignore[no-any-return]
+
+
+def built(name: str, config: EnvConfig, make: Callable[[], Any]) -> VectorEnv[Any, Any, Any]:
+    """The vector environment that `make` returns, with its complaints turned into ours.
+
+    Raises:
+        ConfigError: If a package is missing, or `make` refused its arguments.
+        EnvError: If it raised, or returned something else.
+    """
+    try:
+        env = make()
+    except MazeTrainError:
+        raise
+    except (DependencyNotInstalled, ImportError) as error:
+        raise missing_dependency(name, error) from error
+    except TypeError as error:
+        raise wrong_arguments(name, config, error) from error
+    except Exception as error:
+        raise build_failure(name, config, error) from error
+    if not isinstance(env, VectorEnv):
+        raise EnvError(
+            f"{name} returned {type(env).__name__}: expected a gymnasium.vector.VectorEnv; for "
+            "single environments use env.backend=gymnasium"
+        )
+    return env
+
+
+def parameters_of(creator: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a class or function; none if it does not tell them."""
+    try:
+        return inspect.signature(creator).parameters
+    except ValueError:
+        return {}
+
+
+def takes_num_envs(creator: Callable[..., Any]) -> bool:
+    """Whether a class or function can be called with `num_envs`."""
+    parameters = parameters_of(creator)
+    any_name = (p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return "num_envs" in parameters or any(any_name)
+
+
+def frames_per_step(kwargs: Mapping[str, Any]) -> int:
+    """Frames that a game shows per step.
+
+    Raises:
+        ConfigError: If it is not a number.
+    """
+    frames = kwargs["frameskip"]
+    if not isinstance(frames, int):
+        raise ConfigError("env.kwargs.frameskip", "expected an integer with native Atari", frames)
+    return frames
+
+
+def smaller(one: int | None, other: int | None) -> int | None:
+    """The smaller of two limits, either of which may be missing."""
+    limits = [limit for limit in (one, other) if limit is not None]
+    return min(limits, default=None)
+
+
+def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """The autoreset mode that a vector environment declares, as enum or by its value.
+
+    Raises:
+        EnvError: If it declares none, or an unknown one.
+    """
+    # An environment without metadata of its own shares the dict of the base class, where ale-py
+    # writes the mode of the environment that it built last.
+    shared = env.metadata is VectorEnv.metadata
+    declared = None if shared else env.metadata.get("autoreset_mode")
+    if declared is None:
+        declared = getattr(env.unwrapped, "autoreset_mode", None)
+    for mode in AutoresetMode:
+        if declared is mode or declared == mode.value:
+            return mode
+    name = type(env.unwrapped).__name__
+    raise EnvError(
+        f"{name} declares the autoreset mode {declared!r}: expected one of "
+        f"{', '.join(mode.value for mode in AutoresetMode)}; declare what it does where an episode "
+        "ends in its class: metadata = {'autoreset_mode': gymnasium.vector.AutoresetMode.NEXT_STEP}"
+    )
+
+
+def distinct_seeds(root: int, count: int) -> list[int]:
+    """`count` different seeds in [0, 2^31) that share nothing with those of another root."""
+    words = np.random.SeedSequence(root).generate_state(count + 64)
+    return list(dict.fromkeys(int(word) >> 1 for word in words))[:count]
+
+
+def seed_for(env: VectorEnv[Any, Any, Any], root: int) -> Any:
+    """What `env.reset(seed=...)` is given: one seed per environment if it says that it takes them.
+
+    Given one integer s, gymnasium's environments use s, s + 1, ...: neighbouring runs would share
+    episodes, hence the single seed is a drawn one as well.
+    """
+    parameter = parameters_of(env.unwrapped.reset).get("seed")
+    accepted = "" if parameter is None else str(parameter.annotation)
+    seeds = distinct_seeds(root, env.num_envs)
+    if "ndarray" in accepted:
+        return np.array(seeds)
+    return seeds if "list" in accepted or "Sequence" in accepted else seeds[0]

@@ -1,0 +1,384 @@
+"""Presents vector environments of others as vector environments of the package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+from maze_train.envs.backends import autoreset_mode, build_native, check_settings, seed_for
+from maze_train.envs.buffers import StepBuffers
+from maze_train.envs.pools import build_envpool
+from maze_train.envs.stepping import converted
+from maze_train.envs.vector import MazeVectorEnv
+from maze_train.errors import ConfigError, EnvError, MazeTrainError
+from maze_train.spaces.describe import FlatView
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gymnasium.vector import VectorEnv
+
+    from maze_train.envs.config import EnvConfig
+    from maze_train.envs.vector import Array, ArrayTree, StepResult
+
+    Columns = dict[str, Array]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["ForeignVectorEnv", "make_foreign_env"]
+
+
+def make_foreign_env(
+    config: EnvConfig,
+    num_envs: int,
+    *,
+    training: bool,
+    num_threads: int = 0,
+    max_episode_steps: int | None = None,
+) -> MazeVectorEnv:
+    """Build the vector environment of a configuration whose backend is `native` or `envpool`.
+
+    Args:
+        config: Settings of the environment.
+        num_envs: Number of environments.
+        training: Whether it is for training, where on Atari life losses end episodes and rewards
+            are signs.
+        num_threads: Threads that step the environments, where the backend has such; 0: it decides.
+        max_episode_steps: Steps after which an episode is truncated at the latest, >= 1; a limit of
+            the environment's own that is smaller stays.
+
+    Raises:
+        ConfigError: If the settings name no such environment, or do not fit its backend.
+        EnvError: If building the environment failed, or it does not say how it resets.
+        MissingExtraError: If a package that it needs is not installed.
+        SpaceError: If a space can not be flattened.
+    """
+    check_settings(config)
+    build = build_native if config.backend == "native" else build_envpool
+    backend = build(config, num_envs, num_threads, max_episode_steps)
+    try:
+        return ForeignVectorEnv(
+            backend.env,
+            atari_training=training and backend.is_atari,
+            frame_stack=backend.frame_stack,
+            max_episode_steps=backend.limit_left,
+        )
+    except MazeTrainError:
+        backend.env.close()
+        raise
+
+
+class ForeignVectorEnv(MazeVectorEnv):
+    """Presents any vector environment of gymnasium as a `MazeVectorEnv`.
+
+    What happens where an episode ends depends on the autoreset mode of the environment:
+
+    * SAME_STEP: passed through, as described at `MazeVectorEnv`.
+    * NEXT_STEP: the returned observation is the last one of the episode. The next step only resets
+      this environment: its action is ignored, its reward is 0, its flags are False, the returned
+      observation is the first of the next episode, and `infos["ignored"][i]` is True. Such a row is
+      not a transition. The key is there only when a row is ignored.
+    * DISABLED: environments whose episodes ended are reset here, which gives SAME_STEP.
+
+    In other modes than SAME_STEP, `infos["final_info"]` are the infos of the last step, one array
+    of `num_envs` values per key.
+
+    In `atari_training` the loss of a life ends an episode (Mnih et al. 2015, Methods): `terminated`
+    is set, and the game goes on, so the next episode begins with the frame that the last one ended
+    with. Rewards are their signs. `infos["final_info"]["episode"]` has the raw return `r` and the
+    length `l` of whole games, under the mask `infos["final_info"]["_episode"]`.
+
+    Args:
+        env: The vector environment, with its autoreset mode in `metadata["autoreset_mode"]`. It is
+            closed with this one.
+        atari_training: Whether life losses end episodes and rewards are signs; needs
+            `infos["lives"]`.
+        frame_stack: Number of stacked frames by leaf of the observation; None: what the metadata of
+            the environment says.
+        max_episode_steps: Steps after which an episode is truncated, >= 1; mode DISABLED only.
+        copy: Whether to return copies of the observations.
+        step_infos: Whether to return the infos of every step.
+
+    Attributes:
+        mode: Autoreset mode of the environment.
+
+    Raises:
+        ConfigError: If `max_episode_steps` is given for another mode.
+        EnvError: If the environment does not say how it resets.
+        SpaceError: If a space can not be flattened.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        *,
+        atari_training: bool = False,
+        frame_stack: Mapping[str, int] | None = None,
+        max_episode_steps: int | None = None,
+        copy: bool = False,
+        step_infos: bool = False,
+    ) -> None:
+        super().__init__(copy=copy, step_infos=step_infos)
+        self.mode = autoreset_mode(env)
+        self._follows_lives = atari_training
+        self.max_episode_steps = max_episode_steps
+        if max_episode_steps is not None and self.mode is not AutoresetMode.DISABLED:
+            raise ConfigError(
+                "env.max_episode_steps",
+                f"{type(env.unwrapped).__name__} resets itself (mode {self.mode.value}) and takes "
+                "no max_episode_steps: let it limit its episodes, and set this to null and "
+                "evaluation.max_episode_steps to 0, or use env.backend=gymnasium",
+                max_episode_steps,
+            )
+        self._env = env
+        n = env.num_envs
+        metadata = {**env.metadata, "monitored": atari_training}
+        if frame_stack is not None:
+            metadata["frame_stack"] = frame_stack
+        self._describe(env.single_observation_space, env.single_action_space, n, metadata)
+        self.render_mode = env.render_mode
+        self._observation = FlatView(env.single_observation_space)
+        actions = {k: column_of(leaf, n) for k, leaf in self._action.leaves.items()}
+        flags = np.zeros(n, np.bool_)
+        self._buffers = StepBuffers({}, {}, actions, np.zeros(n), flags, flags)
+        self._indices = np.arange(n)
+        self._resetting = np.zeros(n, np.bool_)
+        self._returns = np.zeros(n)
+        self._lengths = np.zeros(n, np.int64)
+        self._lives = np.zeros(n, np.int64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[ArrayTree, dict[str, Any]]:
+        """Start a run of episodes.
+
+        Args:
+            seed: Names the run of episodes, an integer >= 0; None draws one. Environments that take
+                a seed each get seeds that have nothing in common.
+            options: Passed to the reset of the environment, not to later autoresets.
+
+        Returns:
+            The first observations, [num_envs, ...], and the infos of the reset.
+
+        Raises:
+            EnvError: If the environment raises or returns something invalid.
+        """
+        if self.closed:
+            raise EnvError("reset() was called after close()")
+        root = self._seed_for(seed)
+        try:
+            obs, infos = self._env.reset(seed=seed_for(self._env, root), options=options)
+        except Exception as error:
+            raise self._fault("reset()", error) from error
+        columns, infos = self._received(obs, infos)
+        self._resetting = np.zeros(self.num_envs, np.bool_)
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        if self._follows_lives:
+            self._lives = self._read_lives(infos)
+        self._buffers.obs.update(columns)
+        return self._observations(), dict(infos)
+
+    def step(self, actions: Any) -> StepResult:
+        """Step every environment once.
+
+        Args:
+            actions: [num_envs, ...], or a flat dict of such arrays when the action space is a Dict
+                or Tuple.
+
+        Returns:
+            Observations, rewards (float64), terminated, truncated (bool), [num_envs, ...] each, and
+            infos.
+
+        Raises:
+            EnvError: If the environment raises or returns something invalid.
+            ShapeError: If the actions have the wrong shape.
+            SpaceError: If the actions have the wrong type.
+        """
+        columns, rewards, terminated, truncated, infos = self._step_env(actions)
+        ignored = self._resetting
+        any_ignored = ignored.any()
+        if any_ignored:
+            rewards[ignored] = 0.0
+            terminated &= ~ignored
+            truncated &= ~ignored
+        self._lengths += ~ignored
+        self._returns += rewards
+        if self.max_episode_steps is not None:
+            truncated |= self._lengths >= self.max_episode_steps
+        ended = terminated | truncated
+        self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
+        lost = self._lost_lives(infos, ended | ignored) if self._follows_lives else None
+        result = dict(infos) if self.step_infos else {}
+        if ended.any() or (lost is not None and lost.any()):
+            result.update(self._final_infos(columns, infos, ended, lost))
+            columns = self._start_episodes(columns, ended)
+        if lost is not None:
+            rewards, terminated = np.sign(rewards), terminated | lost
+        if any_ignored:
+            result["ignored"] = ignored.copy()
+        self._buffers.obs.update(columns)
+        return self._observations(), rewards, terminated, truncated, result
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environment, and let go of it: some end their threads only then."""
+        if hasattr(self, "_env"):
+            self._env.close(**kwargs)
+            del self._env
+            self.root_seed = None
+
+    def _step_env(self, actions: Any) -> tuple[Columns, Array, Array, Array, dict[str, Any]]:
+        """Step the environment, and bring what it returned into our types and order."""
+        if self.root_seed is None:
+            raise EnvError("step() was called before the first reset(): call reset() first")
+        self._put_actions(actions)
+        taken = {key: column.copy() for key, column in self._buffers.actions.items()}
+        try:
+            obs, rewards, terminated, truncated, infos = self._env.step(self._action.build(taken))
+        except Exception as error:
+            raise self._fault("step()", error) from error
+        rows: list[Array] = [
+            np.array(rewards, np.float64),
+            np.array(terminated, np.bool_),
+            np.array(truncated, np.bool_),
+        ]
+        if any(row.shape != (self.num_envs,) for row in rows):
+            shapes = ", ".join(str(row.shape) for row in rows)
+            raise EnvError(
+                f"{type(self._env.unwrapped).__name__}.step() returned rewards and flags of shapes "
+                f"{shapes}: expected ({self.num_envs},) each"
+            )
+        order = self._order(infos)
+        if order is not None:
+            rows = [row[order] for row in rows]
+        columns, infos = self._received(obs, infos)
+        return columns, rows[0], rows[1], rows[2], infos
+
+    def _received(self, obs: Any, infos: dict[str, Any]) -> tuple[Columns, dict[str, Any]]:
+        """Observations by leaf, and infos, both with one row per environment in our order."""
+        columns, order = self._columns(obs), self._order(infos)
+        if order is None:
+            return columns, infos
+        return reordered(columns, order), reordered(infos, order)
+
+    def _columns(self, obs: Any) -> Columns:
+        """Batched observations by leaf, in the dtypes of the space."""
+        columns: Columns = {}
+        for key, value in self._observation.read(obs):
+            leaf = self._observation.leaves[key]
+            shape, dtype = (self.num_envs, *(leaf.shape or ())), leaf.dtype
+            if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+                value = converted(key, value, shape, np.dtype(dtype)).astype(dtype)
+            columns[key] = value
+        return columns
+
+    def _order(self, infos: Mapping[str, Any]) -> Array | None:
+        """Where the row of each environment is, if rows came in another order."""
+        env_id = infos.get("env_id")
+        if env_id is None or np.array_equal(env_id, self._indices):
+            return None
+        order = np.argsort(env_id)
+        return order if np.array_equal(np.asarray(env_id)[order], self._indices) else None
+
+    def _read_lives(self, infos: Mapping[str, Any]) -> Array:
+        if "lives" not in infos:
+            raise EnvError(
+                f"{type(self._env).__name__} does not report infos['lives'], which training on "
+                f"Atari needs: got {sorted(infos)}"
+            )
+        return np.array(infos["lives"])
+
+    def _lost_lives(self, infos: Mapping[str, Any], excluded: Mask) -> Mask:
+        """Where a life was lost while the game goes on."""
+        before, self._lives = self._lives, self._read_lives(infos)
+        # At 0 lives some games show a few more frames before they end, which then is the end.
+        lost: Mask = (self._lives < before) & (self._lives > 0) & ~excluded
+        return lost
+
+    def _final_infos(
+        self, columns: Columns, infos: dict[str, Any], ended: Mask, lost: Mask | None
+    ) -> dict[str, Any]:
+        """Final observations and infos in gymnasium's form for SAME_STEP."""
+        same_step = self.mode is AutoresetMode.SAME_STEP
+        done = ended if lost is None else ended | lost
+        final_obs = np.full(self.num_envs, None, dtype=object)
+        last = self._given_final_obs(infos, ended) if same_step and ended.any() else columns
+        for i in np.flatnonzero(done):
+            rows = last if ended[i] else columns
+            leaves = {key: rows[key][i].copy() for key in columns}
+            final_obs[i] = leaves[""] if self._is_single else leaves
+        final_info = dict(infos.get("final_info", {})) if same_step else masked(infos, ended)
+        if self._follows_lives:
+            episode = {"r": np.where(ended, self._returns, 0.0), "_r": ended}
+            episode |= {"l": np.where(ended, self._lengths, 0), "_l": ended}
+            final_info |= {"episode": episode, "_episode": ended}
+        return {
+            "final_obs": final_obs,
+            "_final_obs": done.copy(),
+            "final_info": final_info,
+            "_final_info": done.copy(),
+        }
+
+    def _given_final_obs(self, infos: Mapping[str, Any], ended: Mask) -> Columns:
+        """`infos["final_obs"]` by leaf; rows of episodes that go on mean nothing."""
+        given = infos.get("final_obs")
+        rows_given = isinstance(given, np.ndarray) and given.dtype == object
+        if given is None or (rows_given and any(given[i] is None for i in np.flatnonzero(ended))):
+            raise EnvError(
+                f"{type(self._env.unwrapped).__name__} declares the autoreset mode SameStep, but "
+                "infos['final_obs'] is missing where an episode ended: got infos "
+                f"{sorted(infos)}"
+            )
+        if not rows_given:
+            return self._columns(given)
+        columns = {
+            k: column_of(leaf, self.num_envs) for k, leaf in self._observation.leaves.items()
+        }
+        for i in np.flatnonzero(ended):
+            for key, value in self._observation.read(given[i]):
+                column = columns[key]
+                column[i] = converted(key, value, column.shape[1:], column.dtype)
+        return columns
+
+    def _start_episodes(self, columns: Columns, ended: Mask) -> Columns:
+        """The observations to go on from; counts begin anew."""
+        self._returns[ended] = 0.0
+        self._lengths[ended] = 0
+        if self.mode is AutoresetMode.DISABLED and ended.any():
+            columns = {key: column.copy() for key, column in columns.items()}
+            try:
+                obs, infos = self._env.reset(options={"reset_mask": ended.copy()})
+            except Exception as error:
+                raise self._fault("reset() with a reset_mask", error) from error
+            for key, column in self._received(obs, infos)[0].items():
+                columns[key][ended] = column[ended]
+        return columns
+
+    def _fault(self, where: str, error: Exception) -> EnvError:
+        name = type(self._env.unwrapped).__name__
+        return EnvError(f"{where} of {name} failed: {type(error).__name__}: {error}")
+
+
+def column_of(space: Any, n: int) -> Array:
+    """A zeroed array for n values of a leaf."""
+    return np.zeros((n, *(space.shape or ())), space.dtype)
+
+
+def reordered(arrays: Mapping[str, Any], order: Array) -> dict[str, Any]:
+    """The values, arrays with one row per environment in `order`."""
+    return {
+        key: value[order] if isinstance(value, np.ndarray) and len(value) == len(order) else value
+        for key, value in arrays.items()
+    }
+
+
+def masked(infos: Mapping[str, Any], rows: Mask) -> dict[str, Any]:
+    """Infos of a step, under masks that leave only these rows."""
+    result: dict[str, Any] = {}
+    for key, value in infos.items():
+        if not key.startswith("_"):
+            result[key] = value
+            result[f"_{key}"] = rows & infos.get(f"_{key}", True)
+    return result

@@ -1,0 +1,376 @@
+"""Wrappers of single environments that gymnasium does not have.
+
+Name them, and those of gymnasium, by `_target_` in `env.wrappers` or `env.training_wrappers`.
+Gymnasium has `gymnasium.wrappers.RepeatAction` (the same action for several steps) and
+`gymnasium.wrappers.ClipReward`, for example.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from maze_train.checks import check_at_least, check_positive
+from maze_train.envs.stepping import column_writer
+from maze_train.errors import ConfigError, EnvError
+from maze_train.seeding import Seeds
+from maze_train.spaces.describe import FlatView, join_keys
+from maze_train.spaces.masks import MASK_KEY, is_mask_key, mask_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from maze_train.envs.buffers import Array
+
+__all__ = [
+    "DiscretizeActionsWrapper",
+    "MonitoringWrapper",
+    "ObservationStackWrapper",
+    "RandomResetWrapper",
+    "RewardScalingWrapper",
+    "described_metadata",
+]
+
+FRAME_STACK, MONITORED = "frame_stack", "monitored"
+"""Keys of the metadata of an environment by which wrappers declare themselves."""
+
+RANDOM_RESET_ATTEMPTS = 100
+
+
+class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Reports the return and length of episodes, whatever wrappers around it make of them.
+
+    The info of the last step of an episode gets `info["episode"] = {"r": return, "l": length}`, and
+    the metadata says `monitored`, whereupon statistics of training take these numbers alone.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.metadata = {**env.metadata, MONITORED: True}
+        self._return = 0.0
+        self._length = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin to count an episode."""
+        self._return = 0.0
+        self._length = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step and count."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._return += float(reward)
+        self._length += 1
+        if terminated or truncated:
+            info = {**info, "episode": {"r": self._return, "l": self._length}}
+        return obs, reward, terminated, truncated, info
+
+
+class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):
+    """Multiplies rewards by a number.
+
+    Args:
+        env: The environment.
+        scale: The factor, > 0.
+
+    Raises:
+        ConfigError: If the factor is out of its range.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], scale: float) -> None:
+        super().__init__(env)
+        check_positive("scale", scale)
+        self.scale = scale
+
+    def reward(self, reward: SupportsFloat) -> float:
+        """The scaled reward."""
+        return self.scale * float(reward)
+
+
+class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Takes a random number of random actions after each reset, so that episodes begin apart.
+
+    Number and actions follow from the seed of the reset, without touching the generator of
+    `env.action_space`. Actions are legal by the mask in the observation
+    (`maze_train.spaces.masks`), or in the info when there is one Discrete action. Where the episode
+    ends meanwhile, the environment is reset, and the number drawn again. Time limits inside of this
+    wrapper count the actions.
+
+    Args:
+        env: The environment.
+        min_initial_steps: Fewest actions, >= 0.
+        max_initial_steps: Most actions, >= `min_initial_steps`.
+
+    Raises:
+        ConfigError: If an argument is out of its range.
+        SpaceError: If a mask does not fit the action space.
+        EnvError: When it is reset, if episodes always end within the first actions, or no action is
+            legal.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], min_initial_steps: int, max_initial_steps: int
+    ) -> None:
+        super().__init__(env)
+        check_at_least("min_initial_steps", min_initial_steps, 0)
+        check_at_least("max_initial_steps", max_initial_steps, min_initial_steps)
+        self.min_initial_steps = min_initial_steps
+        self.max_initial_steps = max_initial_steps
+        self._actions = copy.deepcopy(env.action_space)
+        self._action_view = FlatView(self._actions)
+        self._observation_view = FlatView(env.observation_space)
+        self._masks = mask_layout(env.observation_space, env.action_space)
+        self._random = np.random.default_rng()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode and take random actions."""
+        if seed is not None:
+            # Streams of their own: the environment draws from the seed itself.
+            seeds = Seeds(seed)
+            self._random = seeds.generator("number of initial steps")
+            self._actions.seed(seeds.integer("initial actions") % 2**31)
+        obs, info = self.env.reset(seed=seed, options=options)
+        for _ in range(RANDOM_RESET_ATTEMPTS):
+            steps = int(self._random.integers(self.min_initial_steps, self.max_initial_steps + 1))
+            for _ in range(steps):
+                action = self._random_action(obs, info)
+                obs, _, terminated, truncated, info = self.env.step(action)
+                if terminated or truncated:
+                    break
+            else:
+                return obs, info
+            obs, info = self.env.reset(options=options)
+        raise EnvError(
+            f"RandomResetWrapper: {RANDOM_RESET_ATTEMPTS} episodes in a row ended within the first "
+            f"{self.min_initial_steps} to {self.max_initial_steps} actions: lower "
+            "min_initial_steps"
+        )
+
+    def _random_action(self, obs: Any, info: Mapping[str, Any]) -> Any:
+        """A uniformly drawn action, of the legal ones where there are masks."""
+        parts = dict(self._action_view.read(self._actions.sample()))
+        for key, masks in self._legal(obs, info):
+            leaf: Any = self._action_view.leaves[key]
+            drawn = [self._random.choice(np.flatnonzero(mask)) for mask in masks]
+            parts[key] = np.reshape(drawn, leaf.shape) + leaf.start
+        return parts[""] if self._action_view.is_single else self._action_view.build(parts)
+
+    def _legal(self, obs: Any, info: Mapping[str, Any]) -> Iterator[tuple[str, list[Array]]]:
+        """The masks of all choices of each part that has some."""
+        if self._masks is None:
+            if MASK_KEY in info and isinstance(self._actions, spaces.Discrete):
+                yield "", [np.asarray(info[MASK_KEY])]
+            return
+        leaves = {key: np.asarray(leaf) for key, leaf in self._observation_view.read(obs)}
+        problem = self._masks.illegal_part(leaves)
+        if problem is not None:
+            raise EnvError(problem)
+        for part in self._masks.parts:
+            entries = leaves[part.leaf].reshape(-1)[part.start : part.stop]
+            yield part.part, np.split(entries, np.cumsum(part.sizes)[:-1])
+
+
+class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
+    """Offers a few evenly spaced values of each dimension of bounded continuous actions.
+
+    Choice i of k stands for `low + i / (k - 1) * (high - low)`, bounds included. A Box of one value
+    becomes a Discrete space, a larger one a MultiDiscrete space with one choice per value. Inside
+    of Dict and Tuple spaces, parts are named by key (nested keys joined by `/`).
+
+    Args:
+        env: The environment.
+        num_bins: Number of choices per value, >= 2: one number for all Boxes, or numbers by key,
+            which leave other parts as they are.
+
+    Raises:
+        ConfigError: If a number is out of its range, a key is unknown, or a Box has no bounds.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], num_bins: int | Mapping[str, int]) -> None:
+        super().__init__(env)
+        self._view = FlatView(env.action_space)
+        bins = bins_by_key(self._view, num_bins)
+        self._tables = {key: choices(key, self._view.leaves[key], n) for key, n in bins.items()}
+        leaves = {
+            key: discrete_space(leaf, bins[key]) if key in bins else leaf
+            for key, leaf in self._view.leaves.items()
+        }
+        self.action_space = with_leaves(env.action_space, leaves)
+
+    def action(self, action: Any) -> Any:
+        """The continuous action that a discrete one stands for."""
+        values = {
+            key: self._value(key, part) if key in self._tables else part
+            for key, part in self._view.read(action)
+        }
+        return values[""] if self._view.is_single else self._view.build(values)
+
+    def _value(self, key: str, choice: Any) -> Array:
+        table = self._tables[key]
+        picked: Array = table[np.arange(len(table)), np.asarray(choice).reshape(-1)]
+        return picked.reshape(self._view.leaves[key].shape or ())
+
+
+class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Observes the last n observations, stacked along a new first dimension, newest last.
+
+    A grey image `[84, 84]` becomes `[n, 84, 84]`, a colour image `[n, height, width, 3]`, a vector
+    `[n, size]`. An episode begins with n times its first observation. The metadata declares
+    `frame_stack`, n by key of the leaf, so that a rollout stores each observation once.
+
+    Args:
+        env: The environment.
+        n: How many observations, >= 1.
+        keys: Which parts of a Dict or Tuple observation (nested keys joined by `/`); None: every
+            Box but action masks.
+
+    Raises:
+        ConfigError: If n is out of its range, or a part is unknown or no Box.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], n: int, keys: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(env)
+        check_at_least("n", n, 1)
+        self._view = FlatView(env.observation_space)
+        leaves = dict(self._view.leaves)
+        boxes = {key: leaf for key, leaf in leaves.items() if isinstance(leaf, spaces.Box)}
+        if keys is None:
+            keys = [key for key in boxes if not is_mask_key(key)]
+        if not keys or any(key not in boxes for key in keys):
+            raise ConfigError("keys", f"expected keys of Boxes, such as {sorted(boxes)}", keys)
+        self._stacks: dict[str, Array] = {}
+        self._put: dict[str, Callable[[int, Any], None]] = {}
+        for key in keys:
+            leaves[key] = stacked_box(boxes[key], n)
+            self._stacks[key] = np.zeros(leaves[key].shape or (), leaves[key].dtype)
+            self._put[key] = column_writer(key, self._stacks[key])
+        self.observation_space = with_leaves(env.observation_space, leaves)
+        metadata = described_metadata(env)
+        declared = {**metadata.get(FRAME_STACK, {}), **dict.fromkeys(keys, n)}
+        self.metadata = {**metadata, FRAME_STACK: declared}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; all of the stack is its first observation."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        stacked = self._observe(obs)
+        for stack in self._stacks.values():
+            stack[:-1] = stack[-1]
+        return self._copy(stacked), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step; the newest observation pushes out the oldest."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        for stack in self._stacks.values():
+            stack[:-1] = stack[1:]
+        return self._copy(self._observe(obs)), reward, terminated, truncated, info
+
+    def _observe(self, obs: Any) -> dict[str, Any]:
+        """Write the newest observation into the stacks; returns the leaves."""
+        leaves = {"": obs} if self._view.is_single else dict(self._view.read(obs))
+        for key, put in self._put.items():
+            put(-1, leaves[key])
+        return leaves
+
+    def _copy(self, leaves: dict[str, Any]) -> Any:
+        """The observation with copies of the stacks."""
+        for key, stack in self._stacks.items():
+            leaves[key] = stack.copy()
+        return leaves[""] if self._view.is_single else self._view.build(leaves)
+
+
+def described_metadata(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+    """The metadata of an environment, with `frame_stack` and `monitored` as they hold outside.
+
+    A stack counts only where nothing around it changes observations: no
+    `gymnasium.ObservationWrapper` lies outside, and the space of the leaf is still the same.
+    """
+    metadata = dict(env.metadata)
+    declared = metadata.pop(FRAME_STACK, {})
+    layer: Any = env
+    changed = False
+    while isinstance(layer, gymnasium.Wrapper) and (
+        layer.env.metadata.get(FRAME_STACK) is env.metadata.get(FRAME_STACK)
+    ):
+        changed = changed or isinstance(layer, gymnasium.ObservationWrapper)
+        layer = layer.env
+    if declared and not changed:
+        inside = FlatView(layer.observation_space).leaves
+        outside = FlatView(env.observation_space).leaves
+        metadata[FRAME_STACK] = {
+            key: int(n)
+            for key, n in declared.items()
+            if key in inside and inside[key] == outside.get(key)
+        }
+    return metadata
+
+
+def with_leaves(
+    space: spaces.Space[Any], leaves: Mapping[str, spaces.Space[Any]], path: tuple[Any, ...] = ()
+) -> spaces.Space[Any]:
+    """A space nested like `space`, with the leaves given by joined key."""
+    if isinstance(space, spaces.Dict):
+        parts = [
+            (name, with_leaves(part, leaves, (*path, name))) for name, part in space.spaces.items()
+        ]
+        return spaces.Dict(OrderedDict(parts))
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple(
+            [with_leaves(part, leaves, (*path, i)) for i, part in enumerate(space.spaces)]
+        )
+    return leaves[join_keys(path)]
+
+
+def stacked_box(box: spaces.Box, n: int) -> spaces.Box:
+    """The space of n values of a Box."""
+    low, high = (np.repeat(bound[None], n, axis=0) for bound in (box.low, box.high))
+    return spaces.Box(low, high, dtype=box.dtype.type)
+
+
+def bins_by_key(view: FlatView, num_bins: int | Mapping[str, int]) -> dict[str, int]:
+    """Number of choices for each Box that is to be discretized."""
+    boxes = [key for key, leaf in view.leaves.items() if isinstance(leaf, spaces.Box)]
+    bins = dict.fromkeys(boxes, num_bins) if isinstance(num_bins, int) else dict(num_bins)
+    unknown = sorted(set(bins) - set(boxes))
+    if unknown or not bins:
+        raise ConfigError(
+            "num_bins", f"expected numbers for some of the Boxes {boxes} of {view.space}", num_bins
+        )
+    for key, n in bins.items():
+        check_at_least(f"num_bins[{key}]" if key else "num_bins", n, 2)
+    return bins
+
+
+def choices(key: str, box: Any, n: int) -> Array:
+    """The n values of each dimension, [size of the Box, n]."""
+    low, high = (np.asarray(bound, np.float64).reshape(-1, 1) for bound in (box.low, box.high))
+    if not box.is_bounded():
+        name = f"the action {key!r}" if key else "the action"
+        raise ConfigError("num_bins", f"{name} has no bounds to divide between: {box}", n)
+    table = low + np.linspace(0.0, 1.0, n) * (high - low)
+    if box.dtype.kind != "f":
+        table = np.rint(table)
+    table[:, -1:] = high
+    discretized: Array = table.astype(box.dtype)
+    return discretized
+
+
+def discrete_space(box: Any, n: int) -> spaces.Space[Any]:
+    """The space of choices among n values per dimension of a Box."""
+    size = int(np.prod(box.shape))
+    return spaces.Discrete(n) if size == 1 else spaces.MultiDiscrete([n] * size)

@@ -1,0 +1,138 @@
+"""Rewards divided by the deviation of their discounted sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.errors import ShapeError, TrainingError
+from maze_train.functional.moments import Moments, batch_moments, merge_moments
+from maze_train.functional.returns import backward_recurrence
+from maze_train.functional.shapes import check_same_shape
+
+if TYPE_CHECKING:
+    from maze_train.types import Tensor
+
+__all__ = ["RewardScaler"]
+
+EPSILON = 1e-8
+"""Added to the variance."""
+
+RESOLUTION = 1e-6
+"""A deviation below this share of the mean is rounding error."""
+
+
+class RewardScaler:
+    """Scales rewards so that their discounted sums have a deviation near 1.
+
+    Of each environment, episode by episode,
+
+    G_t = r_t + gamma * G_{t-1} * (1 - done_{t-1}),  scaled r_t = r_t / sqrt(var(G) + 1e-8)
+
+    then clipped. The variance is that of all G so far, the ones of the rollout in hand included.
+    Nothing is subtracted, so the sign of a reward remains.
+
+    While all G are equal there is no deviation to divide by, and rewards are only clipped. That is
+    so until the first reward other than 0, and after a single step. In the first rollouts G has
+    only begun to add up and the deviation is too small; later statistics outweigh them.
+
+    Args:
+        gamma: Discount of the agent, in [0, 1].
+        clip: Bound of the scaled rewards, > 0; 0: none.
+
+    Source: Engstrom et al. (2020), arXiv:2005.12729, algorithm 1, with the sum starting anew in
+    each episode.
+    """
+
+    def __init__(self, gamma: float, clip: float) -> None:
+        self.gamma = gamma
+        self.clip = clip
+        self.moments = batch_moments(torch.zeros(0))
+        self._carry = torch.zeros(0, dtype=torch.float64)
+
+    def scale(self, rewards: Tensor, done: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Take in a rollout, then scale its rewards.
+
+        Episodes continue from the previous rollout of the same number of environments; another
+        number begins new ones.
+
+        Args:
+            rewards: Raw rewards, `[T, B]`.
+            done: Whether an episode ended at the step, `[T, B]` bool.
+            valid: Whether a row is a transition, `[T, B]` bool; None: all are. Other rows neither
+                count nor pass time, and their rewards are scaled like the others.
+
+        Returns:
+            Scaled rewards, `[T, B]`, a new tensor in the dtype of the rewards.
+
+        Raises:
+            ShapeError: If the tensors differ in shape or are not `[T, B]`.
+            TrainingError: If a reward is not finite; nothing was taken in then.
+        """
+        if rewards.dim() != 2:
+            raise ShapeError(f"rewards has shape {list(rewards.shape)}, expected [T, B]")
+        check_same_shape(rewards=rewards, done=done)
+        if valid is not None:
+            check_same_shape(rewards=rewards, valid=valid)
+            valid = valid.cpu()
+        _check_finite(rewards, valid)
+        sums, carry = self._discounted_sums(rewards.detach().cpu().double(), done.cpu(), valid)
+        batch = batch_moments(sums.flatten() if valid is None else sums[valid])
+        self.moments, self._carry = merge_moments(self.moments, batch), carry
+        scaled = rewards / self._divisor()
+        return scaled.clamp_(-self.clip, self.clip) if self.clip else scaled
+
+    def _discounted_sums(
+        self, rewards: Tensor, done: Tensor, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """G `[T, B]`, and what the next rollout starts from `[B]`."""
+        steps, n = rewards.shape
+        carry = self._carry if self._carry.shape == (n,) else rewards.new_zeros(n)
+        if steps == 0:
+            return rewards, carry
+        discounts, goes_on = torch.full_like(rewards, self.gamma), done.logical_not().double()
+        if valid is not None:  # other rows hand on what they got
+            rewards = rewards.where(valid, 0.0)
+            discounts.masked_fill_(~valid, 1.0)
+            goes_on.masked_fill_(~valid, 1.0)
+        inputs, decays = rewards.clone(), discounts.clone()
+        inputs[0] += discounts[0] * carry
+        decays[1:] *= goes_on[:-1]
+        # The recurrence of returns, with time turned round.
+        sums = backward_recurrence(inputs.flip(0), decays.flip(0)).flip(0)
+        return sums, sums[-1] * goes_on[-1]
+
+    def _divisor(self) -> float:
+        mean, var = float(self.moments.mean), float(self.moments.var)
+        if var <= (RESOLUTION * mean) ** 2:
+            return 1.0
+        return float((var + EPSILON) ** 0.5)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Statistics and running sums, as tensors."""
+        return {
+            "count": self.moments.count.clone(),
+            "mean": self.moments.mean.clone(),
+            "var": self.moments.var.clone(),
+            "carry": self._carry.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.moments = Moments(
+            count=state["count"].clone(), mean=state["mean"].clone(), var=state["var"].clone()
+        )
+        self._carry = state["carry"].clone()
+
+
+def _check_finite(rewards: Tensor, valid: Tensor | None) -> None:
+    finite = torch.isfinite(rewards).cpu()
+    if valid is not None:
+        finite |= ~valid
+    if not bool(finite.all()):
+        step, env = finite.logical_not().nonzero()[0].tolist()
+        raise TrainingError(
+            f"the reward of environment {env} at step {step} of the rollout is "
+            f"{float(rewards[step, env])}: expected finite rewards, check env.step()"
+        )

@@ -1,0 +1,205 @@
+"""Observations scaled to mean 0 and deviation 1."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze_train.errors import ConfigError, TrainingError, nearest
+from maze_train.functional.moments import Moments, batch_moments, merge_moments
+from maze_train.spaces.images import is_image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from maze_train.nets.config import ObservationNormalizationConfig
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["ObservationNormalizer"]
+
+EPSILON = 1e-8
+"""Added to the variance."""
+
+RESOLUTION = 1e-6
+"""An entry whose deviation is below this share of its mean counts as constant: that little is
+rounding error in float32."""
+
+STATISTICS = ("count", "mean", "var", "frozen")
+
+
+class ObservationNormalizer(nn.Module):
+    """Normalises Box observations other than images, entry by entry.
+
+    (x - mean) / sqrt(var + 1e-8), clipped
+
+    Mean and variance are those of all observations that `update` has got; before the first update
+    observations pass unchanged, not clipped either. An entry that never changed is centred but not
+    scaled: it gives 0, and a small number should it change a little later. Discrete, MultiDiscrete
+    and MultiBinary observations, images and excluded keys always pass unchanged.
+
+    The statistics are float64 buffers, all keys in one vector, whatever dtype the module is
+    converted to. Training mode makes no difference.
+
+    Args:
+        space: Flat observation space, without action masks.
+        config: Bound, and keys to leave out.
+
+    Raises:
+        ConfigError: If an excluded key is not one of the space.
+    """
+
+    count: Tensor
+    mean: Tensor
+    var: Tensor
+    frozen: Tensor
+
+    def __init__(self, space: spaces.Space[Any], config: ObservationNormalizationConfig) -> None:
+        super().__init__()
+        leaves = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+        _check_excluded(config.exclude, list(leaves))
+        self._shapes = {
+            key: leaf.shape
+            for key, leaf in leaves.items()
+            if isinstance(leaf, spaces.Box) and key not in config.exclude and _is_vector(leaf)
+        }
+        self._clip = config.clip
+        total = sum(math.prod(shape) for shape in self._shapes.values())
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(total, dtype=torch.float64))
+        self.register_buffer("var", torch.zeros(total, dtype=torch.float64))
+        self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
+        for i, shape in enumerate(self._shapes.values()):
+            # Numbered, because a key may hold characters that names of buffers must not have.
+            self.register_buffer(f"_mean_{i}", torch.zeros(shape), persistent=False)
+            self.register_buffer(f"_factor_{i}", torch.ones(shape), persistent=False)
+        self._has_statistics = False
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys that are normalised; the key of a lone observation is empty."""
+        return list(self._shapes)
+
+    def forward(self, obs: TensorTree) -> TensorTree:
+        """Normalised observations.
+
+        Args:
+            obs: Observations, `[..., *obs shape]`; not modified.
+
+        Returns:
+            Observations of the same shapes; what is normalised is float32.
+        """
+        if not self._has_statistics:
+            return obs
+        if not isinstance(obs, dict):
+            return self._normalized(0, obs) if self._shapes else obs
+        normalized = dict(obs)
+        for i, key in enumerate(self._shapes):
+            normalized[key] = self._normalized(i, obs[key])
+        return normalized
+
+    def _normalized(self, i: int, x: Tensor) -> Tensor:
+        mean, factor = self._buffers[f"_mean_{i}"], self._buffers[f"_factor_{i}"]
+        assert mean is not None
+        assert factor is not None
+        if x.dtype != mean.dtype:
+            x = x.to(mean.dtype)
+        # A difference first: x * factor - mean * factor would cancel digits of large means.
+        x = (x - mean).mul_(factor)
+        return x.clamp_(-self._clip, self._clip) if self._clip else x
+
+    @torch.no_grad()
+    def update(self, obs: TensorTree) -> None:
+        """Take observations into the statistics; nothing happens after `freeze`.
+
+        Args:
+            obs: Observations, `[..., *obs shape]`, the same number for each key in `keys`; other
+                keys are not looked at.
+
+        Raises:
+            TrainingError: If an observation is not finite; nothing was taken in then.
+        """
+        if not self._shapes or bool(self.frozen):
+            return
+        batches = []
+        for key, shape in self._shapes.items():
+            leaf = obs[key] if isinstance(obs, dict) else obs
+            rows = leaf.reshape(-1, math.prod(shape))
+            _check_finite(key, shape, rows)
+            batches.append(batch_moments(rows))
+        merged = merge_moments(
+            Moments(self.count, self.mean, self.var),
+            Moments(
+                batches[0].count.to(self.count),
+                torch.cat([batch.mean for batch in batches]).to(self.mean),
+                torch.cat([batch.var for batch in batches]).to(self.var),
+            ),
+        )
+        self.count.copy_(merged.count)
+        self.mean.copy_(merged.mean)
+        self.var.copy_(merged.var)
+        self._refresh()
+
+    def freeze(self) -> None:
+        """Keep the statistics as they are from now on."""
+        self.frozen.fill_(True)
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        """Compute from the statistics what `forward` works with."""
+        self._has_statistics = bool(self.count > 0)
+        is_constant = self.var <= (RESOLUTION * self.mean).square()
+        factors = torch.where(is_constant, 1.0, (self.var + EPSILON).rsqrt())
+        start = 0
+        for i, shape in enumerate(self._shapes.values()):
+            end = start + math.prod(shape)
+            for name, values in (("mean", self.mean), ("factor", factors)):
+                self.get_buffer(f"_{name}_{i}").copy_(values[start:end].view(shape))
+            start = end
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._refresh()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ObservationNormalizer:
+        # Statistics move with the module, but keep their precision.
+        kept = {name: self.get_buffer(name) for name in STATISTICS}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
+        for name, buffer in kept.items():
+            self._buffers[name] = buffer.to(self.get_buffer(name).device)
+        return self
+
+
+def _is_vector(leaf: spaces.Box) -> bool:
+    """Whether the entries of a Box are numbers of their own, and there are any."""
+    return not is_image(leaf) and math.prod(leaf.shape) > 0
+
+
+def _check_excluded(excluded: list[str], keys: list[str]) -> None:
+    for key in excluded:
+        if key in keys and key:
+            continue
+        expected = f"expected keys of the observation space, {keys}"
+        if keys == [""]:
+            expected = "the observation space has no keys, it is a single Box: leave it empty"
+        elif close := nearest(key, keys, 1):
+            expected += f"; did you mean {close[0]!r}?"
+        raise ConfigError("model.normalization.exclude", expected, key)
+
+
+def _check_finite(key: str, shape: tuple[int, ...], rows: Tensor) -> None:
+    """Refuse observations `[N, entries]` of a key, naming the first entry that is not finite."""
+    finite = torch.isfinite(rows)
+    if bool(finite.all()):
+        return
+    row, column = finite.logical_not().nonzero()[0].tolist()
+    index = [int(i) for i in np.unravel_index(column, shape)] if shape else []
+    where = f"the observation {key!r}" if key else "the observation"
+    raise TrainingError(
+        f"entry {index} of {where} is {float(rows[row, column])}: expected finite numbers; repair "
+        "the environment, or name the key in model.normalization.exclude"
+    )

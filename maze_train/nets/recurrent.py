@@ -1,0 +1,313 @@
+"""Recurrent memory: LSTM and GRU layers that forget at the start of an episode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from maze_train.nets.blocks import InputGradient
+    from maze_train.nets.config import MemoryConfig
+    from maze_train.types import Tensor
+
+__all__ = ["Memory"]
+
+CLOSED = -1e4
+"""Input of a gate that closes it: its sigmoid is exactly 0 in float32 and float64."""
+
+ROUNDED_TO = 8
+"""Sequences get lengths that are multiples of this, because kernels are compiled per length."""
+
+
+class Memory(nn.Module):
+    """Recurrent layers on top of each other, one time step or whole sequences at a time.
+
+    LSTM, with gates i, f, g, o from x_t and h_{t-1}:
+
+    c_t = sigmoid(f) * c_{t-1} + sigmoid(i) * tanh(g),  h_t = sigmoid(o) * tanh(c_t)
+
+    GRU, with r, z and the two parts of n from x_t (n_x) and h_{t-1} (n_h):
+
+    n = tanh(n_x + sigmoid(r) * n_h),  h_t = (1 - sigmoid(z)) * n + sigmoid(z) * h_{t-1}
+
+    The state of an environment is one vector: h (and c) of the first layer, then of the next one.
+
+    Args:
+        input_size: F, size of the input.
+        config: Kind, size and number of the layers.
+        orthogonal: Orthogonal weights with gain 1 and zero biases; false: PyTorch's own.
+
+    Attributes:
+        layers: `torch.nn.LSTM` or `torch.nn.GRU`, the owner of the parameters.
+        output_size: H, units of a layer.
+        state_size: S, size of the state of one environment.
+
+    Source: Hochreiter and Schmidhuber (1997), Neural Computation 9(8), with the forget gate of Gers
+    et al. (2000); Cho et al. (2014), arXiv:1406.1078, in the variant of `torch.nn.GRU`.
+    """
+
+    def __init__(self, input_size: int, config: MemoryConfig, orthogonal: bool) -> None:
+        super().__init__()
+        self.is_lstm = config.cell == "lstm"
+        layers = nn.LSTM if self.is_lstm else nn.GRU
+        self.layers = layers(input_size, config.size, config.layers)
+        if orthogonal:
+            for param in self.layers.parameters():
+                if param.dim() == 2:
+                    nn.init.orthogonal_(param)
+                else:
+                    nn.init.zeros_(param)
+        self.output_size = config.size
+        self.state_size = config.size * config.layers * (2 if self.is_lstm else 1)
+
+    def _weights(self) -> list[tuple[Tensor, ...]]:
+        """Of each layer: weights of input and state, biases of input and state."""
+        # Reading `layers.weight_ih_l0` goes through a slow attribute look-up of nn.Module.
+        flat: list[Tensor] = list(self.layers._parameters.values())  # type: ignore[arg-type]  # no None
+        return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
+
+    def initial_state(self, n: int, device: torch.device | str = "cpu") -> Tensor:
+        """The state at the start of an episode: zeros, `[n, S]`."""
+        return torch.zeros(n, self.state_size, device=device)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One time step of N environments.
+
+        Args:
+            x: Inputs, `[N, F]`.
+            state: States before the step, `[N, S]`; zeros where an episode starts.
+
+        Returns:
+            Features `[N, H]` and states after the step `[N, S]`.
+        """
+        parts = torch.split(state, self.output_size, dim=-1)
+        new_parts = []
+        for i, weights in enumerate(self._weights()):
+            if self.is_lstm:
+                x, cell = torch.lstm_cell(x, parts[2 * i : 2 * i + 2], *weights)
+                new_parts += [x, cell]
+            else:
+                x = torch.gru_cell(x, parts[i], *weights)
+                new_parts.append(x)
+        return x, torch.cat(new_parts, dim=-1)
+
+    def sequence(self, x: Tensor, state: Tensor, resets: Tensor) -> Tensor:
+        """L time steps of n environments: the loop of `step`, with states set to zero at resets.
+
+        Args:
+            x: Inputs, `[L, n, F]`.
+            state: States before the first row, `[n, S]`.
+            resets: Whether a row is the first of an episode, bool, `[L, n]`: the state is set to
+                zero before the row is read.
+
+        Returns:
+            Features, `[L, n, H]`.
+        """
+        state = state * resets[0].logical_not().unsqueeze(-1)
+        starts = [part.contiguous() for part in torch.split(state, self.output_size, -1)]
+        if self.is_lstm or x.device.type != "cpu":
+            return self._fused(x, starts, resets)
+        keep = resets.logical_not().to(x.dtype)
+        for weights, start in zip(self._weights(), starts, strict=True):
+            x = _GRULayer.apply(x, start, keep, *weights)  # type: ignore[no-untyped-call]  # untyped in torch
+        return x
+
+    def _fused(self, x: Tensor, starts: list[Tensor], resets: Tensor) -> Tensor:
+        """`sequence` by PyTorch's own layers, which know nothing of resets."""
+        timeline = _Timeline(resets, x.dtype) if bool(resets[1:].any()) else None
+        if timeline is not None:
+            x = timeline.spread(x)
+        for i, weights in enumerate(self._weights()):
+            if timeline is not None:
+                x, weights = timeline.marked(x), self._with_eraser(weights)
+            if self.is_lstm:
+                h_and_c = [part.unsqueeze(0) for part in starts[2 * i : 2 * i + 2]]
+                x = _run(torch.lstm, x, h_and_c, weights)
+            else:
+                x = _run(torch.gru, x, starts[i].unsqueeze(0), weights)
+        return x if timeline is None else timeline.gather(x)
+
+    def vjp(self, x: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, InputGradient]:
+        """Like `sequence`, without a graph, and with a function that writes gradients.
+
+        Args:
+            x: Inputs, `[L, n, F]`.
+            state: States before the first row, `[n, S]`; a constant.
+            resets: Whether a row is the first of an episode, bool, `[L, n]`.
+
+        Returns:
+            Features `[L, n, H]`, and a function, to be called once, that takes dL/d features. It
+            adds to `.grad` of the parameters, in place, and returns dL/dx `[L, n, F]`, or None if
+            its second argument is false.
+        """
+        with torch.enable_grad():
+            inputs = x.detach().requires_grad_()
+            features = self.sequence(inputs, state.detach(), resets)
+
+        def gradient(grad: Tensor, of_input: bool = True) -> Tensor | None:
+            features.backward(grad)  # type: ignore[no-untyped-call]  # untyped in torch
+            return inputs.grad if of_input else None
+
+        return features.detach(), gradient
+
+    def _with_eraser(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Weights of a layer whose input is marked by `_Timeline.marked`.
+
+        A real row gets the bias of the input from its mark. In an erasing row the gates are closed
+        and the rest of the input is zero, so that h and c become exactly zero, and no gradient
+        crosses it.
+        """
+        w_input, w_state, b_input, b_state = weights
+        size = self.output_size
+        eraser = torch.full_like(b_input, CLOSED)
+        eraser[2 * size : 3 * size] = 0.0  # g of an LSTM, n of a GRU
+        columns = torch.stack([b_input, eraser], dim=1)
+        wider = torch.cat([w_input, columns], dim=1)
+        return wider, w_state, torch.zeros_like(b_input), b_state
+
+
+def _run(function: Any, x: Tensor, start: Any, weights: Any) -> Tensor:
+    """One layer of `torch.lstm` or `torch.gru` on `[L, n, F]`."""
+    # With biases, one layer, no dropout, trained or not, one direction, time first.
+    return function(x, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)[0]  # type: ignore[no-any-return]  # a tensor
+
+
+class _Timeline:
+    """Where the rows of sequences go when a row that erases the memory is put before each reset.
+
+    Fused kernels run through a sequence without looking at episodes. Each environment has its own
+    timeline, so the sequence grows by the number of resets of the environment that has most.
+
+    Args:
+        resets: `[L, n]`; those of row 0 are not looked at.
+        dtype: Floating dtype of the marks.
+    """
+
+    def __init__(self, resets: Tensor, dtype: torch.dtype) -> None:
+        length, self.n = resets.shape
+        shifts = resets.long()
+        shifts[0] = 0
+        shifts = shifts.cumsum(0)
+        longest = length + int(shifts[-1].max())
+        self.length = -(-longest // ROUNDED_TO) * ROUNDED_TO
+        rows = torch.arange(length, device=resets.device).unsqueeze(-1) + shifts
+        columns = torch.arange(self.n, device=resets.device)
+        self.places = (rows * self.n + columns).flatten()
+        is_real = torch.zeros(self.length * self.n, dtype=dtype, device=resets.device)
+        is_real.index_fill_(0, self.places, 1.0)
+        self.marks = torch.stack([is_real, 1.0 - is_real], dim=-1).view(self.length, self.n, 2)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """`[L, n, F]` to `[length, n, F]`, zeros in the rows between."""
+        zeros = x.new_zeros(self.length * self.n, x.shape[-1])
+        return zeros.index_copy(0, self.places, x.flatten(0, 1)).view(self.length, self.n, -1)
+
+    def marked(self, x: Tensor) -> Tensor:
+        """Inputs with two more columns: (1, 0) in real rows, (0, 1) in those that erase."""
+        return torch.cat([x, self.marks], dim=-1)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The real rows: `[length, n, H]` to `[L, n, H]`."""
+        return x.flatten(0, 1).index_select(0, self.places).view(-1, self.n, x.shape[-1])
+
+
+class _GRULayer(torch.autograd.Function):
+    """One GRU layer on the CPU, with backpropagation through time by hand.
+
+    PyTorch has no fused kernel for it there. The loop does in numpy what is small, because its
+    calls cost less, and leaves to the end what is one product over all time steps.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        start: Tensor,
+        keep: Tensor,
+        w_input: Tensor,
+        w_state: Tensor,
+        b_input: Tensor,
+        b_state: Tensor,
+    ) -> Tensor:
+        """Features `[L, n, H]`; keep `[L, n]` is 0 where the state is erased before a row."""
+        (length, n), size = keep.shape, w_state.shape[1]
+        # Gates r, z and n from the input: become the gates themselves.
+        gates = torch.addmm(b_input, x.flatten(0, 1), w_input.t()).view(length, n, -1)
+        from_state = torch.empty_like(gates)
+        before, after = x.new_empty(length, n, size), x.new_empty(length, n, size)
+        w_state_t = w_state.t().contiguous()
+        columns = (before, from_state, gates[..., : 2 * size])
+        arrays = (
+            before,
+            after,
+            keep.unsqueeze(-1),
+            from_state[..., : 2 * size],
+            from_state[..., 2 * size :],
+            gates[..., : 2 * size],
+            gates[..., :size],
+            gates[..., size : 2 * size],
+            gates[..., 2 * size :],
+        )
+        tensor_rows = zip(*(column.unbind(0) for column in columns), strict=True)
+        array_rows = zip(*(array.numpy() for array in arrays), strict=True)
+        h = start.detach().numpy()
+        for (h_row, state_row, rz_row), row in zip(tensor_rows, array_rows, strict=True):
+            h_before, h_after, keep_row, state_rz, state_n, rz, r, z, new = row
+            np.multiply(h, keep_row, out=h_before)
+            torch.addmm(b_state, h_row, w_state_t, out=state_row)
+            rz += state_rz
+            rz_row.sigmoid_()
+            np.multiply(r, state_n, out=h_after)
+            new += h_after
+            np.tanh(new, out=new)
+            np.subtract(h_before, new, out=h_after)
+            h_after *= z
+            h_after += new
+            h = h_after
+        ctx.save_for_backward(x, keep, w_input, w_state, gates, from_state, before)
+        return after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of x, start and the four parameters."""
+        x, keep, w_input, w_state, gates, from_state, before = ctx.saved_tensors
+        (length, n), size = keep.shape, w_state.shape[1]
+        r, z, new = gates.split(size, dim=-1)
+        aten = torch.ops.aten
+        # Gradients of what enters the nonlinearities, first per unit of dL/dh. In this order both
+        # n_x, r, z (from the input) and r, z, n_h (from the state) lie side by side.
+        d_gates = gates.new_empty(length, n, 4, size)
+        d_new = aten.tanh_backward(1 - z, new)
+        d_gates[:, :, 0] = d_new
+        d_gates[:, :, 1] = aten.sigmoid_backward(d_new * from_state[..., 2 * size :], r)
+        d_gates[:, :, 2] = aten.sigmoid_backward(before - new, z)
+        d_gates[:, :, 3] = d_new * r
+        flat = d_gates.view(length, n, 4 * size)
+        d_state = flat[..., size:]
+        dh = torch.zeros_like(before[0])
+        dh_array, dh_rows = dh.numpy(), dh.numpy()[:, None]
+        arrays = (grad.contiguous(), d_gates, z, keep.unsqueeze(-1))
+        rows = zip(d_state.unbind(0), *(array.numpy() for array in arrays), strict=True)
+        for d_state_row, grad_row, d_gates_row, z_row, keep_row in reversed(list(rows)):
+            dh_array += grad_row
+            d_gates_row *= dh_rows
+            dh_array *= z_row
+            dh.addmm_(d_state_row, w_state)
+            dh_array *= keep_row
+        flat = flat.flatten(0, 1)
+        d_input, d_state = flat[:, : 3 * size], flat[:, size:]
+        sums = flat.sum(0)
+        return (
+            d_input.mm(w_input.roll(size, 0)).view_as(x),
+            dh,
+            None,
+            d_input.t().mm(x.flatten(0, 1)).roll(-size, 0),
+            d_state.t().mm(before.flatten(0, 1)),
+            sums[: 3 * size].roll(-size, 0),
+            sums[size:],
+        )

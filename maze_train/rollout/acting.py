@@ -1,0 +1,91 @@
+"""What acts: models that give action distributions, with or without a memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from maze_train.distributions.base import Distribution
+    from maze_train.types import Array, ArrayTree, Tensor, TensorTree
+
+__all__ = ["ActingModel", "Actor", "RecurrentModel", "device_of", "env_actions"]
+
+
+class ActingModel(Protocol):
+    """What acts: anything that gives the parameters of an action distribution."""
+
+    @property
+    def distribution(self) -> Distribution:
+        """The family of action distributions."""
+        ...
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters for observations."""
+        ...
+
+
+class RecurrentModel(Protocol):
+    """What acts with a memory, which an attribute `state_size` above 0 tells."""
+
+    state_size: int
+    """Size S of the memory of one environment."""
+
+    @property
+    def distribution(self) -> Distribution:
+        """The family of action distributions."""
+        ...
+
+    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters for observations, and the memory `[n, S]` after them."""
+        ...
+
+
+class Actor:
+    """Asks a model for distribution parameters, and keeps what it remembers of each environment.
+
+    Args:
+        model: The model; asked for its weights as they are at each step.
+        num_envs: Number of environments n.
+        device: Where the model lives.
+    """
+
+    def __init__(
+        self,
+        model: ActingModel | RecurrentModel,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.model = model
+        self.state_size = int(getattr(model, "state_size", 0))
+        self.state = torch.zeros(num_envs, self.state_size, device=device)
+
+    def params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters for the next observations, `[n, param_size]`."""
+        if not self.state_size:
+            return cast("ActingModel", self.model).policy_params(obs)
+        params, self.state = cast("RecurrentModel", self.model).policy_step(obs, self.state)
+        return params
+
+    def forget(self, which: Array) -> None:
+        """Empty the memory of environments in which an episode ended, `[n]` bool."""
+        if self.state_size and which.any():
+            self.state = self.state.clone()
+            self.state[torch.from_numpy(which).to(self.state.device)] = 0.0
+
+
+def env_actions(distribution: Distribution, actions: TensorTree) -> ArrayTree:
+    """Actions as `env.step` receives them: clipped or squashed to the space, as arrays."""
+    return tree_map(lambda x: x.cpu().numpy(), distribution.to_env(actions))
+
+
+def device_of(model: ActingModel | RecurrentModel) -> torch.device:
+    """Where a model lives."""
+    if isinstance(model, torch.nn.Module):
+        for param in model.parameters():
+            return param.device
+    return torch.device("cpu")
+

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maze_train.algorithms.actor_critic.batch import PreparedRollout
+from maze_train.data.rollout import Rollout
+
+
+def numbered_rollout(steps, num_envs, seed, share_ignored=0.0, memory=False):
+    """A rollout whose observations and actions are their own positions."""
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.arange((steps + 1) * num_envs).view(steps + 1, num_envs)
+    ended = torch.rand(steps, num_envs, generator=generator) < 0.3
+    ignored = torch.rand(steps, num_envs, generator=generator) < share_ignored
+    return Rollout(
+        obs={"position": positions, "twice": 2.0 * positions},
+        actions=positions[:-1],
+        rewards=torch.zeros(steps, num_envs),
+        terminated=ended & ~ignored,
+        truncated=torch.zeros(steps, num_envs, dtype=torch.bool),
+        final_obs={"position": positions[:0], "twice": 2.0 * positions[:0]},
+        final_positions=torch.zeros(0, dtype=torch.int64),
+        ignored=ignored if share_ignored else None,
+        states=10.0 * positions.unsqueeze(-1) if memory else None,
+    )
+
+
+def columns_of(rollout):
+    """Columns that know their sample and their kind."""
+    samples = rollout.rewards.numel()
+    return torch.arange(samples).float() + 0.25 * torch.arange(4).unsqueeze(1)
+
+
+def transitions_of(rollout):
+    """The samples that are transitions."""
+    if rollout.ignored is None:
+        return list(range(rollout.rewards.numel()))
+    return (~rollout.ignored.flatten()).nonzero().squeeze(1).tolist()
+
+
+def check_columns(batch):
+    """All columns of a batch belong to the same samples."""
+    assert torch.equal(batch.actions.float(), batch.advantages)
+    for i, column in enumerate(
+        (batch.advantages, batch.targets, batch.old_values, batch.old_log_probs)
+    ):
+        assert torch.equal(column, batch.actions + 0.25 * i)
+
+
+ROLLOUTS = (st.integers(1, 4), st.integers(1, 3), st.floats(0.0, 0.8), st.integers(0, 2**31))
+
+
+@settings(max_examples=50, deadline=None)
+@given(*ROLLOUTS)
+def test_single_transitions(steps, num_envs, share, seed):
+    """Every transition is one unit, and nothing else is."""
+    rollout = numbered_rollout(steps, num_envs, seed, share)
+    prepared = PreparedRollout(rollout, columns_of(rollout), 3)
+    found = transitions_of(rollout)
+    assert prepared.num_units == len(found) == rollout.num_samples
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))
+    for batch, wanted in (
+        (prepared.select(order), [found[i] for i in order]),
+        (prepared.whole(), found),
+    ):
+        assert batch.actions.tolist() == wanted
+        assert batch.obs["position"].tolist() == wanted
+        assert torch.equal(batch.obs["twice"], 2.0 * batch.obs["position"])
+        assert batch.size == len(wanted)
+        assert batch.sequences is None
+        check_columns(batch)
+    assert prepared.transitions(columns_of(rollout)[0]).tolist() == found
+
+
+@settings(max_examples=80, deadline=None)
+@given(*ROLLOUTS, st.integers(1, 3))
+def test_sequences(windows, num_envs, share, seed, length):
+    """Sequences keep the order of time, begin with their memory, and know where episodes begin."""
+    steps = windows * length
+    rollout = numbered_rollout(steps, num_envs, seed, share, memory=True)
+    prepared = PreparedRollout(rollout, columns_of(rollout), length)
+    kept = set(transitions_of(rollout))
+    seen = []
+    for unit in range(prepared.num_units):
+        batch = prepared.select(torch.tensor([unit]))
+        rows = batch.obs["position"].tolist()
+        assert rows == [rows[0] + i * num_envs for i in range(length)]
+        assert rows[0] // num_envs % length == 0
+        assert batch.sequences.states.tolist() == [[10.0 * rows[0]]]
+        assert batch.actions.tolist() == [row for row in rows if row in kept]
+        assert batch.size > 0
+        check_columns(batch)
+        before = [row - num_envs for row in rows]
+        ended = rollout.ended.flatten() | (
+            rollout.ignored.flatten() if share else torch.tensor(False)
+        )
+        resets = [row >= 0 and bool(ended[row]) for row in before]
+        assert batch.sequences.resets.squeeze(1).tolist() == resets
+        seen += batch.actions.tolist()
+    assert sorted(seen) == sorted(kept)
+
+
+def test_several_sequences_side_by_side():
+    """Step l of sequence i is row l * n + i."""
+    rollout = numbered_rollout(4, 3, 0, memory=True)
+    batch = PreparedRollout(rollout, columns_of(rollout), 2).select(torch.tensor([4, 0]))
+    assert batch.obs["position"].tolist() == [7, 0, 10, 3]
+    assert batch.sequences.states.tolist() == [[70.0], [0.0]]
+    assert batch.sequences.kept is None
+
+
+def test_other_columns():
+    """Columns can be replaced; the rest stays."""
+    rollout = numbered_rollout(2, 2, 0)
+    prepared = PreparedRollout(rollout, columns_of(rollout)).with_columns(torch.zeros(4, 4))
+    assert prepared.whole().advantages.tolist() == [0.0] * 4
+    assert prepared.rollout is rollout

@@ -1,0 +1,496 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from maze_train.envs.config import EnvConfig
+from maze_train.envs.factory import EnvFactory
+from maze_train.envs.foreign import ForeignVectorEnv, make_foreign_env
+from maze_train.envs.pools import with_true_bounds
+from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.errors import ConfigError, EnvError, MissingExtraError, ShapeError
+
+BACKENDS = ["native", "envpool"]
+
+
+def needs(backend: str, env_id: str = "") -> None:
+    """Skip where the package behind a backend is missing."""
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    elif env_id.startswith("ALE/"):
+        pytest.importorskip("ale_py")
+
+
+def make(
+    backend: str, env_id: str, num_envs: int, *, training: bool = True, **settings: Any
+) -> Any:
+    """Two threads; settings of the environment and of `make_foreign_env`."""
+    limit = settings.pop("limit", None)
+    config = EnvConfig(id=env_id, backend=backend, **settings)
+    return make_foreign_env(
+        config, num_envs, training=training, num_threads=2, max_episode_steps=limit
+    )
+
+
+def threads() -> int:
+    """Threads of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def episodes(vector: Any, policy: Any, per_env: int, seed: int) -> tuple[Any, Any]:
+    """Returns of the first episodes of every environment, and whether they were truncated."""
+    obs, _ = vector.reset(seed=seed)
+    n = vector.num_envs
+    running = np.zeros(n)
+    returns: list[list[float]] = [[] for _ in range(n)]
+    cuts: list[list[bool]] = [[] for _ in range(n)]
+    while min(map(len, returns)) < per_env:
+        obs, rewards, terminated, truncated, _ = vector.step(policy(obs))
+        running += rewards
+        for i in np.flatnonzero(terminated | truncated):
+            if len(returns[i]) < per_env:
+                returns[i].append(running[i])
+                cuts[i].append(bool(truncated[i]))
+            running[i] = 0.0
+    return np.concatenate(returns), np.concatenate(cuts)
+
+
+def lean(obs: Any) -> Any:
+    """Push to where the pole leans."""
+    return (obs[:, 2] > 0.0).astype(np.int64)
+
+
+def balance(obs: Any) -> Any:
+    """Push to where the pole will be: it stands for long."""
+    return (obs[:, 2] + obs[:, 3] > 0.0).astype(np.int64)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["random", "lean", "balance"])
+def test_cartpole_plays_like_the_single_version(backend, kind):
+    """Returns of a fixed policy come from the same distribution: two-sample tests, 320 episodes."""
+    needs(backend)
+    n, per_env = 32, 10
+    samples = []
+    for vector in (
+        SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * n),
+        make(backend, "CartPole-v1", n),
+    ):
+        rng = np.random.default_rng(1)
+        policies = {
+            "lean": lean,
+            "balance": balance,
+            "random": lambda _, r=rng: r.integers(0, 2, n),
+        }
+        samples.append(episodes(vector, policies[kind], per_env, seed=3)[0])
+        vector.close()
+    one, other = samples
+    error = np.sqrt(one.var() / one.size + other.var() / other.size)
+    assert abs(one.mean() - other.mean()) < 3.0 * error
+    assert 0.8 < one.std() / other.std() < 1.25
+    grid = np.sort(np.concatenate(samples))
+    shares = [np.searchsorted(np.sort(x), grid, side="right") / x.size for x in samples]
+    # Kolmogorov and Smirnov: 1.63 sqrt(2 / n) is exceeded in 1 of 100 cases.
+    assert np.abs(shares[0] - shares[1]).max() < 1.63 * np.sqrt(2.0 / one.size)
+
+
+def test_native_cartpole_steps_like_the_single_version():
+    """From the same states, the same actions give the same steps up to the end of the episode."""
+    n = 8
+    single = SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * n)
+    native = make("native", "CartPole-v1", n)
+    single.reset(seed=0)
+    native.reset(seed=0)
+    native._env.unwrapped.state = np.stack([e.unwrapped.state for e in single.envs], axis=1)
+    running = np.ones(n, bool)
+    rng = np.random.default_rng(0)
+    while running.any():
+        actions = rng.integers(0, 2, n)
+        theirs, ours = single.step(actions), native.step(actions)
+        for part in (1, 2, 3):
+            assert theirs[part][running].tolist() == ours[part][running].tolist()
+        for i in np.flatnonzero(running):
+            ended = theirs[2][i]
+            expected = theirs[4]["final_obs"][i] if ended else theirs[0][i]
+            given = ours[4]["final_obs"][i] if ended else ours[0][i]
+            np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-6)
+        running &= ~theirs[2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runs_can_be_repeated(backend):
+    """A seed gives the same run again and in another object, and no two share an episode."""
+    needs(backend)
+    n, steps = 4, 60
+    actions = np.random.default_rng(0).integers(0, 2, (steps, n))
+
+    def run(vector: Any, seed: int) -> list[Any]:
+        rows = [vector.reset(seed=seed)[0].copy()]
+        rows += [vector.step(action)[0].copy() for action in actions]
+        return rows
+
+    vector, other = make(backend, "CartPole-v1", n), make(backend, "CartPole-v1", n)
+    first = run(vector, 5)
+    for again in (run(vector, 5), run(other, 5)):
+        np.testing.assert_array_equal(first, again)
+    starts = [tuple(row) for seed in range(20) for row in vector.reset(seed=seed)[0]]
+    assert len(set(starts)) == len(starts) == 20 * n
+    assert vector.reset()[0].shape == (n, 4)
+    assert vector.root_seed is not None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_time_limits(backend):
+    """The smaller one of registered, set and asked for holds, and truncates."""
+    needs(backend)
+    cases = [({}, 500), ({"max_episode_steps": 7}, 7), ({"limit": 6}, 6), ({"limit": 900}, 500)]
+    cases += [({"max_episode_steps": 900, "limit": 5}, 5), ({"max_episode_steps": 520}, 520)]
+    for settings, expected in cases:
+        vector = make(backend, "CartPole-v1", 8, **settings)
+        returns, cuts = episodes(vector, balance, 1, seed=0)
+        assert returns.max() == expected
+        assert (cuts == (returns == expected)).all()
+        vector.close()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_close_ends_threads(backend, env_id):
+    """Nothing is left running."""
+    needs(backend, env_id)
+    before = threads()
+    vector = make(backend, env_id, 3)
+    vector.reset(seed=0)
+    vector.step(np.zeros(3, int))
+    if (backend, env_id) != ("native", "CartPole-v1"):
+        assert threads() > before
+    vector.close()
+    vector.close()
+    assert threads() == before
+    assert not multiprocessing.active_children()
+
+
+# -- Atari -----------------------------------------------------------------------------------------
+
+
+def play(vector: Any, steps: int, seed: int = 0) -> list[list[Any]]:
+    """Transitions per environment under random actions: frames as sums, reward, flags, whole game.
+
+    Environment i takes its own sequence of actions, whether or not rows are ignored.
+    """
+    n = vector.num_envs
+    count = int(vector.single_action_space.n)
+    streams = [np.random.default_rng([seed, i]) for i in range(n)]
+    obs, _ = vector.reset(seed=seed)
+    ignored = np.zeros(n, bool)
+    found: list[list[Any]] = [[] for _ in range(n)]
+    actions = np.zeros(n, int)
+    for _ in range(steps):
+        resetting = getattr(vector, "_resetting", np.zeros(n, bool))
+        for i in np.flatnonzero(~resetting):
+            actions[i] = streams[i].integers(0, count)
+        before = obs.astype(np.int64).sum((2, 3)).tolist()
+        obs, rewards, terminated, truncated, infos = vector.step(actions)
+        ignored = infos.get("ignored", np.zeros(n, bool))
+        for i in np.flatnonzero(~ignored):
+            ended = bool(terminated[i] or truncated[i])
+            after = infos["final_obs"][i] if ended else obs[i]
+            # Of consecutive stacks, all but one frame are the same.
+            sums = after.astype(np.int64).sum((1, 2)).tolist()
+            assert sums[:-1] == before[i][1:]
+            game = None
+            if "episode" in infos.get("final_info", {}) and infos["final_info"]["_episode"][i]:
+                episode = infos["final_info"]["episode"]
+                game = (float(episode["r"][i]), int(episode["l"][i]))
+            flags = (bool(terminated[i]), bool(truncated[i]))
+            found[i].append((before[i], float(rewards[i]), flags, sums[-1], game))
+    return found
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def breakout(request: Any) -> tuple[str, list[list[Any]], list[list[Any]]]:
+    """Breakout as it is evaluated and as it is trained, under the same actions."""
+    needs(request.param, "ALE/")
+    pair = []
+    for training in (False, True):
+        vector = make(request.param, "ALE/Breakout-v5", 4, training=training)
+        assert vector.frame_stack == {"": 4}
+        assert vector.monitored is training
+        assert vector.single_observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        pair.append(play(vector, 420))
+        vector.close()
+    return request.param, pair[0], pair[1]
+
+
+@pytest.mark.slow
+def test_atari_training_changes_ends_and_rewards_only(breakout):
+    """Frames are the same; in training lost lives end episodes, and whole games are reported."""
+    _, evaluated, trained = breakout
+    lives_lost = 0
+    for plain, changed in zip(evaluated, trained, strict=True):
+        assert [(step[0], step[3]) for step in plain] == [(step[0], step[3]) for step in changed]
+        score, length = 0.0, 0
+        for (_, reward, flags, _, game), (_, sign, life_flags, _, whole) in zip(
+            plain, changed, strict=True
+        ):
+            assert sign == np.sign(reward)
+            assert game is None
+            score, length = score + reward, length + 1
+            if any(flags):
+                assert flags == life_flags == (True, False)
+                assert whole == (score, length)
+                score, length = 0.0, 0
+            else:
+                assert whole is None
+                lives_lost += any(life_flags)
+        games = sum(any(step[2]) for step in plain)
+        ends = sum(any(step[2]) for step in changed)
+        assert games >= 1
+        assert 5 * games <= ends <= 5 * (games + 1)
+    assert lives_lost >= 16
+
+
+def test_atari_scores_are_raw():
+    """In a game with rewards of 5 and more, evaluation sees them, training their signs."""
+    for backend in BACKENDS:
+        needs(backend, "ALE/")
+        seen = []
+        for training in (False, True):
+            vector = make(backend, "ALE/SpaceInvaders-v5", 2, training=training)
+            seen.append([step[1] for steps in play(vector, 60) for step in steps])
+            vector.close()
+        assert max(seen[0]) >= 5.0
+        assert set(seen[1]) == {0.0, 1.0}
+
+
+@pytest.mark.slow
+def test_atari_same_step_equals_next_step():
+    """Both autoreset modes of ale-py give the same transitions, final observations included."""
+    pytest.importorskip("ale_py")
+    same = make("native", "ALE/Breakout-v5", 3, training=False)
+    assert same.mode is AutoresetMode.SAME_STEP
+    kwargs = {"repeat_action_probability": 0.25, "reward_clipping": False, "noop_max": 30}
+    source = gymnasium.make_vec(
+        "ALE/Breakout-v5",
+        3,
+        vectorization_mode="vector_entry_point",
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+        **kwargs,
+    )
+    other = ForeignVectorEnv(source)
+    assert other.mode is AutoresetMode.NEXT_STEP
+    for one, two in zip(play(same, 420), play(other, 420), strict=True):
+        assert one[: len(two)] == two
+        assert sum(any(step[2]) for step in two) >= 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_atari_time_limit(backend):
+    """A game cut short is truncated, and its return is reported."""
+    needs(backend, "ALE/")
+    vector = make(backend, "ALE/Pong-v5", 3, limit=20)
+    found = play(vector, 45)
+    for steps in found:
+        ends = [t for t, step in enumerate(steps) if any(step[2])]
+        assert len(ends) >= 2
+        for t in ends:
+            assert steps[t][2] == (False, True)
+            assert steps[t][4] is not None
+        # ale-py counts the frames of up to 30 no-ops, and of one press of the fire button.
+        assert 20 - 9 <= ends[0] + 1 <= 20
+        if backend == "envpool":
+            assert ends[0] + 1 == 20
+    vector.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_atari_actions_are_repeated(backend):
+    """Actions stick with the registered probability, or with the one that is given."""
+    needs(backend, "ALE/")
+    for kwargs, expected in (({}, 0.25), ({"repeat_action_probability": 0.0}, 0.0)):
+        vector = make(backend, "ALE/Pong-v5", 1, kwargs=kwargs)
+        source = vector._env
+        given = (
+            source.spec.kwargs["repeat_action_probability"]
+            if backend == "native"
+            else source.config.repeat_action_probability
+        )
+        assert given == pytest.approx(expected)
+        vector.close()
+
+
+def test_atari_settings_that_do_not_fit():
+    """What the vector environments can not do is refused."""
+    for backend in BACKENDS:
+        needs(backend, "ALE/")
+        with pytest.raises(ConfigError, match=r"env\.preprocessing = 'none'.*always"):
+            make(backend, "ALE/Pong-v5", 1, preprocessing="none")
+        with pytest.raises(ConfigError, match=r"env\.preprocessing = 'atari'.*expected an ALE/ id"):
+            make(backend, "CartPole-v1", 1, preprocessing="atari")
+        with pytest.raises(ConfigError, match=r"env\.kwargs\.episodic_life = True: remove it"):
+            make(backend, "ALE/Pong-v5", 1, kwargs={"episodic_life": True})
+    with pytest.raises(ConfigError, match=r"env\.kwargs\.frameskip"):
+        make("native", "ALE/Pong-v5", 1, kwargs={"frameskip": (2, 5)}, limit=10)
+    with pytest.raises(ConfigError, match=r"env\.kwargs = .*does not take"):
+        make("native", "ALE/Pong-v5", 1, kwargs={"obs_type": "ram"})
+
+
+# -- EnvPool ---------------------------------------------------------------------------------------
+
+
+def test_envpool_nested_observations():
+    """Dict observations are flat by key, with true bounds and the dtypes of the space."""
+    pytest.importorskip("envpool")
+    vector = make("envpool", "MiniGrid-Empty-5x5-v0", 2)
+    obs, _ = vector.reset(seed=0)
+    assert {key: (part.shape, part.dtype.name) for key, part in obs.items()} == {
+        "direction": ((2,), "int64"),
+        "image": ((2, 7, 7, 3), "uint8"),
+        "mission": ((2, 96), "uint8"),
+    }
+    for _ in range(120):
+        obs, _, _, truncated, infos = vector.step(np.zeros(2, int))
+        if truncated.any():
+            break
+    assert sorted(infos["final_obs"][0]) == ["direction", "image", "mission"]
+    vector.close()
+
+
+def test_true_bounds():
+    """The extremes of the number type stand for no bound at all."""
+    tiny, largest = np.finfo(np.float64).tiny, np.finfo(np.float64).max
+    stated = spaces.Box(
+        np.array([tiny, -1.0, -largest]), np.array([largest, 1.0, 3.0]), (3,), float
+    )
+    honest = with_true_bounds(spaces.Dict({"x": stated, "y": spaces.Discrete(3)}))
+    assert honest["x"].low.tolist() == [-np.inf, -1.0, -np.inf]
+    assert honest["x"].high.tolist() == [np.inf, 1.0, 3.0]
+    assert honest["y"] == spaces.Discrete(3)
+
+
+def test_envpool_errors(monkeypatch):
+    """Unknown names, options and settings are told; several players are refused."""
+    pytest.importorskip("envpool")
+    with pytest.raises(ConfigError, match=r"env\.id = 'ALE/Pung-v5'.*nearest ids: Pong-v5"):
+        make("envpool", "ALE/Pung-v5", 1)
+    with pytest.raises(ConfigError, match=r"env\.kwargs = .*does not take these.*gravity"):
+        make("envpool", "CartPole-v1", 1, kwargs={"gravity": 3.0})
+    with pytest.raises(ConfigError, match="several players"):
+        make("envpool", "Go9x9-v1", 1)
+    with pytest.raises(ConfigError, match=r"env\._target_"):
+        make_foreign_env(EnvConfig(target="a.b", backend="envpool"), 1, training=True)
+    with pytest.raises(ConfigError, match=r"env\.kwargs\.seed = 3: remove it"):
+        make("envpool", "CartPole-v1", 1, kwargs={"seed": 3})
+    vector = make("envpool", "CartPole-v1", 1)
+    with pytest.raises(EnvError, match="knows no options"):
+        vector.reset(seed=0, options={"level": 1})
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(MissingExtraError, match=r"maze-train\[envpool\]"):
+        make("envpool", "CartPole-v1", 1)
+
+
+# -- registered and own vector environments --------------------------------------------------------
+
+
+class OwnVectorEnv(SyncVectorEnv):
+    """A vector environment of one's own that takes what ours asks for."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        length: int = 9,
+        num_threads: int = 0,
+        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        maker = lambda: gymnasium.make("CartPole-v1", max_episode_steps=length)  # noqa: E731
+        super().__init__([maker] * num_envs, autoreset_mode=autoreset_mode)
+        self.num_threads = num_threads
+
+
+def disabled_vector_env(num_envs: int) -> VectorEnv:
+    """A function that returns one whose resets are the caller's."""
+    return OwnVectorEnv(num_envs, 500, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def single_env(num_envs: int) -> Any:
+    """What is not meant."""
+    return gymnasium.make("CartPole-v1")
+
+
+def own(name: str, **settings: Any) -> Any:
+    """Our vector environment around one of this file's."""
+    limit = settings.pop("limit", None)
+    config = EnvConfig(target=f"{__name__}.{name}", backend="native", **settings)
+    return make_foreign_env(config, 2, training=True, num_threads=3, max_episode_steps=limit)
+
+
+def test_own_vector_environment():
+    """A target is called with the number of environments and what its signature has."""
+    vector = own("OwnVectorEnv", kwargs={"length": 4})
+    assert vector.mode is AutoresetMode.SAME_STEP
+    assert vector._env.num_threads == 3
+    assert vector.num_envs == 2
+    returns, cuts = episodes(vector, balance, 2, seed=0)
+    assert returns.tolist() == [4.0] * 4
+    assert cuts.all()
+    limited = own("disabled_vector_env", limit=3)
+    assert limited.mode is AutoresetMode.DISABLED
+    assert episodes(limited, balance, 2, seed=0)[0].tolist() == [3.0] * 4
+
+
+def test_own_environment_errors():
+    """Targets that are no vector environments, and limits that nobody keeps, are refused."""
+    with pytest.raises(ConfigError, match=r"env\._target_ = .*returns a gymnasium\.vector"):
+        own("lean")
+    with pytest.raises(EnvError, match=r"expected a gymnasium\.vector\.VectorEnv; for single"):
+        own("single_env")
+    with pytest.raises(ConfigError, match=r"env\.max_episode_steps = 3: OwnVectorEnv resets"):
+        own("OwnVectorEnv", max_episode_steps=3)
+    with pytest.raises(ConfigError, match=r"env\.kwargs = .*does not take these.*tall"):
+        own("OwnVectorEnv", kwargs={"tall": True})
+
+
+def test_ids_without_vector_entry_point():
+    """Ids that have one are listed, nearest first; unknown ids as elsewhere."""
+    with pytest.raises(ConfigError) as caught:
+        make("native", "Acrobot-v1", 2)
+    text = str(caught.value)
+    assert "no vector environment is registered under it: use env.backend=gymnasium" in text
+    assert "CartPole-v1" in text
+    with pytest.raises(ConfigError, match=r"nearest first: phys2d/Pendulum-v0"):
+        make("native", "Pendulum-v1", 2)
+    with pytest.raises(ConfigError, match=r"nearest ids: phys2d/CartPole"):
+        make("native", "phys2d/CartPol-v0", 2)
+
+
+def test_wrappers_are_refused():
+    """Wrappers of single environments do not fit; neither backend takes them."""
+    node = {"_target_": "toy_envs.AddOne"}
+    for backend in BACKENDS:
+        for key in ("wrappers", "training_wrappers"):
+            with pytest.raises(ConfigError, match=rf"env\.{key} = .*wrappers of single env"):
+                make(backend, "CartPole-v1", 2, **{key: [node]})
+
+
+def test_settings_that_do_not_fit():
+    """Id and target, another backend, and arguments that are ours to give."""
+    with pytest.raises(ConfigError, match="exactly one of id"):
+        make_foreign_env(EnvConfig(backend="native"), 1, training=True)
+    with pytest.raises(ConfigError, match=r"env\.backend = 'gymnasium'"):
+        make("gymnasium", "CartPole-v1", 1)
+    with pytest.raises(ConfigError, match=r"env\.kwargs\.num_envs = 3: remove it: runner\.n_envs"):
+        make("native", "CartPole-v1", 1, kwargs={"num_envs": 3})
+    with pytest.raises(ConfigError, match="no_such_module"):
+        make("native", "no_such_module:CartPole-v1", 1)
+    vector = make("native", "CartPole-v1", 2)
+    vector.reset(seed=0)
+    with pytest.raises(ShapeError):
+        vector.step([0])

@@ -1,0 +1,499 @@
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from maze_train.envs.backends import autoreset_mode, distinct_seeds
+from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.errors import ConfigError, EnvError, ShapeError, SpaceError
+from maze_train.rollout.episodes import successes_of
+
+MODES = list(AutoresetMode)
+SAME_STEP, NEXT_STEP, DISABLED = (
+    AutoresetMode.SAME_STEP,
+    AutoresetMode.NEXT_STEP,
+    AutoresetMode.DISABLED,
+)
+N = 3
+
+
+def length_of(env: int, episode: int) -> int:
+    """Steps of an episode."""
+    return 1 + (3 * env + 5 * episode) % 7
+
+
+def flags_of(env: int, episode: int) -> tuple[bool, bool]:
+    """Terminated, truncated, or both."""
+    return [(True, False), (False, True), (True, True)][(env + episode) % 3]
+
+
+class ScriptedEnv(gymnasium.Env[Any, Any]):
+    """Observes (environment, episode, step); lengths and ends of episodes are known."""
+
+    def __init__(self, index: int, nested: bool = False) -> None:
+        self.index, self.episode, self.t, self.nested = index, -1, 0, nested
+        self.observation_space = spaces.Box(0.0, 1e6, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        if nested:
+            clock = spaces.Dict({"t": spaces.Discrete(10)})
+            place = spaces.Box(0.0, 1e6, (2,), np.float32)
+            self.observation_space = spaces.Dict({"b": spaces.Tuple((place, clock))})
+            force = spaces.Box(0.0, 9.0, (2,), np.float64)
+            self.action_space = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"f": force})))
+
+    def observe(self) -> Any:
+        obs = np.array([self.index, self.episode, self.t], np.float32)
+        return {"b": (obs[:2], {"t": self.t})} if self.nested else obs
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.episode, self.t = self.episode + 1, 0
+        return self.observe(), {"seed": -1 if seed is None else seed}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        number = float(action[0]) + action[1]["f"].sum() if self.nested else float(action)
+        reward = number + 10.0 * self.t + 0.5 * self.episode + 100.0 * self.index
+        ended = self.t >= length_of(self.index, self.episode)
+        terminated, truncated = flags_of(self.index, self.episode)
+        info = {"is_success": self.episode % 2 == 0}
+        return self.observe(), reward, ended and terminated, ended and truncated, info
+
+
+class ScriptedVectorEnv(VectorEnv[Any, Any, Any]):
+    """The same script for many environments at once, with habits of native vector environments.
+
+    Rows may come in another order, told by `env_id`; observations may live in one buffer that every
+    call overwrites; `final_obs` is one array, whose other rows are rubbish.
+    """
+
+    def __init__(self, mode: Any, *, shuffled: bool = False, reused: bool = False) -> None:
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs = N
+        self.single_observation_space = spaces.Box(0.0, 1e6, (3,), np.float32)
+        self.single_action_space = spaces.Discrete(3)
+        self.observation_space = batch_space(self.single_observation_space, N)
+        self.action_space = batch_space(self.single_action_space, N)
+        self.mode, self.shuffled, self.reused = mode, shuffled, reused
+        self.buffer = np.zeros((N, 3), np.float32)
+        self.rng = np.random.default_rng(0)
+        self.episode, self.t = np.full(N, -1), np.zeros(N, int)
+        self.ended = np.zeros(N, bool)
+
+    def observe(self) -> Any:
+        return np.stack([np.arange(N), self.episode, self.t], axis=1).astype(np.float32)
+
+    def deliver(self, obs: Any, *rest: Any) -> Any:
+        order = self.rng.permutation(N) if self.shuffled else np.arange(N)
+        infos = {key: value[order] for key, value in rest[-1].items()}
+        infos |= {"env_id": order.astype(np.int32)} if self.shuffled else {}
+        obs = obs[order]
+        if self.reused:
+            self.buffer[:] = obs
+            obs = self.buffer
+        return (obs, *(part[order] for part in rest[:-1]), infos)
+
+    def start(self, rows: Any) -> None:
+        self.episode[rows] += 1
+        self.t[rows] = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        rows = (options or {}).get("reset_mask", np.ones(N, bool))
+        assert rows.any()
+        self.start(rows)
+        self.ended[rows] = False
+        obs = self.observe()
+        obs[~rows] = -7.0  # Nobody promised what the rows of the others hold.
+        return self.deliver(obs, {})
+
+    def step(self, actions: Any) -> Any:
+        assert self.action_space.contains(actions)
+        if self.mode is DISABLED:
+            assert not self.ended.any()
+        resetting = self.ended if self.mode is NEXT_STEP else np.zeros(N, bool)
+        self.start(resetting)
+        self.t[~resetting] += 1
+        rewards = actions + 10.0 * self.t + 0.5 * self.episode + 100.0 * np.arange(N)
+        rewards[resetting] = 1e9  # Not to be believed.
+        pairs = zip(range(N), self.episode.tolist(), strict=True)
+        lengths = np.array([length_of(i, k) for i, k in pairs])
+        self.ended = ~resetting & (self.t >= lengths)
+        flags = np.array([flags_of(i, k) for i, k in enumerate(self.episode.tolist())])
+        terminated, truncated = (flags & self.ended[:, None]).T
+        infos: dict[str, Any] = {"is_success": self.episode % 2 == 0}
+        obs = self.observe()
+        if self.mode is SAME_STEP and self.ended.any():
+            infos |= {"final_obs": np.where(self.ended[:, None], obs, -5).astype(np.float32)}
+            self.start(self.ended)
+            obs = self.observe()
+        return self.deliver(obs, rewards.astype(np.float32), terminated, truncated, infos)
+
+
+def flat_row(obs: Any, i: int | None = None) -> tuple[float, ...]:
+    """One observation of any of these as numbers."""
+    parts = [obs[key] for key in sorted(obs)] if isinstance(obs, dict) else [obs]
+    rows = parts if i is None else [part[i] for part in parts]
+    return tuple(float(x) for row in rows for x in np.ravel(row))
+
+
+def transitions(vector: Any, steps: int, nested: bool = False) -> list[list[Any]]:
+    """Per environment: observation, action, reward, flags, next observation, success."""
+    obs, _ = vector.reset(seed=0)
+    found: list[list[Any]] = [[] for _ in range(vector.num_envs)]
+    for _ in range(steps):
+        before = [flat_row(obs, i) for i in range(vector.num_envs)]
+        actions: Any = np.array([int(sum(row)) % 3 for row in before])
+        given = {"0": actions, "1/f": np.stack([actions, actions + 0.25], 1)} if nested else actions
+        obs, rewards, terminated, truncated, infos = vector.step(given)
+        assert (rewards.dtype, terminated.dtype, truncated.dtype) == (float, bool, bool)
+        ignored = infos.get("ignored", np.zeros(vector.num_envs, bool))
+        successes = successes_of(infos)
+        for i in range(vector.num_envs):
+            ended = bool(terminated[i] or truncated[i])
+            if "_final_obs" in infos:
+                assert bool(infos["_final_obs"][i]) is ended
+                assert (infos["final_obs"][i] is not None) is ended
+            else:
+                assert not ended
+            if ignored[i]:
+                assert (rewards[i], ended) == (0.0, False)
+                continue
+            after = flat_row(infos["final_obs"][i]) if ended else flat_row(obs, i)
+            flags = (bool(terminated[i]), bool(truncated[i]))
+            step = (before[i], int(actions[i]), float(rewards[i]), flags, after)
+            found[i].append((*step, successes.get(i)))
+    return found
+
+
+def expected(steps: int, nested: bool = False) -> list[list[Any]]:
+    """The transitions of our own vector environment."""
+    factories = [lambda i=i: ScriptedEnv(i, nested) for i in range(N)]
+    return transitions(SequentialVectorEnv(factories), steps, nested)
+
+
+def without_successes(found: list[list[Any]]) -> list[list[Any]]:
+    """All but the last part of each step."""
+    return [[step[:-1] for step in steps] for steps in found]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_gymnasium_environments_give_the_same_transitions(mode, nested):
+    """Every transition is that of our own vector environment, whatever the autoreset mode."""
+    makers = [lambda i=i: ScriptedEnv(i, nested) for i in range(N)]
+    vector = ForeignVectorEnv(SyncVectorEnv(makers, autoreset_mode=mode))
+    assert vector.metadata["autoreset_mode"] is SAME_STEP
+    found = transitions(vector, 60, nested)
+    for mine, reference in zip(found, expected(60, nested), strict=True):
+        assert len(mine) >= (40 if mode is NEXT_STEP else 60)
+        assert mine == reference[: len(mine)]
+
+
+@pytest.mark.parametrize("reused", [False, True])
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_native_environments_give_the_same_transitions(mode, shuffled, reused):
+    """Also with rows in another order, one buffer for all observations, and arrays of finals."""
+    vector = ForeignVectorEnv(ScriptedVectorEnv(mode, shuffled=shuffled, reused=reused))
+    found = without_successes(transitions(vector, 60))
+    reference = without_successes(expected(60))
+    for mine, theirs in zip(found, reference, strict=True):
+        assert len(mine) >= (40 if mode is NEXT_STEP else 60)
+        assert mine == theirs[: len(mine)]
+
+
+def test_ignored_rows():
+    """In NEXT_STEP the last observation comes first, then a row that is no transition."""
+    vector = ForeignVectorEnv(ScriptedVectorEnv(NEXT_STEP))
+    vector.reset(seed=0)
+    lengths = [length_of(i, 0) for i in range(N)]
+    assert lengths == [1, 4, 7]
+    obs, rewards, terminated, _, infos = vector.step([2, 0, 0])
+    assert obs[0].tolist() == infos["final_obs"][0].tolist() == [0.0, 0.0, 1.0]
+    assert terminated.tolist() == [True, False, False]
+    assert "ignored" not in infos
+    final = infos["final_obs"][0]
+    obs, rewards, terminated, _, infos = vector.step([2, 0, 0])
+    assert infos["ignored"].tolist() == [True, False, False]
+    assert obs[0].tolist() == [0.0, 1.0, 0.0]
+    assert rewards[0] == 0.0
+    assert not terminated.any()
+    assert final.tolist() == [0.0, 0.0, 1.0]
+    assert "ignored" not in vector.step([2, 0, 0])[4]
+
+
+def test_final_infos():
+    """Infos of the last step are found where the collector looks for them, of that row alone."""
+    for mode in (NEXT_STEP, DISABLED):
+        vector = ForeignVectorEnv(ScriptedVectorEnv(mode))
+        vector.reset(seed=0)
+        infos = vector.step([0, 0, 0])[4]
+        assert successes_of(infos) == {0: 1.0}
+        assert infos["_final_info"].tolist() == [True, False, False]
+
+
+def test_reset_begins_anew():
+    """A reset in the middle forgets which rows were about to be reset."""
+    vector = ForeignVectorEnv(ScriptedVectorEnv(NEXT_STEP))
+    vector.reset(seed=0)
+    assert vector.step([0, 0, 0])[2].any()
+    vector.reset(seed=0)
+    infos = vector.step([0, 0, 0])[4]
+    assert "ignored" not in infos
+
+
+def test_copies_and_infos():
+    """Copies and the infos of all steps are given when they are asked for."""
+    for copy in (False, True):
+        source = ScriptedVectorEnv(DISABLED, reused=True)
+        vector = ForeignVectorEnv(source, copy=copy, step_infos=copy)
+        vector.reset(seed=0)
+        vector.step([0, 0, 0])
+        second = vector.step([0, 0, 0])
+        assert second[0][2].tolist() == [2.0, 0.0, 2.0]
+        assert np.shares_memory(second[0], source.buffer) is not copy
+        assert ("is_success" in second[4]) is copy
+        vector.step([0, 0, 0])
+        assert second[0][2, 2] == (2.0 if copy else 3.0)
+
+
+def test_time_limit_of_environments_that_are_reset_here():
+    """Only where resets are ours can episodes be cut."""
+    vector = ForeignVectorEnv(ScriptedVectorEnv(DISABLED), max_episode_steps=2)
+    vector.reset(seed=0)
+    seen = []
+    for _ in range(6):
+        seen.append(vector.step([0, 0, 0])[3].tolist())
+    lengths = [length_of(2, k) for k in range(3)]
+    assert lengths == [7, 5, 3]
+    assert [row[2] for row in seen] == [False, True] * 3
+    with pytest.raises(ConfigError, match=r"env\.max_episode_steps = 2: ScriptedVectorEnv resets"):
+        ForeignVectorEnv(ScriptedVectorEnv(NEXT_STEP), max_episode_steps=2)
+
+
+class Lives(ScriptedVectorEnv):
+    """Lives fall before the end of an episode; rewards are 5 and -3."""
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        rewards = np.where(np.arange(N) == 0, 5.0, -3.0)
+        return obs, rewards, terminated, truncated, {**infos, "lives": self.lives()}
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, infos = super().reset(**kwargs)
+        return obs, {**infos, "lives": self.lives()}
+
+    def lives(self) -> Any:
+        ends = [length_of(i, self.episode[i]) - self.t[i] for i in range(N)]
+        # 3 lives at first, 2 and 1 in the last steps of an episode, 0 in its end.
+        return np.array([min(3, left) for left in ends], np.int32)
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_lost_lives_and_signs(mode):
+    """A lost life ends an episode and goes on with the next frame; whole games are reported."""
+    vector = ForeignVectorEnv(Lives(mode), atari_training=True, frame_stack={"": 3})
+    assert vector.monitored
+    assert vector.frame_stack == {"": 3}
+    _, infos = vector.reset(seed=0)
+    lives = infos["lives"]
+    games: list[tuple[int, float, int]] = []
+    played = np.zeros(N)
+    for _ in range(40):
+        obs, rewards, terminated, truncated, infos = vector.step([0, 0, 0])
+        ignored = infos.get("ignored", np.zeros(N, bool))
+        played += ~ignored
+        source = vector._env
+        now = source.lives()
+        game_over = source.ended
+        lost = (now < lives) & (now > 0) & ~game_over & ~ignored
+        lives = now
+        signs = np.array([1.0, -1.0, -1.0])
+        assert rewards.tolist() == np.where(ignored, 0.0, signs).tolist()
+        assert ((terminated | truncated) == (lost | game_over)).all()
+        assert not (truncated & lost).any()
+        if (lost | game_over).any():
+            assert (infos["_final_obs"] == (lost | game_over)).all()
+            assert (infos["final_info"]["_episode"] == game_over).all()
+        for i in np.flatnonzero(lost):
+            assert infos["final_obs"][i].tolist() == obs[i].tolist()
+            assert not np.shares_memory(infos["final_obs"][i], obs)
+        for i in np.flatnonzero(game_over):
+            episode = infos["final_info"]["episode"]
+            assert episode["l"][i] == played[i]
+            assert episode["r"][i] == played[i] * (5.0 if i == 0 else -3.0)
+            games.append((int(i), float(episode["r"][i]), int(episode["l"][i])))
+            played[i] = 0
+    by_env = [[length for env, _, length in games if env == i] for i in range(N)]
+    for i, lengths in enumerate(by_env):
+        assert len(lengths) >= 5
+        assert lengths == [length_of(i, k) for k in range(len(lengths))]
+
+
+def test_lives_are_needed():
+    """Training on Atari without lives is refused at the reset; evaluation needs none."""
+    with pytest.raises(EnvError, match=r"does not report infos\['lives'\]"):
+        ForeignVectorEnv(ScriptedVectorEnv(NEXT_STEP), atari_training=True).reset(seed=0)
+    plain = ForeignVectorEnv(Lives(NEXT_STEP))
+    plain.reset(seed=0)
+    assert not plain.monitored
+    assert plain.step([0, 0, 0])[1].tolist() == [5.0, -3.0, -3.0]
+
+
+class SeedList(ScriptedVectorEnv):
+    def reset(self, *, seed: int | list[int | None] | None = None, options: Any = None) -> Any:
+        self.seen = seed
+        return super().reset(options=options)
+
+
+class SeedArray(ScriptedVectorEnv):
+    def reset(self, *, seed: int | np.ndarray | None = None, options: Any = None) -> Any:
+        self.seen = seed
+        return super().reset(options=options)
+
+
+class SeedInt(ScriptedVectorEnv):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seen = seed
+        return super().reset(options=options)
+
+
+def test_seeds():
+    """Environments get seeds in the form that they take; two runs have none in common."""
+    seen = {}
+    for kind in (SeedList, SeedArray, SeedInt):
+        source = kind(NEXT_STEP)
+        vector = ForeignVectorEnv(source)
+        vector.reset(seed=5)
+        seen[kind] = source.seen
+        assert vector.root_seed == 5
+    assert seen[SeedList] == distinct_seeds(5, N)
+    assert isinstance(seen[SeedArray], np.ndarray)
+    assert seen[SeedArray].tolist() == distinct_seeds(5, N)
+    assert seen[SeedInt] == distinct_seeds(5, 1)[0]
+    many = [seed for root in range(50) for seed in distinct_seeds(root, 100)]
+    assert len(set(many)) == len(many)
+    assert 0 <= min(many) <= max(many) < 2**31
+    assert distinct_seeds(3, 10) == distinct_seeds(3, 1000)[:10]
+    makers = [lambda i=i: ScriptedEnv(i) for i in range(N)]
+    _, infos = ForeignVectorEnv(SyncVectorEnv(makers)).reset(seed=5)
+    assert infos["seed"].tolist() == distinct_seeds(5, N)
+
+
+def test_autoreset_modes():
+    """Enum and string are understood; what is missing or unknown is refused with the remedy."""
+    for mode in MODES:
+        assert autoreset_mode(ScriptedVectorEnv(mode)) is mode
+        assert autoreset_mode(ScriptedVectorEnv(mode.value)) is mode
+    for mode in ("next", None):
+        with pytest.raises(EnvError, match="expected one of NextStep, SameStep, Disabled; declare"):
+            ForeignVectorEnv(ScriptedVectorEnv(mode))
+
+
+def test_mode_that_another_environment_left_is_not_believed(monkeypatch):
+    """ale-py writes its mode into the metadata that all vector environments share."""
+    source = ScriptedVectorEnv(NEXT_STEP)
+    del source.metadata
+    monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", SAME_STEP)
+    with pytest.raises(EnvError, match="autoreset mode None"):
+        autoreset_mode(source)
+    source.autoreset_mode = NEXT_STEP
+    assert autoreset_mode(source) is NEXT_STEP
+
+
+def test_missing_final_observation():
+    """SAME_STEP without final observations is an error where the first episode ends."""
+
+    class Forgetful(ScriptedVectorEnv):
+        gives: Any = None
+
+        def step(self, actions: Any) -> Any:
+            *rest, infos = super().step(actions)
+            infos = {"final_obs": self.gives} if self.gives is not None else {}
+            return (*rest, infos)
+
+    for gives in (None, np.full(N, None, dtype=object)):
+        source = Forgetful(SAME_STEP)
+        source.gives = gives
+        vector = ForeignVectorEnv(source)
+        vector.reset(seed=0)
+        with pytest.raises(EnvError, match=r"infos\['final_obs'\] is missing"):
+            vector.step([0, 0, 0])
+
+
+def test_wrong_values():
+    """What the environment raises or returns wrongly is told, and wrong actions are refused."""
+
+    class Odd(ScriptedVectorEnv):
+        spoil: Any = None
+
+        def step(self, actions: Any) -> Any:
+            return self.spoil(*super().step(actions))
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("the wheel came off")
+
+    cases = [
+        (broken, r"step\(\) of Odd failed: RuntimeError: the wheel"),
+        (lambda o, r, te, tr, i: (o[:, :2], r, te, tr, i), r"shape \(3, 2\), its space says"),
+        (lambda o, r, te, tr, i: (o, r[:2], te, tr, i), r"shapes \(2,\), \(3,\), \(3,\)"),
+    ]
+    for spoil, pattern in cases:
+        source = Odd(NEXT_STEP)
+        source.spoil = spoil
+        vector = ForeignVectorEnv(source)
+        with pytest.raises(EnvError, match=r"call reset\(\) first"):
+            vector.step([0, 0, 0])
+        vector.reset(seed=0)
+        with pytest.raises(ShapeError):
+            vector.step([0, 0])
+        with pytest.raises(SpaceError):
+            vector.step([0.5, 0.0, 0.0])
+        with pytest.raises((EnvError, SpaceError), match=pattern):
+            vector.step([0, 0, 0])
+
+
+def test_integer_observations_get_the_dtype_of_the_space():
+    """A batch of smaller integers is brought into the space's; floats are not cut down."""
+
+    class Small(ScriptedVectorEnv):
+        kind: Any = np.int32
+
+        def __init__(self, mode: Any) -> None:
+            super().__init__(mode)
+            self.single_observation_space = spaces.MultiDiscrete([9, 99, 99])
+
+        def observe(self) -> Any:
+            return super().observe().astype(self.kind)
+
+    source = Small(NEXT_STEP)
+    assert ForeignVectorEnv(source).reset(seed=0)[0].dtype == np.int64
+    source.kind = np.float32
+    with pytest.raises(SpaceError, match="dtype float32"):
+        ForeignVectorEnv(source).reset(seed=0)
+
+
+def test_close():
+    """Closing closes the environment once, and nothing can be done afterwards."""
+
+    class Counted(ScriptedVectorEnv):
+        closes = 0
+
+        def close_extras(self, **kwargs: Any) -> None:
+            self.closes += 1
+
+    source = Counted(NEXT_STEP)
+    with ForeignVectorEnv(source) as vector:
+        vector.reset(seed=0)
+    vector.close()
+    assert source.closes == 1
+    with pytest.raises(EnvError, match="after close"):
+        vector.reset(seed=0)
+    with pytest.raises(EnvError, match=r"call reset\(\)"):
+        vector.step([0, 0, 0])

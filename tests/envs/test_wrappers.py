@@ -1,0 +1,525 @@
+"""Wrappers, ours and gymnasium's, alone and inside of vector environments."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from toy_envs import AwkwardEnv, CountingEnv, NestedEnv
+
+from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train.envs.wrappers import (
+    DiscretizeActionsWrapper,
+    MonitoringWrapper,
+    ObservationStackWrapper,
+    RandomResetWrapper,
+    RewardScalingWrapper,
+    described_metadata,
+)
+from maze_train.errors import ConfigError, EnvError
+
+OURS = "maze_train.envs.wrappers."
+
+
+class MaskedEnv(gymnasium.Env):
+    """Tells which actions are legal, and keeps those that it was given."""
+
+    def __init__(self, where="obs", length=1000):
+        self.where, self.length = where, length
+        self.action_space = spaces.Discrete(4)
+        parts = {"x": spaces.Box(0.0, 1.0, (1,))}
+        if where == "obs":
+            parts["action_mask"] = spaces.MultiBinary(4)
+        self.observation_space = spaces.Dict(parts)
+        self.taken, self.t = [], 0
+
+    def observe(self):
+        mask = np.zeros(4, np.int8)
+        mask[[self.t % 4, (self.t + 1) % 4]] = 1
+        obs = {"x": self.np_random.random(1, np.float32), "action_mask": mask}
+        if self.where == "obs":
+            return obs, {}
+        return {"x": obs["x"]}, {"action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe()
+
+    def step(self, action):
+        self.taken.append((self.t, int(action)))
+        self.t += 1
+        obs, info = self.observe()
+        return obs, 0.0, self.t >= self.length, False, info
+
+
+class TwoParts(gymnasium.Env):
+    """An arm with bounds, a switch, and an engine that counts; the info tells the action."""
+
+    action_space = spaces.Dict(
+        {
+            "arm": spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 4.0]), dtype=np.float64),
+            "deep": spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 10, (1, 1), np.int64))),
+        }
+    )
+    observation_space = spaces.Box(0.0, 1.0, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {"action": action}
+
+
+def wrapped(env, *nodes, training=True):
+    """A vector environment of two, wrapped as a configuration says."""
+    config = EnvConfig(target=env, wrappers=[dict(node) for node in nodes])
+    return SequentialVectorEnv([EnvFactory(config, training=training)] * 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
+@pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space")
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        MonitoringWrapper,
+        lambda env: RewardScalingWrapper(env, 0.5),
+        lambda env: RandomResetWrapper(env, 1, 5),
+        lambda env: DiscretizeActionsWrapper(env, 5),
+        lambda env: ObservationStackWrapper(env, 3),
+    ],
+)
+def test_gymnasium_accepts_them(wrap):
+    """Gymnasium's own checker passes, and equal seeds give equal episodes."""
+    env = wrap(gymnasium.make("Pendulum-v1", disable_env_checker=True))
+    check_env(env, skip_render_check=True, skip_close_check=True)
+    episodes = []
+    for seed in (3, 3, 4):
+        obs = [env.reset(seed=seed)[0]]
+        env.action_space.seed(0)
+        obs += [env.step(env.action_space.sample())[0] for _ in range(5)]
+        episodes.append(np.stack(obs))
+    np.testing.assert_array_equal(episodes[0], episodes[1])
+    assert (episodes[0] != episodes[2]).any()
+
+
+# -- stacks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_class", [CountingEnv, AwkwardEnv])
+def test_stack_holds_the_last_observations(env_class):
+    """Newest last; an episode begins with n times its first; reused buffers do no harm."""
+    env = ObservationStackWrapper(env_class(length=9), 3)
+    assert env.observation_space.shape == (3, 2)
+    obs, _ = env.reset(seed=7)
+    assert obs.dtype == np.float32
+    assert obs.tolist() == [[7.0, 0.0]] * 3
+    seen = [obs] + [env.step(0)[0] for _ in range(4)]
+    assert [o[:, 1].tolist() for o in seen] == [
+        [0, 0, 0],
+        [0, 0, 1],
+        [0, 1, 2],
+        [1, 2, 3],
+        [2, 3, 4],
+    ]
+    assert env.reset(seed=8)[0].tolist() == [[8.0, 0.0]] * 3
+
+
+def test_stack_of_images_and_bounds():
+    """Colour images get a new first dimension too, and bounds are repeated."""
+    image = spaces.Box(0, 9, (4, 5, 3), np.uint8)
+
+    class Camera(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = image
+
+        def observe(self):
+            return np.full((4, 5, 3), self.t, np.uint8)
+
+    env = ObservationStackWrapper(Camera(), 2)
+    assert env.observation_space == spaces.Box(0, 9, (2, 4, 5, 3), np.uint8)
+    env.reset(seed=0)
+    assert env.step(0)[0][:, 0, 0, 0].tolist() == [0, 1]
+
+
+def test_stack_by_key():
+    """Parts are named by joined key; the others, and by default masks and integers, stay."""
+    env = ObservationStackWrapper(NestedEnv(), 4, keys=["robot/0"])
+    space = env.observation_space
+    assert space["robot"][0].shape == (4, 2, 2)
+    assert space["robot"][1] == spaces.Discrete(10)
+    assert space["image"].shape == (3, 4, 1)
+    assert env.metadata["frame_stack"] == {"robot/0": 4}
+    obs, _ = env.reset(seed=1)
+    assert obs in space
+    later = env.step((0, {"force": np.zeros(2)}))[0]
+    np.testing.assert_array_equal(later["robot"][0][:-1], obs["robot"][0][1:])
+    assert ObservationStackWrapper(NestedEnv(), 4).metadata["frame_stack"] == {
+        "image": 4,
+        "robot/0": 4,
+    }
+    assert ObservationStackWrapper(MaskedEnv(), 2).metadata["frame_stack"] == {"x": 2}
+    with pytest.raises(ConfigError, match=r"keys.*'robot/1'.*robot/0"):
+        ObservationStackWrapper(NestedEnv(), 4, keys=["robot/1"])
+    with pytest.raises(ConfigError, match=r"n = 0"):
+        ObservationStackWrapper(NestedEnv(), 0)
+
+
+def test_stack_refuses_what_does_not_fit():
+    """A wrong shape, or floats for integers, are refused as they are without a stack."""
+    env = ObservationStackWrapper(NestedEnv(), 2, keys=["image"])
+    image = np.zeros((3, 4, 1), np.uint8)
+    env.env.observe = lambda: {"image": image / 2.0, "robot": (np.zeros((2, 2)), 1)}
+    with pytest.raises(Exception, match=r"'image' has dtype float64"):
+        env.reset(seed=0)
+
+
+@pytest.mark.parametrize("vector_class", [SequentialVectorEnv, SubprocVectorEnv])
+def test_stacks_keep_their_promise_in_vector_environments(vector_class):
+    """Within an episode the older frames are the newer ones of the step before."""
+    node = {"_target_": OURS + "ObservationStackWrapper", "n": 3}
+    config = EnvConfig(target="toy_envs.NestedEnv", kwargs={"length": 5}, wrappers=[node])
+    with vector_class([EnvFactory(config)] * 2) as vector:
+        assert vector.frame_stack == {"image": 3, "robot/0": 3}
+        assert vector.monitored is False
+        before, _ = vector.reset(seed=0)
+        before = {key: column.copy() for key, column in before.items()}
+        ends = 0
+        for _ in range(12):
+            actions = {"0": np.zeros(2, np.int64), "1/force": np.zeros((2, 2), np.float32)}
+            obs, _, terminated, _, infos = vector.step(actions)
+            for key, n in vector.frame_stack.items():
+                assert obs[key].shape[1] == n
+                for i in range(2):
+                    last = infos["final_obs"][i] if terminated[i] else None
+                    reached = obs[key][i] if last is None else last[key]
+                    np.testing.assert_array_equal(reached[:-1], before[key][i][1:])
+            ends += int(terminated.sum())
+            before = {key: column.copy() for key, column in obs.items()}
+    assert ends == 4
+
+
+STACK = {"_target_": OURS + "ObservationStackWrapper", "n": 4}
+GYM = "gymnasium.wrappers."
+
+
+@pytest.mark.parametrize(
+    ("outside", "expected"),
+    [
+        ([], {"": 4}),
+        ([{"_target_": GYM + "ClipReward", "max_reward": 1.0}], {"": 4}),
+        ([{"_target_": OURS + "MonitoringWrapper"}], {"": 4}),
+        ([{"_target_": GYM + "TimeLimit", "max_episode_steps": 3}], {"": 4}),
+        ([{"_target_": GYM + "FlattenObservation"}], {}),
+        ([{"_target_": GYM + "NormalizeObservation"}], {}),
+        ([{"_target_": "toy_envs.AddOne"}], {}),
+        ([{"_target_": GYM + "TransformObservation", "func": abs, "observation_space": None}], {}),
+        ([{"_target_": OURS + "ObservationStackWrapper", "n": 2}], {"": 2}),
+    ],
+)
+def test_stacks_behind_other_wrappers(outside, expected):
+    """A stack is told only where observations reach the agent as the stack made them."""
+    vector = wrapped("toy_envs.CountingEnv", STACK, *outside)
+    assert vector.frame_stack == expected
+
+
+def test_stack_below_a_changed_observation_and_a_stack():
+    """A stack that something changed is not told by a second stack of other parts."""
+    inner = ObservationStackWrapper(NestedEnv(), 2, keys=["image"])
+    assert ObservationStackWrapper(inner, 3, keys=["robot/0"]).metadata["frame_stack"] == {
+        "image": 2,
+        "robot/0": 3,
+    }
+    changed = gymnasium.wrappers.TransformObservation(inner, lambda obs: obs, None)
+    outer = ObservationStackWrapper(changed, 3, keys=["robot/0"])
+    assert described_metadata(outer)["frame_stack"] == {"robot/0": 3}
+
+
+def test_declared_stacks_must_fit_their_space():
+    """What an environment declares is believed only as far as its shapes agree."""
+
+    class Boasting(CountingEnv):
+        metadata = {"frame_stack": {"": 4, "other": 2}}  # noqa: RUF012
+
+    class Right(CountingEnv):
+        metadata = {"frame_stack": {"": 2}}  # noqa: RUF012
+
+    assert SequentialVectorEnv([Boasting]).frame_stack == {}
+    assert SequentialVectorEnv([Right]).frame_stack == {"": 2}
+    assert SequentialVectorEnv([CountingEnv]).frame_stack == {}
+
+
+# -- monitoring and rewards ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vector_class", [SequentialVectorEnv, SubprocVectorEnv])
+def test_returns_are_reported_without_training_wrappers(vector_class):
+    """Returns and lengths are those inside of the wrappers for training, which see scaled ones."""
+    config = EnvConfig(
+        target="toy_envs.CountingEnv",
+        kwargs={"length": 3},
+        wrappers=[{"_target_": OURS + "RewardScalingWrapper", "scale": 2.0}],
+        training_wrappers=[{"_target_": OURS + "RewardScalingWrapper", "scale": 0.5}],
+    )
+    with vector_class([EnvFactory(config)] * 2) as vector:
+        assert vector.monitored is True
+        vector.reset(seed=0)
+        rewards = []
+        for _ in range(6):
+            _, reward, terminated, _, infos = vector.step([0, 0])
+            rewards.append(reward[0])
+            assert ("final_info" in infos) == terminated.any()
+        assert rewards == [1.0, 2.0, 3.0] * 2
+        episode = infos["final_info"]["episode"]
+        assert episode["r"].tolist() == [12.0, 12.0]
+        assert episode["l"].tolist() == [3, 3]
+
+
+def test_monitoring_counts_truncated_and_broken_off_episodes():
+    """Both ends are ends; what was broken off by a reset counts for nothing."""
+    env = MonitoringWrapper(CountingEnv(length=3, truncate=True))
+    env.reset(seed=0)
+    env.step(0)
+    env.reset(seed=0)
+    infos = [env.step(0)[4] for _ in range(3)]
+    assert ["episode" in info for info in infos] == [False, False, True]
+    assert infos[-1]["episode"] == {"r": 6.0, "l": 3}
+    assert infos[-1]["t"] == 3
+    assert CountingEnv.metadata.get("monitored") is None
+
+
+def test_reward_scale_is_checked():
+    """The factor is above 0."""
+    with pytest.raises(ConfigError, match="scale = 0"):
+        RewardScalingWrapper(CountingEnv(), 0.0)
+
+
+# -- random resets ---------------------------------------------------------------------------------
+
+
+def test_random_reset_takes_a_random_number_of_steps():
+    """Between both bounds, each number occurs, and the seed decides."""
+    env = RandomResetWrapper(CountingEnv(length=100), 2, 4)
+    steps = [int(env.reset(seed=seed)[0][1]) for seed in range(40)]
+    assert set(steps) == {2, 3, 4}
+    assert steps == [int(env.reset(seed=seed)[0][1]) for seed in range(40)]
+    assert env.step(0)[1] == steps[-1] + 1.0
+
+
+def test_random_reset_starts_over_when_the_episode_ends():
+    """No episode begins with its own end; one that always would is an error."""
+    env = RandomResetWrapper(CountingEnv(length=3), 0, 4)
+    steps = {int(env.reset(seed=seed)[0][1]) for seed in range(40)}
+    assert steps == {0, 1, 2}
+    with pytest.raises(EnvError, match=r"100 episodes in a row ended.*min_initial_steps"):
+        RandomResetWrapper(CountingEnv(length=3), 3, 4).reset(seed=0)
+
+
+@pytest.mark.parametrize("where", ["obs", "info"])
+def test_random_reset_respects_masks(where):
+    """Legal actions alone are taken; the generator of the action space is left alone."""
+    env = RandomResetWrapper(MaskedEnv(where), 30, 30)
+    env.action_space.seed(5)
+    env.reset(seed=0)
+    assert all(action in (t % 4, (t + 1) % 4) for t, action in env.unwrapped.taken)
+    assert len({(action - t) % 4 for t, action in env.unwrapped.taken}) == 2
+    fresh = spaces.Discrete(4, seed=5)
+    assert [env.action_space.sample() for _ in range(5)] == [fresh.sample() for _ in range(5)]
+
+
+def test_random_reset_understands_masks_of_several_parts():
+    """Masks of Dict actions are read as everywhere; parts without a mask, and offsets, are kept."""
+    env = MaskedEnv()
+    env.action_space = spaces.Dict(
+        {
+            "force": spaces.Box(0.0, 1.0, (1,)),
+            "place": spaces.MultiDiscrete([2, 3]),
+            "tool": spaces.Discrete(3, start=5),
+        }
+    )
+    mask = np.array([1, 0, 0, 1, 0, 0, 1, 1], np.int8)
+    env.observation_space = spaces.Dict(
+        {"x": spaces.Box(0.0, 1.0, (1,)), "action_mask": spaces.MultiBinary(8)}
+    )
+    taken = []
+    env.observe = lambda: ({"x": np.zeros(1, np.float32), "action_mask": mask}, {})
+    env.step = lambda action: (taken.append(action), env.observe()[0], 0.0, False, False, {})[1:]
+    wrapper = RandomResetWrapper(env, 20, 20)
+    wrapper.reset(seed=0)
+    assert all(action in env.action_space for action in taken)
+    assert {int(action["tool"]) for action in taken} == {6, 7}
+    assert {tuple(action["place"].tolist()) for action in taken} == {(0, 1)}
+    assert len({float(action["force"][0]) for action in taken}) == 20
+    mask[3] = 0
+    with pytest.raises(EnvError, match="no action of choice 1 of part 'place' is legal"):
+        wrapper.reset(seed=0)
+
+
+def test_random_reset_checks_its_bounds():
+    """The bounds are in order."""
+    with pytest.raises(ConfigError, match=r"max_initial_steps = 1.*>= 2"):
+        RandomResetWrapper(CountingEnv(), 2, 1)
+
+
+# -- discrete actions ------------------------------------------------------------------------------
+
+
+def test_discretized_pendulum():
+    """One dimension becomes a Discrete space; choices are evenly spaced and include the bounds."""
+    env = DiscretizeActionsWrapper(gymnasium.make("Pendulum-v1"), 5)
+    assert env.action_space == spaces.Discrete(5)
+    values = [env.action(i) for i in range(5)]
+    assert np.concatenate(values).tolist() == [-2.0, -1.0, 0.0, 1.0, 2.0]
+    assert values[0].dtype == np.float32
+    values[0][:] = 7.0
+    assert env.action(0).tolist() == [-2.0]
+
+
+def test_discretized_parts():
+    """Boxes become one choice per value, by key; other parts stay, and integers are rounded."""
+    env = DiscretizeActionsWrapper(TwoParts(), {"arm": 3, "deep/1": 4})
+    assert env.action_space["arm"] == spaces.MultiDiscrete([3, 3])
+    assert env.action_space["deep"] == spaces.Tuple((spaces.Discrete(2), spaces.Discrete(4)))
+    env.reset(seed=0)
+    action = {"arm": np.array([2, 1]), "deep": (1, 1)}
+    assert action in env.action_space
+    given = env.step(action)[4]["action"]
+    assert given["arm"].tolist() == [1.0, 2.0]
+    assert given["deep"][0] == 1
+    assert given["deep"][1].tolist() == [[3]]
+    assert given in TwoParts.action_space
+    only = DiscretizeActionsWrapper(TwoParts(), {"arm": 2})
+    assert only.action_space["deep"] == TwoParts.action_space["deep"]
+    assert DiscretizeActionsWrapper(TwoParts(), 11).action_space["deep"][1] == spaces.Discrete(11)
+
+
+def test_discretized_matrix_keeps_its_order():
+    """Choice k of a matrix belongs to its k-th entry, row by row."""
+    env = TwoParts()
+    low = np.arange(6.0).reshape(2, 3) - 10.0
+    env.action_space = spaces.Box(low, low + 10.0, dtype=np.float64)
+    wrapper = DiscretizeActionsWrapper(env, 2)
+    assert wrapper.action_space == spaces.MultiDiscrete([2] * 6)
+    assert wrapper.action(np.zeros(6, np.int64)).tolist() == low.tolist()
+    assert wrapper.action(np.array([0, 0, 1, 0, 0, 0]))[0, 2] == low[0, 2] + 10.0
+
+
+def test_discretized_in_a_vector_environment():
+    """Choices travel as the vector environment sends them."""
+    node = {"_target_": OURS + "DiscretizeActionsWrapper", "num_bins": 3}
+    vector = SequentialVectorEnv([EnvFactory(EnvConfig(id="Pendulum-v1", wrappers=[node]))] * 2)
+    vector.reset(seed=0)
+    assert vector.single_action_space == spaces.Discrete(3)
+    assert np.isfinite(vector.step(np.array([0, 2]))[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("bins", "message"),
+    [
+        (1, r"num_bins\[arm\] = 1"),
+        ({"leg": 3}, r"num_bins = \{'leg': 3\}.*'arm', 'deep/1'"),
+        ({}, "num_bins"),
+        ({"deep/0": 3}, "num_bins"),
+    ],
+)
+def test_wrong_numbers_of_bins(bins, message):
+    """Numbers and keys are checked."""
+    with pytest.raises(ConfigError, match=message):
+        DiscretizeActionsWrapper(TwoParts(), bins)
+
+
+def test_unbounded_actions_can_not_be_discretized():
+    """A Box without bounds is refused by name."""
+    env = TwoParts()
+    env.action_space = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
+    with pytest.raises(ConfigError, match="'push' has no bounds"):
+        DiscretizeActionsWrapper(env, 3)
+
+
+# -- gymnasium's wrappers --------------------------------------------------------------------------
+
+
+def halved(obs):
+    """A function that a configuration can name."""
+    return obs * np.float32(0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting to float32")
+@pytest.mark.parametrize(
+    ("env_id", "node", "shape"),
+    [
+        ("CartPole-v1", {"_target_": GYM + "FrameStackObservation", "stack_size": 3}, (3, 4)),
+        ("CartPole-v1", {"_target_": GYM + "TimeAwareObservation"}, (5,)),
+        ("FrozenLake-v1", {"_target_": GYM + "FlattenObservation"}, (16,)),
+        ("Pendulum-v1", {"_target_": GYM + "ClipReward", "min_reward": -1.0}, (3,)),
+        ("Pendulum-v1", {"_target_": GYM + "NormalizeObservation"}, (3,)),
+        ("Pendulum-v1", {"_target_": GYM + "NormalizeReward"}, (3,)),
+        ("Pendulum-v1", {"_target_": GYM + "StickyAction", "repeat_action_probability": 0.5}, (3,)),
+        (
+            "Pendulum-v1",
+            {"_target_": GYM + "RescaleAction", "min_action": -1.0, "max_action": 1.0},
+            (3,),
+        ),
+        (
+            "Pendulum-v1",
+            {
+                "_target_": GYM + "TransformObservation",
+                "func": {"_target_": "maze_train.targets.locate", "path": "test_wrappers.halved"},
+                "observation_space": None,
+            },
+            (3,),
+        ),
+    ],
+)
+def test_wrappers_of_gymnasium(env_id, node, shape):
+    """They are named like ours, work in both roles, and tell no stack that is none."""
+    episodes = []
+    for config in (
+        EnvConfig(id=env_id, wrappers=[node], max_episode_steps=7),
+        EnvConfig(id=env_id, training_wrappers=[node], max_episode_steps=7),
+    ):
+        vector = SequentialVectorEnv([EnvFactory(config)] * 2)
+        assert vector.single_observation_space.shape == shape
+        assert vector.frame_stack == {}
+        obs, _ = vector.reset(seed=0)
+        vector.action_space.seed(0)
+        seen = [obs.copy()]
+        for _ in range(20):
+            seen.append(vector.step(vector.action_space.sample())[0].copy())
+        episodes.append(np.stack(seen))
+    np.testing.assert_array_equal(episodes[0], episodes[1])
+
+
+def test_statistics_of_gymnasium():
+    """RecordEpisodeStatistics may lie inside of our report, or outside under another key."""
+    node = {"_target_": GYM + "RecordEpisodeStatistics"}
+    config = EnvConfig(
+        target="toy_envs.CountingEnv",
+        kwargs={"length": 2},
+        wrappers=[node],
+        training_wrappers=[
+            {"_target_": OURS + "RewardScalingWrapper", "scale": 2.0},
+            {**node, "stats_key": "scaled"},
+        ],
+    )
+    vector = SequentialVectorEnv([EnvFactory(config)])
+    vector.reset(seed=0)
+    vector.step([0])
+    final = vector.step([0])[4]["final_info"]
+    assert (final["episode"]["r"], final["episode"]["l"], final["scaled"]["r"]) == (3.0, 2, 6.0)
+
+
+def test_repeated_actions():
+    """Gymnasium's RepeatAction is what holds an action: rewards are summed, an end ends it."""
+    pytest.importorskip("gymnasium", minversion="1.3")
+    vector = wrapped("toy_envs.CountingEnv", {"_target_": GYM + "RepeatAction", "num_repeats": 3})
+    vector.reset(seed=0)
+    assert vector.step([0, 0])[1].tolist() == [6.0, 6.0]
+    _, rewards, terminated, _, infos = vector.step([0, 0])
+    assert rewards.tolist() == [9.0, 9.0]
+    assert terminated.all()
+    assert infos["final_obs"][0][1] == 5.0

@@ -1,0 +1,101 @@
+"""Moments of batches merge to the moments of all data."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maze_train.errors import ShapeError
+from maze_train.functional import Moments, batch_moments, merge_moments
+
+
+def merged(data, cuts):
+    """Moments of the pieces between cuts, merged one after the other into those of no data."""
+    pieces = np.split(data, sorted(cuts))
+    empty = batch_moments(torch.zeros(0, *data.shape[1:]))
+    return reduce(
+        merge_moments, (batch_moments(torch.from_numpy(piece)) for piece in pieces), empty
+    )
+
+
+def check(moments, data):
+    """Count, mean and variance are those of numpy on all the data."""
+    assert float(moments.count) == len(data)
+    np.testing.assert_allclose(moments.mean, data.mean(0), rtol=1e-13, atol=1e-12)
+    np.testing.assert_allclose(moments.var, data.var(0), rtol=1e-8, atol=1e-13)
+    assert moments.mean.dtype == moments.var.dtype == torch.float64
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.integers(1, 60),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+    offset=st.sampled_from([0.0, -3.0, 1e6, -1e6]),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+)
+def test_any_split_gives_the_moments_of_all(seed, size, cuts, offset, scale):
+    """Empty pieces, single samples and large offsets included."""
+    data = offset + scale * np.random.default_rng(seed).normal(size=(size, 2, 3))
+    check(merged(data, [min(cut, size) for cut in cuts]), data)
+
+
+def test_many_single_samples_with_a_large_offset():
+    """The textbook difference of mean square and squared mean would have no digit left."""
+    data = 1e6 + 1e-3 * np.random.default_rng(0).normal(size=(3000, 1))
+    check(merged(data, range(1, 3000)), data)
+
+
+def test_batches_that_differ_much():
+    """The distance of the means is part of the variance."""
+    data = np.concatenate([np.full((10, 1), -5.0), np.full((30, 1), 7.0)])
+    moments = merged(data, [10])
+    check(moments, data)
+    assert float(moments.mean) == 4.0
+    assert float(moments.var) == 27.0
+
+
+def test_equal_samples_have_no_variance():
+    """Exactly none, also where the sum of the samples is rounded."""
+    data = np.full((1000, 1), 0.1)
+    for cuts in ([], [1], [300, 301, 700]):
+        moments = merged(data, cuts)
+        assert float(moments.var) == 0.0
+        assert float(moments.mean) == 0.1
+
+
+def test_an_empty_set_changes_nothing():
+    """On either side, bit for bit."""
+    some = batch_moments(torch.tensor([[0.1, 1e6], [0.2, -3.0]]))
+    none = batch_moments(torch.zeros(0, 2))
+    for both in (merge_moments(some, none), merge_moments(none, some)):
+        assert torch.equal(both.count, some.count)
+        assert torch.equal(both.mean, some.mean)
+        assert torch.equal(both.var, some.var)
+    nothing = merge_moments(none, none)
+    assert nothing.mean.tolist() == nothing.var.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.bool])
+def test_any_dtype(dtype):
+    """Integers and flags are numbers too; a graph ends here."""
+    batch = torch.tensor([[0, 1], [1, 1]]).to(dtype)
+    moments = batch_moments(batch)
+    assert moments.mean.tolist() == [0.5, 1.0]
+    assert moments.var.tolist() == [0.25, 0.0]
+    assert not batch_moments(torch.ones(2, requires_grad=True)).mean.requires_grad
+
+
+def test_wrong_shapes():
+    """Moments of different shapes do not broadcast."""
+    with pytest.raises(ShapeError, match=r"expected samples \[N, ...\]"):
+        batch_moments(torch.tensor(1.0))
+    one, other = (batch_moments(torch.zeros(4, n)) for n in (1, 3))
+    with pytest.raises(ShapeError, match=r"b has shape \[3\], expected \[1\] like a"):
+        merge_moments(one, other)
+    assert isinstance(one, Moments)

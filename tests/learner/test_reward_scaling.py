@@ -1,0 +1,178 @@
+"""Scaled rewards: division by the deviation of discounted sums, episode by episode."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from maze_train.errors import ShapeError, TrainingError
+from maze_train.learner.reward_scaling import RewardScaler
+
+GAMMA = 0.9
+
+
+class SlowScaler:
+    """The definition, one environment and step at a time, keeping all sums."""
+
+    def __init__(self, clip):
+        self.clip = clip
+        self.sums = []
+        self.running = {}
+
+    def scale(self, rewards, done, valid):
+        """Scaled rewards of a rollout."""
+        if len(self.running) != rewards.shape[1]:
+            self.running = dict.fromkeys(range(rewards.shape[1]), 0.0)
+        for t in range(len(rewards)):
+            for b in range(rewards.shape[1]):
+                if not valid[t, b]:
+                    continue
+                self.running[b] = rewards[t, b] + GAMMA * self.running[b]
+                self.sums.append(self.running[b])
+                if done[t, b]:
+                    self.running[b] = 0.0
+        scaled = rewards / np.sqrt(np.var(self.sums) + 1e-8)
+        return np.clip(scaled, -self.clip, self.clip) if self.clip else scaled
+
+
+def rollout(seed, steps=20, n=3, share_valid=1.0):
+    """Rewards, ends and valid rows; ends lie in invalid rows too."""
+    rng = np.random.default_rng(seed)
+    rewards = rng.normal(2.0, 3.0, (steps, n))
+    return rewards, rng.random((steps, n)) < 0.2, rng.random((steps, n)) < share_valid
+
+
+def tensors(*arrays):
+    """The same as tensors."""
+    return tuple(torch.from_numpy(array) for array in arrays)
+
+
+@pytest.mark.parametrize("share_valid", [1.0, 0.7])
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_follows_the_definition(clip, share_valid):
+    """Several rollouts, with episodes across their borders and rows that are no transitions."""
+    scaler, slow = RewardScaler(GAMMA, clip), SlowScaler(clip)
+    for seed in range(4):
+        rewards, done, valid = rollout(seed, share_valid=share_valid)
+        given = None if share_valid == 1.0 else torch.from_numpy(valid)
+        scaled = scaler.scale(*tensors(rewards, done), given)
+        np.testing.assert_allclose(scaled, slow.scale(rewards, done, valid), rtol=1e-10)
+    assert float(scaler.moments.count) == len(slow.sums)
+    np.testing.assert_allclose(float(scaler.moments.mean), np.mean(slow.sums), rtol=1e-12)
+
+
+def test_rows_that_are_no_transitions_count_for_nothing():
+    """Leaving them in, with any reward, equals leaving them out."""
+    rewards, done, _ = rollout(0, steps=6, n=2)
+    done[2] = True
+    plain = RewardScaler(GAMMA, 0.0)
+    expected = plain.scale(*tensors(rewards, done))
+    padded_rewards = np.insert(rewards, [3, 3], np.nan, axis=0)
+    padded_done = np.insert(done, [3, 3], True, axis=0)
+    valid = ~np.isnan(padded_rewards)
+    padded = RewardScaler(GAMMA, 0.0)
+    scaled = padded.scale(*tensors(padded_rewards, padded_done, valid))
+    torch.testing.assert_close(scaled[torch.from_numpy(valid)], expected.flatten())
+    torch.testing.assert_close(padded.state_dict(), plain.state_dict())
+    nothing = torch.zeros(6, 2, dtype=torch.bool)
+    before = padded.state_dict()
+    padded.scale(*tensors(rewards, done), nothing)
+    torch.testing.assert_close(padded.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 19])
+def test_episodes_continue_between_rollouts(cut):
+    """Statistics after two parts of a rollout are those after the whole."""
+    rewards, done, valid = tensors(*rollout(3, share_valid=0.8))
+    whole, parts = RewardScaler(GAMMA, 10.0), RewardScaler(GAMMA, 10.0)
+    expected = whole.scale(rewards, done, valid)
+    parts.scale(rewards[:cut], done[:cut], valid[:cut])
+    actual = parts.scale(rewards[cut:], done[cut:], valid[cut:])
+    torch.testing.assert_close(actual, expected[cut:])
+    torch.testing.assert_close(parts.state_dict(), whole.state_dict())
+
+
+def test_another_number_of_environments_begins_new_episodes():
+    """The running sums start at zero; statistics stay."""
+    scaler, slow = RewardScaler(GAMMA, 0.0), SlowScaler(0.0)
+    for n in (3, 2, 2):
+        rewards, done, valid = rollout(n, n=n)
+        expected = slow.scale(rewards, done, valid)
+        np.testing.assert_allclose(scaler.scale(*tensors(rewards, done)), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1e6])
+def test_equal_sums_have_no_scale(value):
+    """While nothing differs rewards pass: zeros stay zeros, others are not blown up."""
+    scaler = RewardScaler(0.0, 0.0)
+    rewards, done = torch.full((5, 2), value), torch.zeros(5, 2, dtype=torch.bool)
+    for _ in range(3):
+        assert torch.equal(scaler.scale(rewards, done), rewards)
+    assert float(RewardScaler(GAMMA, 10.0).scale(torch.full((1, 1), 1e3), done[:1, :1])) == 10.0
+
+
+def test_the_first_reward_after_zeros():
+    """Its size does not matter, because it is all that the deviation knows of."""
+    done = torch.zeros(100, 1, dtype=torch.bool)
+    sums = np.concatenate([np.zeros(150), GAMMA ** np.arange(50)])
+    for size in (1.0, 1000.0):
+        scaler, rewards = RewardScaler(GAMMA, 0.0), torch.zeros(100, 1)
+        assert not scaler.scale(rewards, done).any()
+        rewards[50] = size
+        assert float(scaler.scale(rewards, done).max()) == pytest.approx(1 / sums.std(), rel=1e-5)
+
+
+def test_raw_rewards_stay_as_they_are():
+    """The result is a new tensor of the same dtype, without a graph."""
+    scaler = RewardScaler(GAMMA, 10.0)
+    rewards, done = torch.randn(5, 2), torch.zeros(5, 2, dtype=torch.bool)
+    before = rewards.clone()
+    scaled = scaler.scale(rewards, done)
+    assert torch.equal(rewards, before)
+    assert scaled.dtype == torch.float32
+    assert scaled.data_ptr() != rewards.data_ptr()
+
+
+def test_a_restored_scaler_continues_bit_for_bit():
+    """Through a file that holds tensors only; the saved state does not follow the scaler."""
+    straight, first, second = (RewardScaler(GAMMA, 10.0) for _ in range(3))
+    data = [tensors(*rollout(seed)[:2]) for seed in range(3)]
+    expected = [straight.scale(*columns) for columns in data]
+    first.scale(*data[0])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    state = first.state_dict()
+    first.scale(*data[2])
+    second.load_state_dict(state)
+    assert torch.equal(second.scale(*data[1]), expected[1])
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(second.scale(*data[1]), expected[1])
+    assert torch.equal(second.scale(*data[2]), expected[2])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rewards_that_are_not_finite(value):
+    """The message says which; the statistics are not touched."""
+    scaler = RewardScaler(GAMMA, 10.0)
+    rewards, done, _ = tensors(*rollout(0))
+    scaler.scale(rewards, done)
+    before = scaler.state_dict()
+    rewards[4, 2] = value
+    with pytest.raises(TrainingError, match=f"environment 2 at step 4 .* is {value}"):
+        scaler.scale(rewards, done)
+    assert all(torch.equal(x, before[key]) for key, x in scaler.state_dict().items())
+
+
+def test_wrong_shapes():
+    """Columns of a rollout have one shape."""
+    scaler, done = RewardScaler(GAMMA, 10.0), torch.zeros(4, 2, dtype=torch.bool)
+    with pytest.raises(ShapeError, match=r"expected \[T, B\]"):
+        scaler.scale(torch.zeros(4), done)
+    with pytest.raises(ShapeError, match="done"):
+        scaler.scale(torch.zeros(4, 1), done)
+    with pytest.raises(ShapeError, match="valid"):
+        scaler.scale(torch.zeros(4, 2), done, done[:, :1])

@@ -1,0 +1,275 @@
+"""Observations scaled by running statistics."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze_train.errors import ConfigError, TrainingError
+from maze_train.nets.config import ObservationNormalizationConfig
+from maze_train.nets.normalization import ObservationNormalizer
+
+INF = np.inf
+SPACE = spaces.Dict(
+    OrderedDict(
+        [
+            ("robot/pos.x", spaces.Box(-INF, INF, (2, 3))),
+            ("image", spaces.Box(0, 255, (20, 20, 3), np.uint8)),
+            ("goal", spaces.Discrete(4)),
+            ("level", spaces.Box(0, 1000, (), np.int64)),
+            ("memory", spaces.Box(0, 255, (4,), np.uint8)),
+            ("parts", spaces.MultiDiscrete([2, 3])),
+            ("flags", spaces.MultiBinary(2)),
+        ]
+    )
+)
+NORMALIZED = ["robot/pos.x", "level", "memory"]
+LONE = spaces.Box(-INF, INF, (3,))
+
+
+def make_normalizer(space=SPACE, **settings):
+    """A normaliser in evaluation mode, as models are."""
+    return ObservationNormalizer(space, ObservationNormalizationConfig(**settings)).eval()
+
+
+def observations(n, seed=0):
+    """Observations of the Dict space above, `[n, 2, ...]`."""
+    rng, shape = np.random.default_rng(seed), (n, 2)
+    columns = {
+        "robot/pos.x": (rng.normal(3, 2, (*shape, 2, 3)) * np.arange(1, 7).reshape(2, 3)),
+        "image": rng.integers(0, 256, (*shape, 20, 20, 3)).astype(np.uint8),
+        "goal": rng.integers(0, 4, shape),
+        "level": rng.integers(0, 1000, shape),
+        "memory": rng.integers(0, 256, (*shape, 4)).astype(np.uint8),
+        "parts": rng.integers(0, 2, (*shape, 2)),
+        "flags": rng.integers(0, 2, (*shape, 2)).astype(np.int8),
+    }
+    columns["robot/pos.x"] = columns["robot/pos.x"].astype(np.float32)
+    return {key: torch.from_numpy(column) for key, column in columns.items()}
+
+
+def slow_normalized(x, seen, clip):
+    """The definition, entry by entry, in double precision."""
+    seen = seen.astype(np.float64).reshape(-1, *seen.shape[2:])
+    result = np.empty(x.shape)
+    for index in np.ndindex(x.shape):
+        column = seen[(slice(None), *index[2:])]
+        value = (float(x[index]) - np.mean(column)) / np.sqrt(np.var(column) + 1e-8)
+        result[index] = min(max(value, -clip), clip) if clip else value
+    return result
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0, 10.0])
+def test_follows_the_definition(clip):
+    """Vectors, numbers and bytes of a Dict, after several updates; all else is as it was."""
+    normalizer, batches = make_normalizer(clip=clip), [observations(n, n) for n in (5, 1, 8)]
+    for batch in batches:
+        normalizer.update(batch)
+    obs = observations(4, seed=20)
+    kept = {key: leaf.clone() for key, leaf in obs.items()}
+    normalized = normalizer(obs)
+    assert list(normalized) == list(obs)
+    assert normalizer.keys == NORMALIZED
+    for key, leaf in normalized.items():
+        assert torch.equal(obs[key], kept[key])
+        if key in NORMALIZED:
+            seen = torch.cat([batch[key] for batch in batches]).numpy()
+            expected = slow_normalized(obs[key].numpy(), seen, clip)
+            np.testing.assert_allclose(leaf, expected, rtol=1e-5, atol=1e-6)
+            assert leaf.dtype == torch.float32
+        else:
+            assert leaf is obs[key]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("leading", [(), (7,), (2, 7)])
+def test_a_lone_observation(leading, dtype):
+    """One Box without a key, with any leading dimensions and dtype."""
+    normalizer = make_normalizer(LONE)
+    seen = torch.tensor([[0.0, 10.0, -4.0], [2.0, 30.0, 4.0]])
+    normalizer.update(seen)
+    obs = torch.ones(*leading, 3).to(dtype)
+    normalized = normalizer(obs)
+    expected = torch.tensor([0.0, -1.9, 0.25]).expand(*leading, 3)
+    torch.testing.assert_close(normalized, expected)
+    assert normalizer.keys == [""]
+
+
+def test_before_the_first_update_nothing_changes():
+    """Not even by clipping."""
+    normalizer, obs = make_normalizer(clip=1.0), observations(3)
+    normalized = normalizer(obs)
+    assert all(normalized[key] is leaf for key, leaf in obs.items())
+    normalizer.update({key: leaf[:0] for key, leaf in obs.items()})
+    assert normalizer(obs)["level"] is obs["level"]
+
+
+def test_an_update_needs_its_own_keys_only():
+    """Rows of other keys may be missing."""
+    normalizer, obs = make_normalizer(), observations(3)
+    normalizer.update({key: obs[key] for key in NORMALIZED})
+    assert float(normalizer.count) == 6.0
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -7.0, 1e6])
+def test_constant_entries(value):
+    """They give exactly 0, and a hair of difference stays a hair, also without a bound."""
+    normalizer = make_normalizer(LONE, clip=0.0)
+    seen = torch.randn(50, 3)
+    seen[:, 1] = value
+    for rows in seen.split(7):
+        normalizer.update(rows)
+    assert not normalizer(seen)[:, 1].any()
+    hair = max(1e-3, abs(value) * 2e-7)
+    other = seen + hair
+    assert float(normalizer(other)[:, 1].abs().max()) <= 2 * hair
+    assert float(normalizer(other)[:, 0].abs().max()) > 0.5
+
+
+def test_small_deviations_around_a_large_mean():
+    """Statistics keep their digits: what float32 can tell apart is scaled to deviation 1."""
+    normalizer = make_normalizer(LONE)
+    seen = 1e4 + torch.randn(4000, 3)
+    for rows in seen.split(100):
+        normalizer.update(rows)
+    normalized = normalizer(seen)
+    assert normalized.mean(0).abs().max() < 2e-3
+    torch.testing.assert_close(normalized.std(0), torch.ones(3), rtol=2e-3, atol=0)
+
+
+def test_frozen_statistics_stay():
+    """After `freeze` updates do nothing; that is part of the state."""
+    normalizer, obs = make_normalizer(), observations(4)
+    normalizer.update(obs)
+    assert not normalizer.frozen
+    normalizer.freeze()
+    other = make_normalizer()
+    other.load_state_dict(normalizer.state_dict())
+    for frozen in (normalizer, other):
+        before = frozen(obs)
+        frozen.update(observations(9, seed=3))
+        assert float(frozen.count) == 8.0
+        torch.testing.assert_close(frozen(obs), before, rtol=0, atol=0)
+
+
+def test_state_through_a_file():
+    """Loading brings back what `forward` computes, into a fresh normaliser and into a used one."""
+    first, obs = make_normalizer(), observations(4)
+    first.update(observations(6, seed=5))
+    file = io.BytesIO()
+    torch.save(torch.nn.Sequential(first).state_dict(), file)
+    used = make_normalizer()
+    used.update(observations(3, seed=6))
+    for other in (make_normalizer(), used):
+        file.seek(0)
+        torch.nn.Sequential(other).load_state_dict(torch.load(file, weights_only=True))
+        torch.testing.assert_close(other(obs), first(obs), rtol=0, atol=0)
+        assert torch.equal(other.var, first.var)
+        assert other.var.data_ptr() != first.var.data_ptr()
+    assert sorted(first.state_dict()) == ["count", "frozen", "mean", "var"]
+
+
+def test_copies_are_independent():
+    """Deep copies and pickles compute the same and have statistics of their own."""
+    first, obs = make_normalizer(), observations(4)
+    first.update(obs)
+    expected = first(obs)
+    for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        torch.testing.assert_close(other(obs), expected, rtol=0, atol=0)
+        other.update(observations(5, seed=1))
+        assert not torch.equal(other(obs)["memory"], expected["memory"])
+    torch.testing.assert_close(first(obs), expected, rtol=0, atol=0)
+
+
+def test_training_mode_makes_no_difference():
+    """Statistics change by `update` alone."""
+    normalizer, obs = make_normalizer(), observations(4)
+    normalizer.update(obs)
+    expected = normalizer(obs)
+    normalizer.train()
+    torch.testing.assert_close(normalizer(obs), expected, rtol=0, atol=0)
+    normalizer.update(obs)
+    normalizer.eval()
+    assert float(normalizer.count) == 16.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_statistics_keep_their_precision(dtype):
+    """A module converted to another dtype computes in it, from the same statistics."""
+    normalizer = make_normalizer(LONE)
+    normalizer.update(torch.randn(50, 3, dtype=torch.float64) + 1e3)
+    mean = normalizer.mean.clone()
+    torch.nn.Sequential(normalizer).to(dtype)
+    assert torch.equal(normalizer.mean, mean)
+    assert normalizer(torch.ones(2, 3)).dtype == dtype
+    normalizer.update(torch.randn(50, 3))
+    assert normalizer.var.dtype == torch.float64
+
+
+def test_gradients_of_observations():
+    """Observations may carry a graph, as saliency maps need it; statistics never do."""
+    normalizer = make_normalizer(LONE)
+    obs = torch.tensor([[0.0, 5.0, 1e3]], requires_grad=True)
+    normalizer.update(torch.tensor([[0.0, 1.0, 2.0], [4.0, 3.0, 2.0]]) + obs * 0)
+    normalizer(obs).sum().backward()
+    torch.testing.assert_close(obs.grad, torch.tensor([[0.5, 1.0, 0.0]]))
+    assert not normalizer.mean.requires_grad
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_observations_that_are_not_finite(value):
+    """The message names key and entry; nothing is taken in, of other keys neither."""
+    normalizer, obs = make_normalizer(), observations(4)
+    normalizer.update(obs)
+    before = copy.deepcopy(normalizer.state_dict())
+    obs["robot/pos.x"][2, 1, 1, 0] = value
+    expected = rf"entry \[1, 0\] of the observation 'robot/pos.x' is {value}"
+    with pytest.raises(TrainingError, match=expected):
+        normalizer.update(obs)
+    assert all(torch.equal(x, before[key]) for key, x in normalizer.state_dict().items())
+    lone = make_normalizer(LONE)
+    with pytest.raises(TrainingError, match=r"entry \[2\] of the observation is"):
+        lone.update(torch.tensor([[0.0, 1.0, value]]))
+    number = make_normalizer(spaces.Box(0, 1, ()))
+    with pytest.raises(TrainingError, match=r"entry \[\] of the observation is"):
+        number.update(torch.tensor([value]))
+
+
+def test_excluded_keys():
+    """They pass as they are; so does a key that would have passed anyway."""
+    normalizer = make_normalizer(exclude=["level", "image"])
+    assert normalizer.keys == ["robot/pos.x", "memory"]
+    obs = observations(3)
+    normalizer.update(obs)
+    assert normalizer(obs)["level"] is obs["level"]
+    assert normalizer.mean.shape == (10,)
+
+
+def test_unknown_excluded_keys():
+    """The message names the nearest key."""
+    with pytest.raises(ConfigError, match="did you mean 'memory'") as caught:
+        make_normalizer(exclude=["memry"])
+    assert caught.value.key == "model.normalization.exclude"
+    assert caught.value.value == "memry"
+    for key in ("x", ""):
+        with pytest.raises(ConfigError, match="no keys"):
+            make_normalizer(LONE, exclude=[key])
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(3), SPACE["image"], spaces.Box(-1, 1, (0,))], ids=str
+)
+def test_nothing_to_normalise(space):
+    """A lone observation of another kind passes."""
+    normalizer = make_normalizer(space)
+    obs = torch.zeros(5, *space.shape)
+    normalizer.update(obs)
+    assert normalizer(obs) is obs
+    assert normalizer.keys == []

@@ -1,0 +1,254 @@
+"""Memory: sequences equal the loop of steps, with gradients, whatever computes them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from maze_train.learner.flat import FlatParameters
+from maze_train.nets.config import MemoryConfig
+from maze_train.nets.recurrent import Memory
+
+CELLS = ["lstm", "gru"]
+L, N, F, H = 9, 3, 5, 4
+RESETS = {
+    "none": [],
+    "first row": [(0, 0), (0, 1), (0, 2)],
+    "one environment": [(4, 1)],
+    "last row": [(L - 1, 2)],
+    "many": [(0, 0), (2, 0), (3, 0), (7, 0), (1, 1), (8, 1)],
+    "every row": [(t, b) for t in range(L) for b in range(N)],
+}
+
+
+def make_memory(cell="lstm", layers=2, dtype=torch.float64, **sizes):
+    """A memory in evaluation mode, as models are, with biases other than zero."""
+    torch.manual_seed(1)
+    config = MemoryConfig(cell=cell, size=sizes.get("size", H), layers=layers)
+    return Memory(sizes.get("inputs", F), config, orthogonal=False).to(dtype).eval()
+
+
+def make_data(memory, pattern="many", length=L, n=N):
+    """Inputs, states and resets, and the gradient of a loss with respect to the features."""
+    generator = torch.Generator().manual_seed(2)
+    dtype = next(memory.parameters()).dtype
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    resets = torch.zeros(length, n, dtype=torch.bool)
+    for row, env in RESETS[pattern]:
+        resets[row, env] = True
+    x = draw(length, n, memory.layers.input_size)
+    return x, draw(n, memory.state_size), resets, draw(length, n, memory.output_size)
+
+
+def loop_of_steps(memory, x, state, resets):
+    """What `sequence` has to equal."""
+    features = []
+    for row, reset in zip(x, resets, strict=True):
+        state = torch.where(reset[:, None], 0.0, state)
+        row_features, state = memory.step(row, state)
+        features.append(row_features)
+    return torch.stack(features)
+
+
+def run_with_gradients(function, memory, x, state, resets, d_features):
+    """Features, and the gradients of inputs, states and parameters."""
+    memory.zero_grad()
+    x, state = x.clone().requires_grad_(), state.clone().requires_grad_()
+    features = function(x, state, resets)
+    features.backward(d_features)
+    return [features.detach(), x.grad, state.grad, *(p.grad.clone() for p in memory.parameters())]
+
+
+def sigmoid(x):
+    """Logistic function."""
+    return 1 / (1 + np.exp(-x))
+
+
+def slow_step(cell, weights, x, state):
+    """One environment and one layer, from the equations, with the gates of PyTorch in order."""
+    w_input, w_state, b_input, b_state = (w.detach().numpy() for w in weights)
+    h = state[:H]
+    a, b = w_input @ x + b_input, w_state @ h + b_state
+    if cell == "lstm":
+        i, f, g, o = np.split(a + b, 4)
+        c = sigmoid(f) * state[H:] + sigmoid(i) * np.tanh(g)
+        return np.concatenate([sigmoid(o) * np.tanh(c), c])
+    (a_r, a_z, a_n), (b_r, b_z, b_n) = np.split(a, 3), np.split(b, 3)
+    z = sigmoid(a_z + b_z)
+    return (1 - z) * np.tanh(a_n + sigmoid(a_r + b_r) * b_n) + z * h
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_step_follows_the_equations(cell):
+    """Features and new states are those of the papers; a state is h (and c), layer by layer."""
+    memory = make_memory(cell)
+    x, state, _, _ = make_data(memory)
+    features, new_state = memory.step(x[0], state)
+    parts = 2 if cell == "lstm" else 1
+    assert memory.state_size == 2 * parts * H == new_state.shape[1]
+    params = list(memory.parameters())
+    for env in range(N):
+        inputs, expected = x[0, env].numpy(), []
+        for layer in range(2):
+            old = state[env, layer * parts * H : (layer + 1) * parts * H].numpy()
+            expected.append(slow_step(cell, params[4 * layer : 4 * layer + 4], inputs, old))
+            inputs = expected[-1][:H]
+        np.testing.assert_allclose(new_state[env].detach(), np.concatenate(expected), rtol=1e-12)
+        np.testing.assert_allclose(features[env].detach(), inputs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("pattern", list(RESETS))
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_sequence_is_the_loop_of_steps(cell, layers, pattern):
+    """Features, and gradients of inputs, states and parameters, in double precision."""
+    memory = make_memory(cell, layers)
+    data = make_data(memory, pattern)
+    expected = run_with_gradients(lambda *a: loop_of_steps(memory, *a), memory, *data)
+    actual = run_with_gradients(memory.sequence, memory, *data)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pattern", list(RESETS))
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_fused_way_is_the_loop_of_steps(cell, pattern):
+    """Rows that erase the memory do so in the layers that other devices use for a GRU too."""
+    memory = make_memory(cell)
+
+    def fused(x, state, resets):
+        state = torch.where(resets[0][:, None], 0.0, state)
+        starts = [part.contiguous() for part in torch.split(state, H, -1)]
+        return memory._fused(x, starts, resets)
+
+    data = make_data(memory, pattern)
+    expected = run_with_gradients(lambda *a: loop_of_steps(memory, *a), memory, *data)
+    actual = run_with_gradients(fused, memory, *data)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pattern", ["none", "many"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_single_precision(cell, pattern):
+    """The kernels of float32 give the numbers of float64, in the sizes of training."""
+    memory = make_memory(cell, size=32, inputs=16)
+    data = make_data(memory, pattern, length=40, n=4)
+    expected = run_with_gradients(lambda *a: loop_of_steps(memory, *a), memory, *data)
+    x, state, resets, d_features = data
+    memory.float()
+    data = (x.float(), state.float(), resets, d_features.float())
+    actual = run_with_gradients(memory.sequence, memory, *data)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cell", CELLS)
+def test_nothing_crosses_a_reset(cell, dtype):
+    """Rows after a reset do not depend on rows before it, bit for bit, and send no gradient."""
+    memory = make_memory(cell, dtype=dtype)
+    x, state, resets, d_features = make_data(memory, "none")
+    resets[5, 1] = True
+    d_features[:5] = 0.0
+    _, d_x, d_state, *_ = run_with_gradients(memory.sequence, memory, x, state, resets, d_features)
+    assert bool((d_x[:5, 1] == 0).all())
+    assert bool((d_state[1] == 0).all())
+    assert bool((d_x[:5, [0, 2]] != 0).any(-1).all())
+    before = memory.sequence(x, state, resets)
+    x[:5, 1] *= 1e3
+    state[1] -= 1e3
+    after = memory.sequence(x, state, resets)
+    assert torch.equal(after[5:], before[5:])
+    assert not torch.equal(after[:5, 1], before[:5, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pattern", ["none", "many"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_vjp(cell, pattern, dtype):
+    """Features without a graph, and the gradients of autograd, added in place."""
+    memory = make_memory(cell, dtype=dtype)
+    data = make_data(memory, pattern)
+    features, d_x, _, *d_params = run_with_gradients(memory.sequence, memory, *data)
+    flat = FlatParameters(list(memory.parameters()))
+    flat.grad.fill_(0.5)
+    with torch.no_grad():
+        by_hand, gradient = memory.vjp(*data[:3])
+        assert torch.equal(gradient(data[3], True), d_x)
+    assert torch.equal(by_hand, features)
+    assert not by_hand.requires_grad
+    expected = torch.cat([grad.flatten() for grad in d_params]) + 0.5
+    torch.testing.assert_close(flat.grad, expected)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_vjp_leaves_frozen_parameters_alone(cell):
+    """What is frozen gets no gradient, everything else does; the input's only when asked for."""
+    memory = make_memory(cell)
+    x, state, resets, d_features = make_data(memory)
+    params = list(memory.parameters())
+    params[1].requires_grad_(False)
+    _, gradient = memory.vjp(x, state, resets)
+    assert gradient(d_features, False) is None
+    assert [p.grad is None for p in params] == [p is params[1] for p in params]
+    assert x.grad is None
+    memory.requires_grad_(False)
+    _, gradient = memory.vjp(x, state, resets)
+    assert gradient(d_features, True).shape == x.shape
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_sequence_without_graph(cell):
+    """The same features where no gradient is wanted, and the arguments stay as they were."""
+    memory = make_memory(cell, dtype=torch.float32)
+    x, state, resets, _ = make_data(memory)
+    kept = [y.clone() for y in (x, state, resets)]
+    with torch.no_grad():
+        features = memory.sequence(x, state, resets)
+    torch.testing.assert_close(features, memory.sequence(x, state, resets).detach())
+    assert all(torch.equal(a, b) for a, b in zip((x, state, resets), kept, strict=True))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_weights_are_exchanged_with_torch(cell):
+    """A layer of PyTorch with the same weights computes the same, from a zero state."""
+    other = (nn.LSTM if cell == "lstm" else nn.GRU)(F, H, 2).double()
+    memory = make_memory(cell)
+    memory.layers.load_state_dict(other.state_dict())
+    x, _, resets, _ = make_data(memory, "none")
+    state = memory.initial_state(N).double()
+    assert state.shape == (N, memory.state_size)
+    assert not state.any()
+    torch.testing.assert_close(memory.sequence(x, state, resets), other(x)[0])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_initial_weights(cell):
+    """Orthogonal with gain 1 and zero biases, or what PyTorch does."""
+    config = MemoryConfig(cell=cell, size=H, layers=2)
+    for name, param in Memory(F, config, orthogonal=True).layers.named_parameters():
+        if name.startswith("bias"):
+            assert not param.any()
+        else:
+            torch.testing.assert_close(param.T @ param, torch.eye(param.shape[1]))
+    torch.manual_seed(5)
+    own = Memory(F, config, orthogonal=False)
+    torch.manual_seed(5)
+    other = (nn.LSTM if cell == "lstm" else nn.GRU)(F, H, 2)
+    for a, b in zip(own.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_copies():
+    """Deep copies and pickles compute the same."""
+    memory = make_memory()
+    x, state, resets, _ = make_data(memory)
+    for other in (copy.deepcopy(memory), pickle.loads(pickle.dumps(memory))):
+        assert torch.equal(other.sequence(x, state, resets), memory.sequence(x, state, resets))

@@ -1,0 +1,161 @@
+"""Whatever the spaces: check, reset, rollout, update, save, load, act, in one process and in two."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from hypothesis import HealthCheck, given, settings
+from random_envs import RandomSpaceEnv, space_pairs
+
+from maze_train import (
+    A2CAlgorithmConfig,
+    A2CLearner,
+    LearnerGroup,
+    ModelConfig,
+    PPOAlgorithmConfig,
+    PPOLearner,
+    Progress,
+    RolloutCollector,
+    SequentialVectorEnv,
+    SubprocVectorEnv,
+    TrainedPolicy,
+    build_actor_critic,
+)
+from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
+from maze_train.trees import tree_leaves, tree_map
+
+T, B = 4, 3
+MODEL = ModelConfig(hidden_sizes=[8], branch_size=4)
+ALGORITHMS = {
+    "a2c": (A2CLearner, A2CAlgorithmConfig(n_rollout_steps=T, lr=0.01)),
+    "ppo": (
+        PPOLearner,
+        PPOAlgorithmConfig(n_rollout_steps=T, lr=0.01, batch_size=5, n_optimization_epochs=2),
+    ),
+}
+VECTORS = {
+    "sequential": SequentialVectorEnv,
+    "subprocess": partial(SubprocVectorEnv, n_workers=2, start_method="fork", timeout_s=60.0),
+}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+    # What gymnasium's checker says about taste: bounds, symmetry, spans of one number.
+    pytest.mark.filterwarnings("ignore:.*space m(in|ax)imum value is.*infinity"),
+    pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space"),
+    pytest.mark.filterwarnings("ignore:.*maximum and minimum values are equal"),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Any:
+    """After every test there is no child process."""
+    yield
+    assert multiprocessing.active_children() == []
+
+
+def learn(vector: str, algorithm: str, spaces: Any, updates: int = 2) -> tuple[Any, Any]:
+    """Model after some rollouts and updates, and copies of all that was collected."""
+    factories = [partial(RandomSpaceEnv, *spaces)] * B
+    learner_class, config = ALGORITHMS[algorithm]
+    collected = []
+    with VECTORS[vector](factories) as env:
+        model = build_actor_critic(MODEL, env.env_observation_space, env.single_action_space, 3)
+        group = LearnerGroup(learner_class(model, config, seed=4))
+        collector = RolloutCollector(env, T, env_seed=1, action_seed=2)
+        for update in range(updates):
+            rollout, _ = collector.collect(model)
+            collected += [leaf.clone() for tree in columns(rollout) for leaf in tree_leaves(tree)]
+            group.update(rollout, Progress(env_steps=update * T * B, updates=update))
+    return model, collected
+
+
+def columns(rollout: Any) -> list[Any]:
+    """All that a rollout holds."""
+    names = ("obs", "actions", "rewards", "terminated", "truncated", "final_obs", "final_positions")
+    return [getattr(rollout, name) for name in names]
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    """Equal to the bit, dtypes included."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+        assert a.dtype == torch.bool or bool(torch.isfinite(a).all())
+
+
+def parts(value: Any) -> list[Any]:
+    """The leaves of a value of a nested space; batching by gymnasium sorts the keys of a Dict."""
+    if isinstance(value, dict):
+        value = tuple(value[key] for key in sorted(value))
+    return [leaf for v in value for leaf in parts(v)] if isinstance(value, tuple) else [value]
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    """Equal actions, up to rounding: memory of another alignment takes other paths in BLAS."""
+    for a, b in zip(parts(ours), parts(theirs), strict=True):
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+        if np.asarray(a).dtype.kind == "f":
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+def check_acting(model: Any, spaces: Any) -> None:
+    """A policy that was saved and loaded acts as the one that learned, on one and on many."""
+    with tempfile.TemporaryDirectory() as directory:
+        PolicyWriter(model, *spaces, "seed: 1\n")(Path(directory), {"score": 1.0})
+        read = read_spaces(Path(directory))
+        restored = build_actor_critic(MODEL, *read, 99)
+        restored.load_state_dict(read_weights(Path(directory)))
+    assert read == spaces
+    policy, other = TrainedPolicy(model, *spaces), TrainedPolicy(restored, *read)
+    env = RandomSpaceEnv(*spaces)
+    observations = [env.reset(seed=seed)[0] for seed in range(3)]
+    batch = concatenate(spaces[0], observations, create_empty_array(spaces[0], 3))
+    for deterministic in (True, False):
+        for seed, observation in enumerate(observations):
+            env.reset(seed=seed)
+            ours, theirs = (p.act(observation, deterministic) for p in (policy, other))
+            env.step(ours)
+            assert_close(ours, theirs)
+        rows = list(iterate(batch_space(spaces[1], 3), policy.act(batch, deterministic)))
+        for seed, row in enumerate(rows):
+            env.reset(seed=seed)
+            env.step(row)
+            if deterministic:
+                assert_close(row, policy.act(observations[seed]))
+
+
+def check_spaces(spaces: Any) -> None:
+    """All of it for one pair of spaces."""
+    check_env(RandomSpaceEnv(*spaces, refuses_illegal=False), skip_render_check=True)
+    for algorithm in ALGORITHMS:
+        model, ours = learn("sequential", algorithm, spaces)
+        other, theirs = learn("subprocess", algorithm, spaces)
+        assert_equal(ours, theirs)
+        assert_equal(model.state_dict().values(), other.state_dict().values())
+        check_acting(model, spaces)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=500,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+@given(space_pairs())
+def test_all_spaces_go_all_the_way(spaces: Any) -> None:
+    """Every number of a rollout and every weight is the same wherever environments are stepped."""
+    check_spaces(spaces)

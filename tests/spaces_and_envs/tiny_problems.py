@@ -1,0 +1,343 @@
+"""Problems of a few steps with a known optimum, one for every kind of space.
+
+Each shows how an environment with such a space is written; the best return is `STEPS` everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+STEPS = 3
+"""Steps of an episode; each brings a reward of at most 1."""
+
+
+class Question(gymnasium.Env[Any, Any]):
+    """Asks three questions, one a step; the action is the number of the answer.
+
+    A right answer brings 1, a wrong one 0, so the best return is 3, and guessing brings 3 / n.
+    A subclass sets both spaces and asks.
+    """
+
+    def ask(self) -> tuple[Any, int]:
+        """A new observation, and the number of the answer to it."""
+        raise NotImplementedError
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        observation, self.answer = self.ask()
+        return observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(action == self.answer)
+        self.t += 1
+        observation, self.answer = self.ask()
+        return observation, reward, self.t == STEPS, False, {}
+
+
+class BoxQuestion(Question):
+    """Box: which entry of a vector is the largest?"""
+
+    observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def ask(self) -> tuple[Any, int]:
+        answer = int(self.np_random.integers(4))
+        vector = self.np_random.uniform(-1.0, 0.2, 4)
+        vector[answer] = self.np_random.uniform(0.6, 1.0)
+        return vector.astype(np.float32), answer
+
+
+class ImageQuestion(Question):
+    """Bytes: of which colour is the square? Its place says nothing."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, channels_first: bool, size: int = 16) -> None:
+        shape = (3, size, size) if channels_first else (size, size, 3)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.channels_first = channels_first
+        self.size = size
+
+    def ask(self) -> tuple[Any, int]:
+        colour = int(self.np_random.integers(3))
+        y, x = self.np_random.integers(self.size - 5, size=2)
+        image = np.zeros((3, self.size, self.size), np.uint8)
+        image[colour, y : y + 6, x : x + 6] = 255
+        return image if self.channels_first else image.transpose(1, 2, 0), colour
+
+
+class DiscreteQuestion(Question):
+    """Discrete, counted from -2: which number follows two places later?"""
+
+    observation_space = spaces.Discrete(5, start=-2)
+    action_space = spaces.Discrete(5, start=-2)
+
+    def ask(self) -> tuple[Any, int]:
+        number = int(self.np_random.integers(5))
+        return number - 2, (number + 2) % 5 - 2
+
+
+class MultiDiscreteQuestion(Question):
+    """MultiDiscrete: which of three dice shows the larger number?"""
+
+    observation_space = spaces.MultiDiscrete([2, 2, 2], start=[1, -1, 0])
+    action_space = spaces.Discrete(3)
+
+    def ask(self) -> tuple[Any, int]:
+        answer = int(self.np_random.integers(3))
+        dice = np.array([1, -1, 0])
+        dice[answer] += 1
+        return dice, answer
+
+
+class MultiBinaryQuestion(Question):
+    """MultiBinary: which lamp is dark?"""
+
+    observation_space = spaces.MultiBinary((2, 2))
+    action_space = spaces.Discrete(4)
+
+    def ask(self) -> tuple[Any, int]:
+        answer = int(self.np_random.integers(4))
+        lamps = np.ones((2, 2), np.int8)
+        lamps.flat[answer] = 0
+        return lamps, answer
+
+
+class DictQuestion(Question):
+    """Dict: which of four doors? One key tells the floor, the other the side."""
+
+    observation_space = spaces.Dict(
+        {"floor": spaces.Discrete(2), "side": spaces.Box(-1.0, 1.0, (1,), np.float32)}
+    )
+    action_space = spaces.Discrete(4)
+
+    def ask(self) -> tuple[Any, int]:
+        floor, right = (int(x) for x in self.np_random.integers(2, size=2))
+        side = self.np_random.uniform(0.3, 1.0, 1) * (1 if right else -1)
+        return {"floor": floor, "side": side.astype(np.float32)}, 2 * floor + right
+
+
+class TupleQuestion(Question):
+    """Tuple: the same with a lamp for each side, and floors counted from 1."""
+
+    observation_space = spaces.Tuple((spaces.Discrete(2, start=1), spaces.MultiBinary(2)))
+    action_space = spaces.Discrete(4)
+
+    def ask(self) -> tuple[Any, int]:
+        floor, right = (int(x) for x in self.np_random.integers(2, size=2))
+        lamps = np.array([1 - right, right], np.int8)
+        return (floor + 1, lamps), 2 * floor + right
+
+
+class NestedQuestion(Question):
+    """Dict in Dict, and Tuple in Dict: the same once more, behind things that say nothing."""
+
+    observation_space = spaces.Dict(
+        {
+            "floor": spaces.Discrete(2),
+            "robot": spaces.Dict(
+                {
+                    "colour": spaces.Discrete(3),
+                    "state": spaces.Tuple(
+                        (spaces.MultiBinary(2), spaces.Box(-1.0, 1.0, (1,), np.float32))
+                    ),
+                }
+            ),
+        }
+    )
+    action_space = spaces.Discrete(4)
+
+    def ask(self) -> tuple[Any, int]:
+        floor, right, colour = (int(x) for x in self.np_random.integers([2, 2, 3]))
+        side = self.np_random.uniform(0.3, 1.0, 1) * (1 if right else -1)
+        lamps = self.np_random.integers(2, size=2).astype(np.int8)
+        robot = {"colour": colour, "state": (lamps, side.astype(np.float32))}
+        return {"floor": floor, "robot": robot}, 2 * floor + right
+
+
+class Order(gymnasium.Env[Any, Any]):
+    """Gives three orders, one a step, each the number of an action in a list.
+
+    The reward of a discrete part is 1 where it is as ordered and 0 elsewhere; that of a continuous
+    part is 1 - |a - wanted|. It is the mean over all entries and parts, so the best return is 3.
+
+    Args:
+        action_space: Space of the actions.
+        wanted: The actions that can be ordered.
+    """
+
+    def __init__(self, action_space: spaces.Space[Any], wanted: list[Any]) -> None:
+        self.action_space = action_space
+        self.observation_space = spaces.Discrete(len(wanted))
+        self.wanted = wanted
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.give_order(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        reward = score(self.action_space, action, self.wanted[self.order])
+        self.t += 1
+        return self.give_order(), reward, self.t == STEPS, False, {}
+
+    def give_order(self) -> int:
+        """The number of the next order."""
+        self.order = int(self.np_random.integers(len(self.wanted)))
+        return self.order
+
+
+def score(space: spaces.Space[Any], action: Any, wanted: Any) -> float:
+    """How well an action fits an order, at most 1."""
+    if isinstance(space, spaces.Dict):
+        return float(np.mean([score(space[key], action[key], wanted[key]) for key in space]))
+    if isinstance(space, spaces.Tuple):
+        parts = zip(space.spaces, action, wanted, strict=True)
+        return float(np.mean([score(*part) for part in parts]))
+    if isinstance(space, spaces.Box):
+        return float(1.0 - np.abs(np.asarray(action) - np.asarray(wanted)).mean())
+    return float(np.mean(np.asarray(action) == np.asarray(wanted)))
+
+
+QUESTIONS = {
+    "Box": BoxQuestion,
+    "image, channels first": lambda: ImageQuestion(channels_first=True),
+    "image, channels last": lambda: ImageQuestion(channels_first=False),
+    "Discrete with start": DiscreteQuestion,
+    "MultiDiscrete": MultiDiscreteQuestion,
+    "MultiBinary": MultiBinaryQuestion,
+    "Dict": DictQuestion,
+    "Tuple": TupleQuestion,
+    "nested Dict": NestedQuestion,
+}
+"""Problems by the kind of observation space; all have Discrete actions."""
+
+CORNERS = [np.array(pair) for pair in ([0.5, -0.5], [-0.5, 0.5], [0.6, 0.2], [-0.2, -0.6])]
+
+ORDERS = {
+    "Discrete with start": lambda: Order(spaces.Discrete(4, start=-1), [2, 0, -1, 1]),
+    "MultiDiscrete": lambda: Order(
+        spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, -1], [0, 5]]),
+        [[[0, 1], [3, 6]], [[1, -1], [2, 5]], [[1, 0], [0, 6]]],
+    ),
+    "MultiBinary": lambda: Order(
+        spaces.MultiBinary((2, 2)), [[[0, 1], [1, 1]], [[1, 0], [0, 1]], [[0, 0], [0, 0]]]
+    ),
+    "Box": lambda: Order(spaces.Box(-2.0, 2.0, (2,), np.float32), CORNERS),
+    "Box, bounds per entry": lambda: Order(
+        spaces.Box(np.float32([-2.0, -1.5]), np.float32([1.5, 3.0])), CORNERS
+    ),
+    "Box, one-sided": lambda: Order(
+        spaces.Box(-1.5, np.inf, (2,), np.float32), CORNERS
+    ),
+    "Box, unbounded": lambda: Order(spaces.Box(-np.inf, np.inf, (2,), np.float64), CORNERS),
+    "Box, integer": lambda: Order(
+        spaces.Box(-2, 2, (2,), np.int32), [[0, 1], [-1, 2], [2, -2], [1, 0]]
+    ),
+    "Box, two dimensions": lambda: Order(
+        spaces.Box(-2.0, 2.0, (1, 2), np.float32), [c.reshape(1, 2) for c in CORNERS]
+    ),
+    "Dict": lambda: Order(
+        spaces.Dict(
+            {"gear": spaces.Discrete(3, start=1), "force": spaces.Box(-1.0, 2.0, (1,), np.float32)}
+        ),
+        [{"gear": 3, "force": -0.3}, {"gear": 1, "force": 0.6}, {"gear": 2, "force": 0.1}],
+    ),
+    "Tuple": lambda: Order(
+        spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3))),
+        [([0, 1], 2), ([1, 1], 0), ([1, 0], 1)],
+    ),
+}
+"""Problems by the kind of action space; all have Discrete observations."""
+
+
+class Doors(gymnasium.Env[Any, Any]):
+    """Six rooms in a row with 40 doors each, of which few can be opened, and one leads on.
+
+    The right door brings 1 and leads to the next room; another door brings nothing. The episode
+    ends behind the last room, or after 6 steps: the best return is 6.
+
+    Args:
+        shows_mask: Whether observations tell which doors can be opened. Trying another one is then
+            an error; else it costs a step.
+        open_doors: Doors per room that can be opened.
+        locked_from: Number of the step, counted over all episodes, from which no door at all can be
+            opened, as in an environment with a bug.
+    """
+
+    ROOMS = 6
+    DOORS = 40
+
+    def __init__(
+        self, shows_mask: bool = True, open_doors: int = 3, locked_from: int | None = None
+    ) -> None:
+        parts: dict[str, spaces.Space[Any]] = {"room": spaces.Discrete(self.ROOMS)}
+        if shows_mask:
+            parts["action_mask"] = spaces.MultiBinary(self.DOORS)
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = spaces.Discrete(self.DOORS)
+        self.shows_mask = shows_mask
+        self.locked_from = locked_from
+        self.steps = 0
+        plan = np.random.default_rng(0)
+        self.open = [plan.permutation(self.DOORS)[:open_doors] for _ in range(self.ROOMS)]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.room = self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.shows_mask and action not in self.open[self.room]:
+            raise ValueError(f"door {action} of room {self.room} is locked")
+        self.steps += 1
+        self.t += 1
+        is_right = bool(action == self.open[self.room][0])
+        last = is_right and self.room == self.ROOMS - 1
+        self.room += int(is_right and not last)
+        return self.observe(), float(is_right), last, self.t == 6 and not last, {}
+
+    def observe(self) -> dict[str, Any]:
+        """The room, and 1 for each door that can be opened."""
+        observation: dict[str, Any] = {"room": self.room}
+        if self.shows_mask:
+            mask = np.zeros(self.DOORS, np.int8)
+            if self.locked_from is None or self.steps < self.locked_from:
+                mask[self.open[self.room]] = 1
+            observation["action_mask"] = mask
+        return observation
+
+
+class Recall(gymnasium.Env[Any, Any]):
+    """A signal is shown in the first step, and must be named when the lamp is lit, 3 to 5 steps on.
+
+    Only the last action counts: 1 for the right number, else 0. Without a memory nothing better
+    than guessing is possible, which brings 1 / 3.
+    """
+
+    SIGNALS = 3
+
+    observation_space = spaces.Dict(
+        {"signal": spaces.Discrete(SIGNALS + 1), "lamp": spaces.MultiBinary(1)}
+    )
+    action_space = spaces.Discrete(SIGNALS)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.signal = int(self.np_random.integers(self.SIGNALS))
+        self.wait = int(self.np_random.integers(3, 6))
+        self.t = 0
+        return {"signal": self.signal + 1, "lamp": np.zeros(1, np.int8)}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        has_ended = self.t == self.wait
+        reward = float(has_ended and action == self.signal)
+        self.t += 1
+        lamp = np.full(1, self.t == self.wait, np.int8)
+        return {"signal": 0, "lamp": lamp}, reward, has_ended, False, {}
