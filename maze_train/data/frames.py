@@ -37,9 +37,7 @@ class FrameStacks:
     def shape(self) -> torch.Size:
         """`[rows, envs, n, *frame]`."""
         positions, n = self.numbers.shape
-        return torch.Size(
-            (positions // self.num_envs, self.num_envs, n, *self.frames.shape[1:])
-        )
+        return torch.Size((positions // self.num_envs, self.num_envs, n, *self.frames.shape[1:]))
 
     @property
     def device(self) -> torch.device:
@@ -148,4 +146,3 @@ class FrameMemory:
         spare = self._frames.new_zeros((self.n * self.num_envs, *self._frame_shape))
         self._frames = torch.cat([self._frames, spare])
         self._array = self._frames.numpy()
-

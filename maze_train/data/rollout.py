@@ -106,9 +106,7 @@ class Rollout:
         """The same rollout on a device (itself, if it is there already)."""
         if self.rewards.device == device:
             return self
-        columns = {
-            field.name: _moved(getattr(self, field.name), device) for field in fields(self)
-        }
+        columns = {field.name: _moved(getattr(self, field.name), device) for field in fields(self)}
         return Rollout(**columns)
 
 

@@ -128,9 +128,7 @@ class ActorCriticModel(nn.Module):
         """Size S of the memory of one environment; 0: there is none."""
         return 0 if self.memory is None else self.memory.state_size
 
-    def forward(
-        self, obs: TensorTree, sequences: Sequences | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: TensorTree, sequences: Sequences | None = None) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[..., param_size]` and raw values `[..., output_size]`.
 
         Args:
@@ -139,7 +137,8 @@ class ActorCriticModel(nn.Module):
         """
         features: TensorTree = self._trunk_features(obs)
         if self.memory is not None:
-            assert sequences is not None and isinstance(features, torch.Tensor)
+            assert sequences is not None
+            assert isinstance(features, torch.Tensor)
             x = features.view(*sequences.resets.shape, -1)
             features = self.memory.sequence(x, sequences.states, sequences.resets).flatten(0, 1)
         return self._masked(self.policy(features), obs), self.critic(features)
@@ -151,8 +150,7 @@ class ActorCriticModel(nn.Module):
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[n, param_size]`, and the memory `[n, S]` after `obs`."""
-        assert self.memory is not None, "this model has no memory: call policy_params"
-        features, state = self.memory.step(self._trunk_features(obs), state)
+        features, state = self._remembering(obs, state)
         return self._masked(self.policy(features), obs), state
 
     def values(self, obs: TensorTree, state: Tensor | None = None) -> Tensor:
@@ -162,20 +160,25 @@ class ActorCriticModel(nn.Module):
             obs: Observations, `[..., *obs shape]`.
             state: What is remembered before them, `[n, S]`; needed with a memory only.
         """
-        features: TensorTree = self._trunk_features(obs)
-        if self.memory is not None:
-            features, _ = self.memory.step(features, state)
-        return self.value_head.values(self.critic(features))
+        if state is None:
+            return self.value_head.values(self.critic(self._trunk_features(obs)))
+        return self.value_head.values(self.critic(self._remembering(obs, state)[0]))
 
     def evaluate(
         self, obs: TensorTree, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Distribution parameters, state values, and the memory after `obs`, in one pass."""
-        features: TensorTree = self._trunk_features(obs)
-        if self.memory is not None:
-            features, state = self.memory.step(features, state)
+        if state is None:
+            features = self._trunk_features(obs)
+        else:
+            features, state = self._remembering(obs, state)
         params = self._masked(self.policy(features), obs)
         return params, self.value_head.values(self.critic(features)), state
+
+    def _remembering(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Features `[n, H]` of observations and of what came before, and the memory after them."""
+        assert self.memory is not None, "this model has no memory: call policy_params"
+        return self.memory.step(self._trunk_features(obs), state)
 
     def _trunk_features(self, obs: TensorTree) -> Any:
         inputs = self._inputs(obs)
@@ -219,7 +222,8 @@ class ActorCriticModel(nn.Module):
             features, trunk_gradient = cast("HasVJP", self.trunk).vjp(features)
             below.append(trunk_gradient)
         if self.memory is not None:
-            assert sequences is not None and isinstance(features, torch.Tensor)
+            assert sequences is not None
+            assert isinstance(features, torch.Tensor)
             features, memory_gradient = _memory_vjp(self.memory, features, sequences)
             below.append(memory_gradient)
         params, policy_gradient = self.policy.vjp(features)
@@ -302,8 +306,10 @@ def build_actor_critic(
         normalizer = None
         if config.normalization.mode != "none":
             normalizer = ObservationNormalizer(space, config.normalization)
-        parts = _networks(config, space, distribution)
-        model = ActorCriticModel(*parts[:4], memory=parts[4], normalizer=normalizer, masking=masking)
+        policy, critic, head, trunk, memory = _networks(config, space, distribution)
+    model = ActorCriticModel(
+        policy, critic, head, trunk, memory=memory, normalizer=normalizer, masking=masking
+    )
     return model.eval()
 
 

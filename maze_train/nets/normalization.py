@@ -112,7 +112,6 @@ class ObservationNormalizer(nn.Module):
         x = (x - mean).mul_(factor)
         return x.clamp_(-self._clip, self._clip) if self._clip else x
 
-    @torch.no_grad()
     def update(self, obs: TensorTree) -> None:
         """Take observations into the statistics; nothing happens after `freeze`.
 
@@ -148,7 +147,6 @@ class ObservationNormalizer(nn.Module):
         """Keep the statistics as they are from now on."""
         self.frozen.fill_(True)
 
-    @torch.no_grad()
     def _refresh(self) -> None:
         """Compute from the statistics what `forward` works with."""
         self._has_statistics = bool(self.count > 0)

@@ -183,15 +183,13 @@ class _Timeline:
     timeline, so the sequence grows by the number of resets of the environment that has most.
 
     Args:
-        resets: `[L, n]`; those of row 0 are not looked at.
+        resets: Whether the memory is erased before a row, `[L, n]`.
         dtype: Floating dtype of the marks.
     """
 
     def __init__(self, resets: Tensor, dtype: torch.dtype) -> None:
         length, self.n = resets.shape
-        shifts = resets.long()
-        shifts[0] = 0
-        shifts = shifts.cumsum(0)
+        shifts = resets.long().cumsum(0)
         longest = length + int(shifts[-1].max())
         self.length = -(-longest // ROUNDED_TO) * ROUNDED_TO
         rows = torch.arange(length, device=resets.device).unsqueeze(-1) + shifts

@@ -88,4 +88,3 @@ def device_of(model: ActingModel | RecurrentModel) -> torch.device:
         for param in model.parameters():
             return param.device
     return torch.device("cpu")
-

@@ -8,7 +8,12 @@ import torch
 
 from maze_train.data.rollout import RolloutStorage
 from maze_train.rollout.acting import Actor, env_actions
-from maze_train.rollout.episodes import EpisodeTracker, FinishedEpisodes, final_reports, successes_of
+from maze_train.rollout.episodes import (
+    EpisodeTracker,
+    FinishedEpisodes,
+    final_reports,
+    successes_of,
+)
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:

@@ -35,8 +35,10 @@ def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
     dtype = np.dtype(space.dtype if space.dtype is not None else np.float32)
     if dtype.name in DTYPES:
         return np.dtype(DTYPES[dtype.name])
-    fits = not isinstance(space, spaces.Box) or not (space.high > np.iinfo(np.int64).max).any()
-    return np.dtype(np.int64 if dtype.kind in "iu" and fits else np.float32)
+    if dtype.kind != "u":
+        return np.dtype(np.float32)
+    exceeds = isinstance(space, spaces.Box) and (space.high > np.iinfo(np.int64).max).any()
+    return np.dtype(np.float32 if exceeds else np.int64)
 
 
 def zeros_for(space: spaces.Space[Any], shape: tuple[int, ...]) -> TensorTree:

@@ -115,7 +115,9 @@ class RolloutEvaluator(Evaluator):
             metrics["success_rate"] = np.nanmean(successes)
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
-    def _play(self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv) -> tuple[Array, Array, Array]:
+    def _play(
+        self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
+    ) -> tuple[Array, Array, Array]:
         """Returns, lengths and successes (NaN: not told) of the n episodes."""
         n, num_envs = self.n_episodes, self._num_envs
         returns, lengths, successes = np.zeros(n), np.zeros(n), np.full(n, np.nan)
@@ -142,9 +144,7 @@ class RolloutEvaluator(Evaluator):
             actor.forget(ended | ignored)
         return returns, lengths, successes
 
-    def _act(
-        self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator
-    ) -> Any:
+    def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
         device = actor.state.device
         tensors = as_tensors(env.single_observation_space, obs)
         params = actor.params(tree_map(lambda x: x.to(device), tensors))

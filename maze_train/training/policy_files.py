@@ -18,6 +18,7 @@ from maze_train.errors import RunDirectoryError, SpaceError
 from maze_train.files import atomic_write
 from maze_train.rollout.acting import Actor, device_of, env_actions
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
+from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.serialize import space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
 from maze_train.training.model_selection import copy_of_weights
@@ -132,6 +133,7 @@ class TrainedPolicy:
         self.action_space = action_space
         self._flat_space = flat_space(observation_space)
         self._view = FlatView(observation_space)
+        self._masks = mask_layout(observation_space, action_space)
         self._generator = torch.Generator().manual_seed(seed)
         self._actor: Actor | None = None
 
@@ -160,12 +162,13 @@ class TrainedPolicy:
             An action of the action space, or a batch of actions with a leading dimension.
 
         Raises:
-            SpaceError: If the shape fits neither one observation nor a batch.
+            SpaceError: If the shape fits neither one observation nor a batch, or no action is legal.
         """
         parts = {key: np.asarray(value) for key, value in self._view.read(observation)}
         batched = self._is_batch(parts)
         if not batched:
             parts = {key: value[None] for key, value in parts.items()}
+        self._check_masks(parts)
         obs = as_tensors(self._flat_space, parts.get("", parts))
         params = self._actor_for(len(tree_leaves(obs)[0])).params(obs)
         distribution = self.model.distribution
@@ -180,6 +183,13 @@ class TrainedPolicy:
         if not batched:
             result = tree_map(lambda x: x[0], result)
         return unflatten_value(self.action_space, result)
+
+    def _check_masks(self, parts: dict[str, Any]) -> None:
+        """Refuse observations in which no action is legal."""
+        row = None if self._masks is None else self._masks.first_illegal_row(parts)
+        if row is not None and self._masks is not None:
+            problem = self._masks.illegal_part({key: value[row] for key, value in parts.items()})
+            raise SpaceError(f"observation {row}: {problem}")
 
     def _actor_for(self, n: int) -> Actor:
         """What acts in n environments; another number of them begins anew."""

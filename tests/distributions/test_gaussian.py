@@ -152,6 +152,31 @@ def test_to_env_clips_each_dimension() -> None:
     assert in_env.dtype == torch.float32
 
 
+def test_to_env_clips_each_element_of_an_integer_matrix() -> None:
+    """An n-d integer box with bounds of its own for each element is clipped and rounded there."""
+    low = np.array([[0, -5], [10, 100]], np.int16)
+    high = np.array([[3, 5], [20, 30_000]], np.int16)
+    space = Box(low, high, dtype=np.int16)
+    family = DiagonalGaussian(space)
+    for value, expected in [(-1e9, low), (1e9, high), (2.4, [[2, 2], [10, 100]])]:
+        in_env = family.to_env(torch.full((7, 2, 2), value))
+        assert in_env.dtype == torch.int16
+        assert in_env[0].tolist() == np.asarray(expected).tolist()
+        assert space.contains(in_env[6].numpy())
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, np.inf), (-np.inf, 1.0), (-np.inf, np.inf)])
+def test_open_sides_work(low: float, high: float) -> None:
+    """A box without bounds on one side or both has the same density, clipped where it can be."""
+    family, bounded = (DiagonalGaussian(Box(a, b, (2,))) for a, b in [(low, high), (-1.0, 1.0)])
+    params, noise = randn(50, 4), 3 * randn(50, 2, seed=1)
+    actions = family.sample(params, noise)
+    assert torch.equal(family.log_prob(params, actions), bounded.log_prob(params, actions))
+    in_env = family.to_env(actions)
+    assert torch.equal(in_env, actions.float().clamp(low, high))
+    assert torch.equal(family.from_env(in_env), in_env)
+
+
 @pytest.mark.parametrize(
     "dtype", [np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.uint32]
 )

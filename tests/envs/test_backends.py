@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv, make_foreign_env
-from maze_train.envs.pools import with_true_bounds
+from maze_train.envs.pools import EnvPoolVectorEnv, with_true_bounds
 from maze_train.envs.sequential import SequentialVectorEnv
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, ShapeError
 
@@ -143,6 +143,11 @@ def test_runs_can_be_repeated(backend):
         np.testing.assert_array_equal(first, again)
     starts = [tuple(row) for seed in range(20) for row in vector.reset(seed=seed)[0]]
     assert len(set(starts)) == len(starts) == 20 * n
+    if backend == "envpool":
+        # One seed per environment: more of them change nothing for the first ones.
+        np.testing.assert_array_equal(
+            make(backend, "CartPole-v1", 9).reset(seed=5)[0][:n], first[0]
+        )
     assert vector.reset()[0].shape == (n, 4)
     assert vector.root_seed is not None
 
@@ -362,6 +367,18 @@ def test_envpool_nested_observations():
             break
     assert sorted(infos["final_obs"][0]) == ["direction", "image", "mission"]
     vector.close()
+
+
+def test_envpool_alone():
+    """Without our vector environment around it, it ends its threads as well."""
+    pytest.importorskip("envpool")
+    before = threads()
+    pool = EnvPoolVectorEnv("CartPole-v1", 2, {"num_threads": 2})
+    first, _ = pool.reset(seed=3)
+    np.testing.assert_array_equal(first, pool.reset(seed=[3, 4])[0])
+    assert threads() > before
+    pool.close()
+    assert threads() == before
 
 
 def test_true_bounds():

@@ -7,7 +7,7 @@ import pytest
 from toy_envs import AddOne, CountingEnv, FailingEnv, not_an_env
 
 from maze_train import EnvConfig, EnvFactory
-from maze_train.envs.factory import env_name, nearest_ids
+from maze_train.envs.factory import BoundedEnvFactory, env_name, nearest_ids
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
 
 
@@ -155,6 +155,51 @@ def test_config_checks():
     odd = EnvConfig(id="CartPole-v1", wrappers=[{"_target_": "builtins.str"}])
     with pytest.raises(ConfigError, match=r"wrappers\[0\].*expected it to return"):
         EnvFactory(odd)()
+
+
+def test_training_and_evaluation():
+    """Evaluation leaves out wrappers for training; their presence alone makes returns reported."""
+    shared = {"_target_": "toy_envs.AddOne", "amount": 2.0}
+    config = EnvConfig(
+        target="toy_envs.CountingEnv",
+        wrappers=[shared],
+        training_wrappers=[{"_target_": "toy_envs.AddOne"}],
+    )
+    training = EnvFactory(config)
+    evaluation = pickle.loads(pickle.dumps(training.for_evaluation()))
+    assert (training.training, evaluation.training) == (True, False)
+    env = training()
+    assert [type(layer).__name__ for layer in (env, env.env, env.env.env)] == [
+        "AddOne",
+        "MonitoringWrapper",
+        "AddOne",
+    ]
+    assert (env.amount, env.env.env.amount) == (1.0, 2.0)
+    assert env.metadata["monitored"]
+    env = evaluation()
+    assert isinstance(env.env, CountingEnv)
+    assert env.amount == 2.0
+    assert not env.metadata.get("monitored")
+    assert not EnvFactory(EnvConfig(id="CartPole-v1"))().metadata.get("monitored")
+    bounded = BoundedEnvFactory(evaluation, 2)()
+    bounded.reset(seed=0)
+    assert [bounded.step(0)[3] for _ in range(2)] == [False, True]
+
+
+def test_maker_is_kept_for_evaluation():
+    """A class that can not be named by path builds both kinds of environments."""
+    factory = EnvFactory.from_any(lambda: CountingEnv(3)).for_evaluation()
+    assert factory().length == 3
+
+
+def test_wrong_training_wrappers():
+    """They are checked like the others, under their own name."""
+    with pytest.raises(ConfigError, match=r"training_wrappers\[0\].*_target_"):
+        EnvConfig(id="CartPole-v1", training_wrappers=[{"amount": 1}])
+    bad = EnvConfig(id="CartPole-v1", training_wrappers=[{"_target_": "toy_envs.AddTwo"}])
+    with pytest.raises(ConfigError, match=r"env.training_wrappers\[0\].*AddTwo"):
+        EnvFactory(bad)()
+    EnvFactory(bad).for_evaluation()()
 
 
 def test_names_for_directories():

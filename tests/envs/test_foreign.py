@@ -126,6 +126,8 @@ class ScriptedVectorEnv(VectorEnv[Any, Any, Any]):
         self.ended = ~resetting & (self.t >= lengths)
         flags = np.array([flags_of(i, k) for i, k in enumerate(self.episode.tolist())])
         terminated, truncated = (flags & self.ended[:, None]).T
+        self.flags = (terminated, truncated)
+        terminated, truncated = terminated | resetting, truncated | resetting  # Nor are these.
         infos: dict[str, Any] = {"is_success": self.episode % 2 == 0}
         obs = self.observe()
         if self.mode is SAME_STEP and self.ended.any():
@@ -290,9 +292,9 @@ class Lives(ScriptedVectorEnv):
         return obs, {**infos, "lives": self.lives()}
 
     def lives(self) -> Any:
-        ends = [length_of(i, self.episode[i]) - self.t[i] for i in range(N)]
-        # 3 lives at first, 2 and 1 in the last steps of an episode, 0 in its end.
-        return np.array([min(3, left) for left in ends], np.int32)
+        left = np.array([length_of(i, self.episode[i]) - self.t[i] for i in range(N)])
+        # At most 3; none in the last two steps, but environment 2 never runs out of them.
+        return np.where(np.arange(N) == 2, left + 1, np.clip(left - 1, 0, 3)).astype(np.int32)
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
@@ -316,11 +318,13 @@ def test_lost_lives_and_signs(mode):
         lives = now
         signs = np.array([1.0, -1.0, -1.0])
         assert rewards.tolist() == np.where(ignored, 0.0, signs).tolist()
-        assert ((terminated | truncated) == (lost | game_over)).all()
-        assert not (truncated & lost).any()
+        assert (terminated == (source.flags[0] | lost)).all()
+        assert (truncated == source.flags[1]).all()
         if (lost | game_over).any():
             assert (infos["_final_obs"] == (lost | game_over)).all()
             assert (infos["final_info"]["_episode"] == game_over).all()
+            told = np.flatnonzero(game_over) if mode is NEXT_STEP else []
+            assert list(successes_of(infos)) == list(told)
         for i in np.flatnonzero(lost):
             assert infos["final_obs"][i].tolist() == obs[i].tolist()
             assert not np.shares_memory(infos["final_obs"][i], obs)

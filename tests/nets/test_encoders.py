@@ -8,15 +8,20 @@ import torch
 from gymnasium import spaces
 
 from maze_train.errors import SpaceError
-from maze_train.nets.encoders import encoder_for
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.encoders import DictEncoder, encoder_for
+from maze_train.nets.images import ImageEncoder
 from maze_train.spaces.tensors import as_tensors
 
 IMAGE = spaces.Box(0, 255, (2, 3, 1), np.uint8)
+"""Too small for convolutions."""
+
+PICTURE = spaces.Box(0, 255, (7, 8, 3), np.uint8)
 
 
-def encoder(space):
+def encoder(space, **settings):
     """The encoder of a flat space with branches of 4 units."""
-    return encoder_for(space, 4, "tanh", True)
+    return encoder_for(space, ModelConfig(branch_size=4, activation="tanh", **settings))
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,20 @@ def encoder(space):
         (spaces.Box(-9, 9, (), np.float32), 2.5, [2.5]),
         (spaces.Box(-9, 9, (2,), np.int16), [7, -9], [7, -9]),
         (spaces.Box(0, 255, (2,), np.uint8), [255, 51], [1.0, 0.2]),
+        (spaces.Box(0, 255, (), np.uint8), 51, [0.2]),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float64), [-1e6, 0.5], [-1e6, 0.5]),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float16), [0.25, 3], [0.25, 3]),
+        (spaces.Box(0, 65535, (2,), np.uint16), [65535, 0], [65535, 0]),
+        (spaces.Box(0, 2**32 - 1, (2,), np.uint32), [2**31, 3], [2.0**31, 3]),
+        (spaces.Box(0, 2**64 - 1, (1,), np.uint64), [2**63], [2.0**63]),
+        (spaces.Box(-(2**40), 2**40, (2,), np.int64), [-(2**30), 3], [-(2.0**30), 3]),
+        (spaces.Box(-128, 127, (2,), np.int8), [-128, 127], [-128, 127]),
+        (spaces.Box(0, 1, (3,), np.bool_), [True, False, True], [1, 0, 1]),
+        (spaces.Discrete(2, start=254, dtype=np.uint8), 255, [0, 1]),
+        (spaces.MultiDiscrete([[2], [2]], start=[[-1], [5]]), [[0], [5]], [0, 1, 1, 0]),
+        (spaces.MultiDiscrete([3, 2], dtype=np.uint8, start=[250, 0]), [252, 1], [0, 0, 1, 0, 1]),
+        (spaces.MultiDiscrete(3), 1, [0, 1, 0]),
+        (spaces.MultiBinary(()), 1, [1]),
     ],
     ids=str,
 )
@@ -55,6 +74,7 @@ def test_known_values(space, value, expected):
         spaces.MultiBinary((2, 2)),
         spaces.Box(-1, 1, (2, 3), np.float32),
         spaces.Box(-1, 1, (), np.float32),
+        spaces.Box(0, 1, (2, 2), np.bool_),
         IMAGE,
     ],
     ids=str,
@@ -90,6 +110,26 @@ def test_only_bytes_are_scaled():
         assert float(encoder(space)(as_tensors(space, np.array([255])))) == 255.0
 
 
+def test_floats_are_neither_scaled_nor_changed():
+    """Normalised bytes come as floats: they are passed on, and stay what they are."""
+    obs = torch.tensor([[2.0, -1.0]])
+    assert encoder(spaces.Box(0, 255, (2,), np.uint8))(obs).tolist() == [[2.0, -1.0]]
+    assert obs.tolist() == [[2.0, -1.0]]
+
+
+def test_pictures_are_read_by_convolutions():
+    """Unless they are to be read as vectors, or too small."""
+    assert isinstance(encoder(PICTURE), ImageEncoder)
+    assert encoder(PICTURE).output_size == 1 * 2 * 64
+    assert encoder(PICTURE, image_encoder="impala").output_size == 1 * 1 * 32
+    flat = encoder(PICTURE, image_encoder="flat")
+    obs = torch.full((1, 7, 8, 3), 51, dtype=torch.uint8)
+    torch.testing.assert_close(flat(obs), torch.full((1, 168), 0.2))
+    assert not isinstance(encoder(IMAGE), ImageEncoder)
+    first = next(encoder(PICTURE, orthogonal_init=False).parameters())
+    assert not torch.allclose(first.flatten(1) @ first.flatten(1).T, 2 * torch.eye(32), atol=0.1)
+
+
 def test_encoders_of_leaves_have_no_weights():
     """What is fixed by the space is neither trained nor saved."""
     for space in (spaces.MultiDiscrete([3, 2]), IMAGE):
@@ -117,6 +157,77 @@ def test_a_dict_has_one_branch_per_key():
     torch.testing.assert_close(encode(obs), torch.cat(expected, -1))
 
 
+def test_branches_of_pictures_are_larger():
+    """A picture has four times the units of another key, on top of its convolutions."""
+    space = spaces.Dict({"a": spaces.Discrete(3), "camera": PICTURE, "z": spaces.Box(-1, 1, (2,))})
+    encode = encoder(space)
+    assert isinstance(encode, DictEncoder)
+    assert encode.output_size == 4 + 16 + 4
+    layers = [m for m in encode.modules() if isinstance(m, torch.nn.Linear)]
+    assert [(m.in_features, m.out_features) for m in layers] == [(3, 4), (128, 16), (2, 4)]
+    obs = {
+        "a": torch.tensor([[0, 1]]),
+        "camera": torch.randint(0, 256, (1, 2, 7, 8, 3)).to(torch.uint8),
+        "z": torch.zeros(1, 2, 2),
+    }
+    features = encode(obs)
+    assert features.shape == (1, 2, 24)
+    picture = torch.tanh(layers[1](encode.encoders[1](obs["camera"])))
+    torch.testing.assert_close(features[..., 4:20], picture)
+    flat = encoder(space, image_encoder="flat")
+    assert flat.output_size == 12
+
+
+@pytest.mark.parametrize("image_encoder", ["nature", "impala", "flat"])
+def test_vjp_of_a_dict(image_encoder):
+    """Gradients of all branches, convolutions included, are those of autograd."""
+    space = spaces.Dict({"a": spaces.Discrete(3), "camera": PICTURE, "z": spaces.Box(-1, 1, (2,))})
+    encode = encoder(space, image_encoder=image_encoder)
+    obs = {
+        "a": torch.tensor([0, 1, 2]),
+        "camera": torch.randint(0, 256, (3, 7, 8, 3)).to(torch.uint8),
+        "z": torch.randn(3, 2),
+    }
+    weights = torch.randn(3, encode.output_size)
+    expected_features = encode(obs)
+    (expected_features * weights).sum().backward()
+    expected = [p.grad.clone() for p in encode.parameters()]
+    encode.zero_grad()
+    with torch.no_grad():
+        features, gradient = encode.vjp(obs)
+        gradient(weights, False)
+    assert not features.requires_grad
+    torch.testing.assert_close(features, expected_features.detach())
+    torch.testing.assert_close([p.grad for p in encode.parameters()], expected)
+
+
+def test_one_key_and_keys_with_nothing_in_them():
+    """One key is a Dict like any other; keys that are empty or not of the space are ignored."""
+    vector = spaces.Box(-1, 1, (2,), np.float32)
+    torch.manual_seed(0)
+    one = encoder(spaces.Dict({"a": vector}))
+    torch.manual_seed(0)
+    with_empty = encoder(spaces.Dict({"a": vector, "none": spaces.Box(-1, 1, (3, 0))}))
+    obs = {"a": torch.ones(5, 2), "none": torch.ones(5, 3, 0), "mask": torch.ones(5, 4)}
+    assert one(obs).shape == (5, 4)
+    assert torch.equal(one(obs), with_empty(obs))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict({}),
+        spaces.Box(-1, 1, (0,)),
+        spaces.Dict({"a": spaces.Box(-1, 1, (2, 0))}),
+    ],
+    ids=str,
+)
+def test_nothing_to_read_is_refused(space):
+    """A network of constant output would be of no use."""
+    with pytest.raises(SpaceError, match="nothing in it to read"):
+        encoder(space)
+
+
 def test_keys_do_not_mix():
     """A change of one observation changes the features of its branch alone."""
     space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,), np.float32)})
@@ -128,11 +239,22 @@ def test_keys_do_not_mix():
     assert changed[..., 4:].all()
 
 
-def test_unknown_spaces_are_named_with_their_key():
-    """The error says which key has a space that no network reads."""
-    space = spaces.Dict({"words": spaces.Text(3)})
-    with pytest.raises(SpaceError, match=r"key 'words'.*expected Box, Discrete"):
-        encoder(space)
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        spaces.Text(3),
+        spaces.Sequence(IMAGE),
+        spaces.OneOf((IMAGE, IMAGE)),
+        spaces.Graph(PICTURE, None),
+    ],
+    ids=lambda leaf: type(leaf).__name__,
+)
+def test_unknown_spaces_are_named_with_their_key(leaf):
+    """The error says which key has a space that no network reads, and what helps."""
+    with pytest.raises(SpaceError, match=r"key 'words'.*expected Box, Discrete.*env\.wrappers"):
+        encoder(spaces.Dict({"words": leaf}))
+    with pytest.raises(SpaceError, match=rf"observation space {type(leaf).__name__}"):
+        encoder(leaf)
 
 
 def test_small_bytes_are_scaled_by_their_own_bound():
@@ -140,6 +262,4 @@ def test_small_bytes_are_scaled_by_their_own_bound():
     for high, expected in ((1, [0.0, 1.0]), (10, [0.0, 0.1])):
         space = spaces.Box(0, high, (2,), np.uint8)
         obs = torch.tensor([[0, 1]], dtype=torch.uint8)
-        torch.testing.assert_close(
-            encoder_for(space, 8, "tanh", True)(obs), torch.tensor([expected])
-        )
+        torch.testing.assert_close(encoder(space)(obs), torch.tensor([expected]))

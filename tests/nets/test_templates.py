@@ -10,11 +10,15 @@ from gymnasium import spaces
 
 from maze_train.errors import ConfigError
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import ACTIVATIONS, ModelConfig
-from maze_train.nets.template import TemplateNet
+from maze_train.nets.config import ACTIVATIONS, MemoryConfig, ModelConfig
+from maze_train.nets.template import TemplateNet, resolve
+from maze_train.spaces.tensors import sampled_for
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
 DICT = spaces.Dict({"a": BOX, "b": spaces.Discrete(3)})
+IMAGE = spaces.Box(0, 255, (9, 8, 3), np.uint8)
+WITH_IMAGE = spaces.Dict({"a": BOX, "camera": IMAGE})
+OWN = {"_target_": "a.B"}
 
 
 def linears(module):
@@ -31,6 +35,39 @@ def gain_of(layer):
         gram, squared * torch.eye(len(gram), dtype=gram.dtype), rtol=0, atol=1e-5
     )
     return math.sqrt(squared)
+
+
+@pytest.mark.parametrize(
+    ("space", "settings", "hidden_sizes", "activation", "shared_trunk"),
+    [
+        (BOX, {}, [64, 64], "tanh", False),
+        (DICT, {}, [64, 64], "tanh", False),
+        (IMAGE, {}, [512], "relu", True),
+        (WITH_IMAGE, {}, [512], "relu", True),
+        (IMAGE, {"image_encoder": "impala"}, [512], "relu", True),
+        (IMAGE, {"image_encoder": "flat"}, [64, 64], "tanh", False),
+        (BOX, {"memory": MemoryConfig()}, [64, 64], "tanh", True),
+        (IMAGE, {"image_encoder": "flat", "memory": MemoryConfig()}, [64, 64], "tanh", True),
+        (IMAGE, {"hidden_sizes": [8, 4]}, [8, 4], "relu", True),
+        (IMAGE, {"activation": "gelu"}, [512], "gelu", True),
+        (IMAGE, {"shared_trunk": False}, [512], "relu", False),
+        (BOX, {"shared_trunk": True}, [64, 64], "tanh", True),
+        (IMAGE, {"policy": OWN}, [512], "relu", False),
+        (IMAGE, {"critic": OWN}, [512], "relu", False),
+        (IMAGE, {"critic_hidden_sizes": [32]}, [512], "relu", False),
+        (IMAGE, {"hidden_sizes": []}, [], "relu", False),
+    ],
+)
+def test_settings_that_depend_on_the_space(space, settings, hidden_sizes, activation, shared_trunk):
+    """What is null is filled in, what is given stays, and nothing happens the second time."""
+    config = ModelConfig(branch_size=7, **settings)
+    resolved = resolve(config, space)
+    assert resolved.hidden_sizes == hidden_sizes
+    assert resolved.activation == activation
+    assert resolved.shared_trunk is shared_trunk
+    assert resolved.branch_size == 7
+    assert resolve(resolved, BOX) == resolved
+    assert config == ModelConfig(branch_size=7, **settings)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -107,6 +144,44 @@ def test_without_output_layer_the_last_hidden_layer_is_the_output():
     net = TemplateNet(BOX, ModelConfig(), [8, 6])
     assert net.output_size == 6
     assert bool((net(100 * torch.randn(50, 5)).abs() <= 1.0).all())
+
+
+@pytest.mark.parametrize("image_encoder", ["nature", "impala"])
+def test_template_with_an_image(image_encoder):
+    """Convolutions, hidden layers with relu, a linear output; any leading dimensions."""
+    config = ModelConfig(image_encoder=image_encoder)
+    net = TemplateNet(IMAGE, config, [8], 3)
+    first, last = linears(net)
+    obs = torch.randint(0, 256, (2, 4, *IMAGE.shape)).to(torch.uint8)
+    torch.testing.assert_close(net(obs), last(torch.relu(first(net.encoder(obs)))))
+    assert net(obs).shape == (2, 4, 3)
+    assert first.in_features == net.encoder.output_size
+
+
+@pytest.mark.parametrize("hidden_sizes", [[], [8, 6]])
+@pytest.mark.parametrize("output_size", [0, 3])
+@pytest.mark.parametrize(
+    "space", [BOX, DICT, IMAGE, WITH_IMAGE], ids=["box", "dict", "image", "both"]
+)
+def test_vjp(space, output_size, hidden_sizes):
+    """Outputs and gradients of any template are those of autograd, also where graphs are off."""
+    torch.manual_seed(0)
+    net = TemplateNet(space, ModelConfig(), hidden_sizes, output_size)
+    obs = sampled_for(space, 5)
+    if space is IMAGE:
+        obs = torch.randint(0, 256, (5, *IMAGE.shape)).to(torch.uint8)
+    expected = net(obs)
+    weights = torch.randn_like(expected)
+    if expected.requires_grad:
+        (expected * weights).sum().backward()
+    expected_gradients = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    with torch.no_grad():
+        outputs, gradient = net.vjp(obs)
+        gradient(weights, False)
+    assert not outputs.requires_grad
+    torch.testing.assert_close(outputs, expected.detach())
+    torch.testing.assert_close([p.grad for p in net.parameters()], expected_gradients)
 
 
 def test_seeds_give_weights_and_leave_the_global_generator_alone():

@@ -55,8 +55,8 @@ def test_storage_dtype_of_boxes(given, stored):
 def test_no_value_is_lost(name):
     """The smallest and the largest number of each type survive storage, and zeros are the same."""
     dtype = np.dtype(name)
-    ends = [False, True] if name == "bool" else _ends(dtype)
-    space = spaces.Box(dtype.type(ends[0]), dtype.type(ends[1]), (2,), dtype.type)
+    ends = _ends(dtype)
+    space = spaces.Box(*ends, (2,), dtype.type)
     stored = as_tensors(space, np.array(ends, dtype))
     assert stored.tolist() == np.array(ends, dtype).tolist()
     zeros = zeros_for(space, (3,))
@@ -65,8 +65,11 @@ def test_no_value_is_lost(name):
 
 def _ends(dtype):
     """First and last number of a type; of uint64, those that int64 has."""
-    info = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-    return info.min, min(info.max, np.iinfo(np.int64).max) if dtype.kind == "u" else info.max
+    if dtype.kind == "b":
+        return 0, 1
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return int(np.iinfo(dtype).min), min(int(np.iinfo(dtype).max), 2**63 - 1)
 
 
 def test_larger_numbers_than_int64_has_are_rounded_not_wrapped():

@@ -13,8 +13,10 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.spaces import Box
 from hypothesis import HealthCheck, given, settings
-from random_envs import RandomSpaceEnv, space_pairs
+from hypothesis import strategies as st
+from random_envs import RandomSpaceEnv, leaves_of, space_pairs
 
 from maze_train import (
     A2CAlgorithmConfig,
@@ -30,18 +32,21 @@ from maze_train import (
     TrainedPolicy,
     build_actor_critic,
 )
+from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
 from maze_train.trees import tree_leaves, tree_map
 
 T, B = 4, 3
-MODEL = ModelConfig(hidden_sizes=[8], branch_size=4)
-ALGORITHMS = {
-    "a2c": (A2CLearner, A2CAlgorithmConfig(n_rollout_steps=T, lr=0.01)),
-    "ppo": (
-        PPOLearner,
-        PPOAlgorithmConfig(n_rollout_steps=T, lr=0.01, batch_size=5, n_optimization_epochs=2),
-    ),
-}
+A2C = A2CAlgorithmConfig(n_rollout_steps=T, lr=0.01)
+PPO = PPOAlgorithmConfig(
+    n_rollout_steps=T,
+    lr=0.01,
+    batch_size=5,
+    n_optimization_epochs=2,
+    sequence_length=2,
+    reward_scaling=True,
+)
+ALGORITHMS = {"a2c": (A2CLearner, A2C), "ppo": (PPOLearner, PPO)}
 VECTORS = {
     "sequential": SequentialVectorEnv,
     "subprocess": partial(SubprocVectorEnv, n_workers=2, start_method="fork", timeout_s=60.0),
@@ -63,14 +68,39 @@ def nothing_is_left() -> Any:
     assert multiprocessing.active_children() == []
 
 
-def learn(vector: str, algorithm: str, spaces: Any, updates: int = 2) -> tuple[Any, Any]:
+@st.composite
+def problems(draw: Any) -> tuple[Any, ModelConfig]:
+    """Spaces, and settings of a model for them."""
+    spaces = draw(space_pairs())
+    boxes = [leaf for leaf in leaves_of(spaces[1]).values() if isinstance(leaf, Box)]
+    families = ["diagonal_gaussian"]
+    if all(box.is_bounded() and (box.low < box.high).all() for box in boxes):
+        families += ["squashed_gaussian", "beta", "truncated_gaussian"]
+    cell = draw(st.sampled_from([None, None, None, None, "lstm", "gru"]))
+    config = ModelConfig(
+        hidden_sizes=[8],
+        branch_size=4,
+        shared_trunk=None if cell else draw(st.sampled_from([None, True, False])),
+        memory=MemoryConfig(cell=cell, size=3) if cell else None,
+        normalization=ObservationNormalizationConfig(
+            mode=draw(st.sampled_from(["none", "none", "running"]))
+        ),
+        image_encoder=draw(st.sampled_from(["nature", "impala", "flat"])),
+        distributions={"Box": draw(st.sampled_from(families))},
+    )
+    return spaces, config
+
+
+def learn(
+    vector: str, algorithm: str, spaces: Any, config: ModelConfig, updates: int = 2
+) -> tuple[Any, Any]:
     """Model after some rollouts and updates, and copies of all that was collected."""
     factories = [partial(RandomSpaceEnv, *spaces)] * B
-    learner_class, config = ALGORITHMS[algorithm]
+    learner_class, algorithm_config = ALGORITHMS[algorithm]
     collected = []
     with VECTORS[vector](factories) as env:
-        model = build_actor_critic(MODEL, env.env_observation_space, env.single_action_space, 3)
-        group = LearnerGroup(learner_class(model, config, seed=4))
+        model = build_actor_critic(config, env.env_observation_space, env.single_action_space, 3)
+        group = LearnerGroup(learner_class(model, algorithm_config, seed=4))
         collector = RolloutCollector(env, T, env_seed=1, action_seed=2)
         for update in range(updates):
             rollout, _ = collector.collect(model)
@@ -110,12 +140,12 @@ def assert_close(ours: Any, theirs: Any) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-def check_acting(model: Any, spaces: Any) -> None:
+def check_acting(model: Any, spaces: Any, config: ModelConfig) -> None:
     """A policy that was saved and loaded acts as the one that learned, on one and on many."""
     with tempfile.TemporaryDirectory() as directory:
         PolicyWriter(model, *spaces, "seed: 1\n")(Path(directory), {"score": 1.0})
         read = read_spaces(Path(directory))
-        restored = build_actor_critic(MODEL, *read, 99)
+        restored = build_actor_critic(config, *read, 99)
         restored.load_state_dict(read_weights(Path(directory)))
     assert read == spaces
     policy, other = TrainedPolicy(model, *spaces), TrainedPolicy(restored, *read)
@@ -136,15 +166,15 @@ def check_acting(model: Any, spaces: Any) -> None:
                 assert_close(row, policy.act(observations[seed]))
 
 
-def check_spaces(spaces: Any) -> None:
+def check_problem(spaces: Any, config: ModelConfig) -> None:
     """All of it for one pair of spaces."""
     check_env(RandomSpaceEnv(*spaces, refuses_illegal=False), skip_render_check=True)
     for algorithm in ALGORITHMS:
-        model, ours = learn("sequential", algorithm, spaces)
-        other, theirs = learn("subprocess", algorithm, spaces)
+        model, ours = learn("sequential", algorithm, spaces, config)
+        other, theirs = learn("subprocess", algorithm, spaces, config)
         assert_equal(ours, theirs)
         assert_equal(model.state_dict().values(), other.state_dict().values())
-        check_acting(model, spaces)
+        check_acting(model, spaces, config)
 
 
 @pytest.mark.slow
@@ -155,7 +185,7 @@ def check_spaces(spaces: Any) -> None:
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-@given(space_pairs())
-def test_all_spaces_go_all_the_way(spaces: Any) -> None:
+@given(problems())
+def test_all_spaces_go_all_the_way(problem: Any) -> None:
     """Every number of a rollout and every weight is the same wherever environments are stepped."""
-    check_spaces(spaces)
+    check_problem(*problem)

@@ -38,7 +38,7 @@ class ActorCriticBatch:
 
     @property
     def size(self) -> int:
-        """n."""
+        """Number n of samples."""
         return self.columns.shape[1]
 
     @property
@@ -156,4 +156,3 @@ def _episode_starts(rollout: Rollout) -> Tensor:
     starts = torch.zeros_like(ended)
     starts[1:] = ended[:-1]
     return starts
-

@@ -12,7 +12,7 @@ from maze_train.trees import tree_leaves, tree_map
 if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout, StoredTree
     from maze_train.nets.actor_critic import ActorCriticModel
-    from maze_train.types import Tensor
+    from maze_train.types import Tensor, TensorTree
 
 __all__ = ["EvaluatedRollout", "evaluate_rollout"]
 
@@ -52,7 +52,7 @@ def evaluate_rollout(
     states = None if rollout.states is None else rollout.states.flatten(0, 1)
     values, params, states_after = [], [], []
     for part in _parts(obs, (rollout.num_steps + 1) * num_envs):
-        part_obs = tree_map(lambda x, part=part: x[part], obs)
+        part_obs = _rows(obs, part)
         state = None if states is None else states[part]
         if with_params or state is not None:
             part_params, part_values, state = model.evaluate(part_obs, state)
@@ -73,6 +73,10 @@ def evaluate_rollout(
     return EvaluatedRollout(
         all_values[:-1], next_values, torch.cat(params)[:samples] if with_params else None
     )
+
+
+def _rows(obs: StoredTree, part: slice) -> TensorTree:
+    return tree_map(lambda x: x[part], obs)
 
 
 def _parts(obs: StoredTree, num_rows: int) -> list[slice]:

@@ -15,8 +15,8 @@ from maze_train.algorithms.actor_critic.batch import (
     PreparedRollout,
 )
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.algorithms.actor_critic.evaluation import evaluate_rollout
+from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.data.rollout import Rollout
 from maze_train.functional.gradients import loss_by_hand
 from maze_train.functional.returns import (

@@ -1,0 +1,219 @@
+"""Beta: density over the environment's action, sampling by rejection, gradients of samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from torch import distributions as td
+from torch.distributions import transforms as tt
+
+from maze_train.distributions import Beta
+from maze_train.distributions.beta import PROPOSALS
+from maze_train.errors import SpaceError
+
+LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
+
+
+def raw(*excesses: float) -> torch.Tensor:
+    """Params whose softplus is the given α - 1 and β - 1, > 0."""
+    values = torch.tensor(excesses, dtype=torch.float64)
+    return values + torch.log(-torch.expm1(-values))
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Standard normal float64 numbers of a fixed seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def concentrations(params: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """α and β of params [..., 2 D]."""
+    alpha, beta = (1 + torch.nn.functional.softplus(params)).chunk(2, -1)
+    return alpha, beta
+
+
+def distribution_function(x: float, alpha: float, beta: float) -> float:
+    """P(X <= x) by the midpoint rule with 20,000 nodes."""
+    middles = (np.arange(20_000) + 0.5) / 20_000 * x
+    log_beta = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
+    log_density = (alpha - 1) * np.log(middles) + (beta - 1) * np.log1p(-middles) - log_beta
+    return float(np.exp(log_density).mean() * x)
+
+
+def test_equals_a_transformed_torch_distribution() -> None:
+    """log_prob, entropy and KL are those of torch's Beta, scaled to asymmetric bounds."""
+    family = Beta(Box(LOW, HIGH, dtype=np.float64))
+    p, q = 2 * randn(6, 4), 2 * randn(6, 4, seed=1)
+    plain, other = td.Beta(*concentrations(p)), td.Beta(*concentrations(q))
+    x = torch.rand(6, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    width = torch.tensor(HIGH - LOW)
+    reference = td.TransformedDistribution(plain, [tt.AffineTransform(torch.tensor(LOW), width)])
+    in_env = family.to_env(x)
+    torch.testing.assert_close(in_env, torch.tensor(LOW) + width * x)
+    torch.testing.assert_close(family.log_prob(p, x), reference.log_prob(in_env).sum(-1))
+    torch.testing.assert_close(
+        family.entropy(p), plain.entropy().sum(-1) + float(np.log(HIGH - LOW).sum())
+    )
+    torch.testing.assert_close(family.kl(p, q), td.kl_divergence(plain, other).sum(-1))
+
+
+def test_density_integrates_to_one_on_the_interval() -> None:
+    """The integral of exp(log_prob) over the environment's own interval is 1."""
+    family = Beta(Box(-3.0, 1.0, (1,), dtype=np.float64))
+    edges = torch.linspace(-3.0, 1.0, 100_001, dtype=torch.float64)
+    middles = ((edges[1:] + edges[:-1]) / 2).unsqueeze(-1)
+    x = (middles + 3.0) / 4.0
+    for params in (raw(0.5, 2.0), raw(9.0, 0.01), raw(300.0, 40.0)):
+        total = family.log_prob(params.expand(len(x), 2), x).exp().mean() * 4.0
+        assert total.item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_parameters_start_flat_and_stay_unimodal() -> None:
+    """α and β are 1 + softplus: at least 1, and 1 + log 2 for a network that computes 0."""
+    family = Beta(Box(-1.0, 1.0, (1,)))
+    expected = td.Beta(1 + math.log(2), 1 + math.log(2)).entropy() + math.log(2)
+    assert family.entropy(torch.zeros(2)).item() == pytest.approx(expected.item(), rel=1e-6)
+    lowest = torch.full((2,), -200.0)
+    uniform = family.log_prob(lowest.expand(3, 2), torch.tensor([[0.01], [0.5], [0.99]]))
+    assert uniform.tolist() == pytest.approx([-math.log(2.0)] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("excess", [(1e-6, 1e-6), (0.4, 3.0), (30.0, 1e-3), (2e3, 500.0)])
+def test_moments_and_distribution_of_samples(excess: tuple[float, float]) -> None:
+    """Mean, variance and deciles of 100,000 samples are those of the Beta distribution."""
+    family, count = Beta(Box(0.0, 1.0, (1,), dtype=np.float64)), 100_000
+    noise = family.draw_noise((count,), torch.Generator().manual_seed(0))
+    x = family.sample(raw(*excess).expand(count, 2), noise)[:, 0]
+    alpha, beta = 1 + excess[0], 1 + excess[1]
+    reference = td.Beta(torch.tensor(alpha).double(), torch.tensor(beta).double())
+    assert abs(x.mean() - reference.mean) < 4 * reference.stddev / count**0.5
+    fourth = ((x - x.mean()) ** 4).mean()
+    error = ((fourth - reference.variance**2) / count).sqrt()
+    assert abs(x.var() - reference.variance) < 4 * error
+    for level in (0.1, 0.5, 0.9):
+        reached = distribution_function(float(x.quantile(level)), alpha, beta)
+        assert reached == pytest.approx(level, abs=4 * (level * (1 - level) / count) ** 0.5)
+
+
+def test_the_first_proposal_is_mostly_accepted() -> None:
+    """With all but the first proposal's noise changed, 94% of the variates of shape 1 stay."""
+    family, count = Beta(Box(0.0, 1.0, (1,))), 20_000
+    noise = family.draw_noise((count,), torch.Generator().manual_seed(0))
+    table = noise.clone().reshape(count, 2, 2, PROPOSALS)
+    table[..., 1:] = family.draw_noise((count,), torch.Generator().manual_seed(1)).reshape(
+        table.shape
+    )[..., 1:]
+    params = torch.full((count, 2), -50.0)
+    changed = family.sample(params, noise) != family.sample(params, table.reshape(noise.shape))
+    # Both variates of an action have to be accepted at once: 0.95² > 0.9.
+    assert 0.0 < changed.double().mean().item() < 0.1
+
+
+def test_rejected_proposals_are_harmless() -> None:
+    """Noise of which every proposal is rejected still gives an action inside (0, 1)."""
+    family = Beta(Box(0.0, 1.0, (1,)))
+    table = torch.empty(1, 2, 1, 2, PROPOSALS)
+    table[:, 0], table[:, 1] = -40.0, 1.0 - 2**-24
+    params = torch.zeros(1, 2, requires_grad=True)
+    x = family.sample(params, table.reshape(1, -1))
+    x.sum().backward()
+    assert 0.0 < x.item() < 1.0
+    assert params.grad is not None
+    assert params.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("excess", [(0.2, 0.2), (0.5, 4.0), (12.0, 3.0), (80.0, 80.0)])
+def test_gradient_of_samples(excess: tuple[float, float]) -> None:
+    """Samples move with their quantiles: dx/dα = -(∂F/∂α) / p(x), by finite differences."""
+    family = Beta(Box(0.0, 1.0, (1,), dtype=np.float64))
+    params = raw(*excess).expand(5, 2).clone().requires_grad_()
+    noise = family.draw_noise((5,), torch.Generator().manual_seed(4))
+    samples = family.sample(params, noise)
+    (gradient,) = torch.autograd.grad(samples.sum(), params)
+    for row, x in enumerate(samples[:, 0].tolist()):
+        density = family.log_prob(params[row], samples[row]).exp().item()
+        for column in (0, 1):
+            step = 1e-4
+            values = []
+            for sign in (1, -1):
+                moved = params[row].detach().clone()
+                moved[column] += sign * step
+                alpha, beta = concentrations(moved)
+                values.append(distribution_function(x, alpha.item(), beta.item()))
+            expected = -(values[0] - values[1]) / (2 * step) / density
+            # torch's derivative is an approximation.
+            assert gradient[row, column].item() == pytest.approx(expected, rel=5e-3, abs=1e-6)
+
+
+def test_gradient_of_an_expectation() -> None:
+    """The mean gradient of x² over samples is the derivative of E[x²] = α (α+1) / (n (n+1))."""
+    family, count = Beta(Box(0.0, 1.0, (1,), dtype=np.float64)), 50_000
+    params = raw(1.5, 0.6).requires_grad_()
+    alpha, beta = concentrations(params)
+    n = alpha + beta
+    exact = torch.autograd.grad((alpha * (alpha + 1) / (n * (n + 1))).sum(), params)[0]
+    many = params.detach().expand(count, 2).clone().requires_grad_()
+    noise = family.draw_noise((count,), torch.Generator().manual_seed(0))
+    (each,) = torch.autograd.grad(family.sample(many, noise).square().sum(), many)
+    assert ((each.mean(0) - exact).abs() < 4 * each.std(0) / count**0.5 + 1e-3 * exact.abs()).all()
+
+
+def test_mode() -> None:
+    """The peak of the density, the middle where it is flat, and finite at the ends."""
+    family = Beta(Box(-1.0, 1.0, (1,)))
+    assert family.mode(raw(1.0, 3.0)).item() == pytest.approx(0.25)
+    assert family.mode(torch.full((2,), -2000.0)).item() == 0.5
+    edge = torch.tensor([-2000.0, 5.0])
+    assert 0.0 < family.mode(edge).item() < 1e-6
+    assert family.log_prob(edge, family.mode(edge)).isfinite()
+    at_zero = torch.full((2,), -2000.0, requires_grad=True)
+    family.mode(at_zero).sum().backward()
+    assert at_zero.grad is not None
+    assert at_zero.grad.isfinite().all()
+
+
+def test_actions_never_reach_the_ends() -> None:
+    """The most lopsided distribution gives actions, in float32, whose density is finite."""
+    family, count = Beta(Box(0.0, 1.0, (2,))), 5_000
+    params = torch.tensor([1e5, -100.0, -100.0, 1e5]).expand(count, 4)
+    x = family.sample(params, family.draw_noise((count,), torch.Generator().manual_seed(0)))
+    assert x.dtype == torch.float32
+    assert x.min() > 0
+    assert x.max() < 1
+    assert family.log_prob(params, x).isfinite().all()
+    assert family.from_env(torch.tensor([0.0, 1.0])).tolist() == [2**-24, 1 - 2**-24]
+
+
+def test_peaked_distributions_keep_their_digits() -> None:
+    """In float32 the log-density of concentrations of 10⁶ is right to float32's digits."""
+    family = Beta(Box(0.0, 1.0, (1,)))
+    params, x = torch.tensor([1e6, 2e6]), torch.tensor([1 / 3])
+    exact = family.log_prob(params.double(), x.double())
+    assert family.log_prob(params, x).item() == pytest.approx(exact.item(), rel=1e-6)
+    assert family.entropy(params).item() == pytest.approx(
+        family.entropy(params.double()).item(), rel=1e-6
+    )
+
+
+def test_integer_box_is_rounded() -> None:
+    """An integer box receives integers inside its bounds."""
+    in_env = Beta(Box(0, 10, (1,), dtype=np.uint8)).to_env(torch.tensor([[1e-7], [0.52], [1.0]]))
+    assert in_env.tolist() == [[0], [5], [10]]
+    assert in_env.dtype == torch.uint8
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "message"),
+    [
+        (0.0, np.inf, "Beta needs finite bounds.*choose diagonal_gaussian"),
+        (0.0, 0.0, "Beta needs low < high.*remove the constant dimensions"),
+    ],
+)
+def test_bounds_that_can_not_be_filled_are_refused(low: float, high: float, message: str) -> None:
+    """Infinite and empty intervals are errors with a remedy."""
+    with pytest.raises(SpaceError, match=message):
+        Beta(Box(low, high, (2,)))

@@ -1,0 +1,546 @@
+"""Preprocessing of Atari games against a slow reference, and what training adds to it."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from gymnasium.utils import seeding
+from toy_envs import CountingEnv
+
+from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
+from maze_train.envs.factory import BoundedEnvFactory
+from maze_train.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.seeding import EpisodeSeeds
+
+pytest.importorskip("ale_py")
+cv2 = pytest.importorskip("cv2")
+
+TRAINING_ONLY = ["SignRewardWrapper", "EpisodicLifeWrapper", "MonitoringWrapper"]
+
+
+def game(name, **kwargs):
+    """A factory of one game."""
+    return EnvFactory.from_any(f"ALE/{name}-v5", **kwargs)
+
+
+def preprocessed(name, **kwargs):
+    """A game with preprocessing alone."""
+    raw = EnvConfig(id=f"ALE/{name}-v5", preprocessing="none", kwargs={"frameskip": 1, **kwargs})
+    return AtariPreprocessing(EnvFactory(raw)())
+
+
+def layers(env):
+    """Names of the wrappers from the outside in."""
+    names = []
+    while isinstance(env, gymnasium.Wrapper):
+        names.append(type(env).__name__)
+        env = env.env
+    return names
+
+
+class SlowReference:
+    """What the preprocessing says it does, frame by frame through the game's own interface."""
+
+    def __init__(self, name, stickiness, limit=108_000):
+        self.env = gymnasium.make(
+            f"ALE/{name}-v5",
+            frameskip=1,
+            obs_type="grayscale",
+            repeat_action_probability=0.0,
+            max_num_frames_per_episode=limit,
+        )
+        self.fire = self.env.unwrapped.get_action_meanings().index("FIRE")
+        self.stickiness = stickiness
+
+    def reset(self, seed):
+        self.random, _ = seeding.np_random(seed)
+        self.frames = [self.env.reset(seed=seed)[0]]
+        self.last_action = 0
+        for _ in range(self.random.integers(1, 31)):
+            self.frames.append(self.env.step(0)[0])
+        self.must_fire = False
+        self.step(self.fire)
+        return self.observe()
+
+    def observe(self):
+        pooled = np.max(self.frames[-2:], axis=0)
+        return cv2.resize(pooled, (84, 84), interpolation=cv2.INTER_AREA)
+
+    def step(self, action):
+        if self.must_fire:
+            action = self.fire
+        lives = self.env.unwrapped.ale.lives()
+        total = 0.0
+        left = self.env.unwrapped.ale.getInt("max_num_frames_per_episode")
+        left -= self.env.unwrapped.ale.getEpisodeFrameNumber()
+        sticks = self.random.random(min(4, left)) < self.stickiness
+        for stick in sticks[::-1]:
+            self.last_action = self.last_action if stick else action
+            frame, reward, terminated, truncated, info = self.env.step(self.last_action)
+            self.frames.append(frame)
+            total += reward
+            if terminated:
+                self.frames.append(frame)
+            if terminated or truncated:
+                break
+        self.must_fire = info["lives"] < lives
+        return self.observe(), total, terminated, truncated, info["lives"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stickiness", "limit"),
+    [("Breakout", 0.25, 108_000), ("Breakout", 0.0, 333), ("SpaceInvaders", 0.5, 202)],
+)
+def test_equals_a_slow_reference(name, stickiness, limit):
+    """Screens, rewards and ends of whole games: skip, maximum, stickiness, no-ops, fire, limit."""
+    ours = preprocessed(
+        name, repeat_action_probability=stickiness, max_num_frames_per_episode=limit
+    )
+    reference = SlowReference(name, stickiness, limit)
+    assert ours.observation_space == spaces.Box(0, 255, (84, 84), np.uint8)
+    actions = np.random.default_rng(0).integers(ours.action_space.n, size=2000)
+    for seed in (3, 4):
+        obs, info = ours.reset(seed=seed)
+        np.testing.assert_array_equal(obs, reference.reset(seed))
+        assert obs in ours.observation_space
+        for action in actions:
+            obs, reward, terminated, truncated, info = ours.step(action)
+            expected = reference.step(action)
+            np.testing.assert_array_equal(obs, expected[0])
+            assert (reward, terminated, truncated, info["lives"]) == expected[1:]
+            if terminated or truncated:
+                break
+        assert truncated == (limit < 1000)
+        assert terminated != truncated
+        if truncated:
+            assert info["episode_frame_number"] == limit
+
+
+@pytest.mark.parametrize("name", ["BeamRider", "Qbert"])
+def test_a_game_follows_from_its_seed_alone(name):
+    """Whatever was played before: these games need the reset, or the restored state, to forget."""
+
+    def play(env, seed, steps=250):
+        screens = [env.reset(seed=seed)[0]]
+        rewards = []
+        for action in np.random.default_rng(1).integers(env.action_space.n, size=steps):
+            obs, reward, terminated, _, _ = env.step(action)
+            screens.append(obs)
+            rewards.append(reward)
+            if terminated:
+                break
+        return np.stack(screens), rewards
+
+    env = preprocessed(name)
+    first = play(env, seed=5)
+    play(env, seed=6)
+    again = play(env, seed=5)
+    other = play(preprocessed(name), seed=5)
+    for screens, rewards in (again, other):
+        np.testing.assert_array_equal(screens, first[0])
+        assert rewards == first[1]
+    different = play(env, seed=7)[0]
+    assert different.shape != first[0].shape or (different != first[0]).any()
+
+
+def test_games_without_a_seed_go_on_from_the_last():
+    """Resets without a seed differ from each other, and follow from the last seed."""
+    env = preprocessed("Breakout")
+    frames = []
+    for _ in range(2):
+        env.reset(seed=1)
+        frames.append([env.reset()[1]["episode_frame_number"] for _ in range(8)])
+    assert frames[0] == frames[1]
+    assert len(set(frames[0])) > 3
+    assert min(frames[0]) >= 5
+    assert max(frames[0]) <= 34
+
+
+def test_generators_of_other_wrappers_are_seeded():
+    """What draws from the generator of the environment is reproduced too."""
+    env = preprocessed("Pong")
+    draws = []
+    for seed in (1, 1, 2):
+        env.reset(seed=seed)
+        draws.append(env.unwrapped.np_random.random())
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_whole_stickiness_keeps_the_first_action():
+    """With probability 1 no action is ever taken; the probability given is the one that counts."""
+    for stickiness, same in ((1.0, True), (0.0, False)):
+        env = preprocessed("Pong", repeat_action_probability=stickiness)
+        ends = []
+        for action in (0, 2):
+            env.reset(seed=0)
+            ends.append([env.step(action)[0] for _ in range(20)][-1])
+        assert bool((ends[0] == ends[1]).all()) is same
+
+
+def test_no_noops_and_other_sizes():
+    """A game can begin with its first frame, also after another one; sizes are settings."""
+    raw = EnvConfig(id="ALE/Freeway-v5", preprocessing="none", kwargs={"frameskip": 1})
+    env = AtariPreprocessing(EnvFactory(raw)(), noop_max=0, frame_skip=1, screen_size=42)
+    first, info = env.reset(seed=0)
+    assert first.shape == (42, 42)
+    assert info["episode_frame_number"] == 0
+    for _ in range(30):
+        obs, *_, info = env.step(1)
+    assert info["episode_frame_number"] == 30
+    assert (obs != first).any()
+    np.testing.assert_array_equal(env.reset(seed=9)[0], first)
+    for wrong in ({"noop_max": -1}, {"frame_skip": 0}, {"screen_size": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            AtariPreprocessing(EnvFactory(raw)(), **wrong)
+
+
+def test_step_before_reset():
+    """Stepping before the first reset is refused."""
+    with pytest.raises(ResetNeeded):
+        preprocessed("Pong").step(0)
+
+
+# -- training and evaluation -----------------------------------------------------------------------
+
+
+def test_training_and_evaluation_environments():
+    """Both have preprocessing and the wrappers; only training has what is for training."""
+    flip = {"_target_": "toy_envs.AddOne", "amount": 0.0}
+    config = EnvConfig(
+        id="ALE/Breakout-v5",
+        wrappers=[{"_target_": "gymnasium.wrappers.ClipReward", "max_reward": 3.0}],
+        training_wrappers=[flip],
+    )
+    training = EnvFactory(config)
+    shared = ["ClipReward", "ObservationStackWrapper", "AtariPreprocessing", "OrderEnforcing"]
+    assert layers(training()) == ["AddOne", *TRAINING_ONLY, *shared]
+    evaluation = training.for_evaluation()
+    assert layers(evaluation()) == shared
+    assert layers(BoundedEnvFactory(evaluation, 7)()) == ["TimeLimit", *shared]
+    assert evaluation().observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    again = EnvFactory.from_any(evaluation, mode=0)
+    assert layers(again()) == shared
+    assert evaluation.for_evaluation() == evaluation
+
+
+def test_lives_are_episodes_of_training_only():
+    """A life loss ends a training episode and the game goes on; its score is told at its end."""
+    training, evaluation = game("Breakout")(), game("Breakout").for_evaluation()()
+    actions = np.random.default_rng(0).integers(4, size=3000).tolist()
+    # Training, with a new "episode" after each life; what was done is noted for the replay.
+    done, lives, reports, frames = [], [], [], []
+    _, info = training.reset(seed=11)
+    for action in actions:
+        frames.append(info["episode_frame_number"])
+        _, reward, terminated, truncated, info = training.step(action)
+        done.append(action)
+        assert reward in (0.0, 1.0)
+        if "episode" in info:
+            reports.append(info["episode"])
+            break
+        if terminated:
+            lives.append(info["lives"])
+            _, info = training.reset(seed=99)
+            done.append(0)
+            assert info["episode_frame_number"] == frames[-1] + 8
+    assert terminated
+    assert not truncated
+    assert lives == [4, 3, 2, 1]
+    # Evaluation: one episode, with the same score.
+    evaluation.reset(seed=11)
+    steps = [evaluation.step(action) for action in done]
+    assert [step[2] for step in steps] == [False] * (len(done) - 1) + [True]
+    assert not any("episode" in step[4] for step in steps)
+    assert reports == [{"r": sum(step[1] for step in steps), "l": len(done)}]
+    assert reports[0]["r"] > 0.0
+    # The end of the game is followed by a new one.
+    assert training.reset(seed=12)[1]["lives"] == 5
+
+
+def test_signs_of_rewards_and_raw_scores():
+    """Training sees signs; the score that is reported is the game's."""
+    env = game("Asterix")()
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    rewards = []
+    while True:
+        _, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        rewards.append(reward)
+        if "episode" in info:
+            break
+        if terminated:
+            env.reset()
+    assert set(rewards) == {0.0, 1.0}
+    assert terminated
+    assert not truncated
+    assert info["episode"]["r"] == 50.0 * sum(rewards)
+
+
+def test_fire_is_pressed_where_a_game_waits_for_it():
+    """A policy that never serves loses all balls of Breakout instead of waiting for ever."""
+    env = game("Breakout").for_evaluation()()
+    env.reset(seed=0)
+    for steps in range(400):  # noqa: B007
+        *_, terminated, _, info = env.step(0)
+        if terminated:
+            break
+    assert info["lives"] == 0
+    assert steps < 200
+
+
+def test_time_limit_counts_steps_of_the_agent():
+    """`max_episode_steps` ends the game as it does in other environments, not within a step."""
+    config = EnvConfig(id="ALE/Pong-v5", max_episode_steps=5)
+    for factory in (EnvFactory(config), EnvFactory(config).for_evaluation()):
+        env = factory()
+        _, info = env.reset(seed=0)
+        first = info["episode_frame_number"]
+        steps = [env.step(0) for _ in range(5)]
+        assert [step[3] for step in steps] == [False] * 4 + [True]
+        assert steps[-1][4]["episode_frame_number"] == first + 20
+
+
+def columns_of(vector, steps, seed):
+    """Observations, rewards, flags, final observations and reports of some steps."""
+    seen = [vector.reset(seed=seed)[0].copy()]
+    stacked, episodes = seen[0], []
+    for t in range(steps):
+        obs, rewards, terminated, truncated, infos = vector.step(np.array([t % 4, 2 * t % 4]))
+        for i in range(2):
+            reached = obs[i]
+            if terminated[i] or truncated[i]:
+                reached = infos["final_obs"][i]
+            np.testing.assert_array_equal(reached[:-1], stacked[i][1:])
+        if truncated.any():
+            assert infos["final_info"]["_episode"].tolist() == truncated.tolist()
+            episodes.append(infos["final_info"]["episode"]["l"].tolist())
+        stacked = obs.copy()
+        seen += [stacked, rewards, terminated, truncated]
+    return seen, episodes
+
+
+def test_vector_environments():
+    """Both give the same numbers, stacks that keep their promise, and reports at the true end."""
+    factories = [game("Breakout", max_num_frames_per_episode=250)] * 2
+    with (
+        SequentialVectorEnv(factories) as one,
+        SubprocVectorEnv(factories, n_workers=2) as many,
+    ):
+        for vector in (one, many):
+            assert vector.frame_stack == {"": 4}
+            assert vector.monitored
+        expected, episodes = columns_of(one, 130, seed=2)
+        got, same = columns_of(many, 130, seed=2)
+    assert len(episodes) > 2
+    assert episodes == same
+    for a, b in zip(expected, got, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert sum(int(part.sum()) for part in expected[3::4]) >= 2
+
+
+def test_final_observation_of_a_truncated_game():
+    """It is the stack that the game ended with, newest screen last."""
+    factory = game("SpaceInvaders", max_num_frames_per_episode=101)
+    vector, alone = (
+        SequentialVectorEnv([factory]),
+        preprocessed("SpaceInvaders", max_num_frames_per_episode=101),
+    )
+    vector.reset(seed=3)
+    alone.reset(seed=EpisodeSeeds(3, 0, 1).next())
+    screens = []
+    truncated = np.array([False])
+    while not truncated[0]:
+        screens.append(alone.step(1)[0])
+        _, _, terminated, truncated, infos = vector.step([1])
+    assert not terminated[0]
+    np.testing.assert_array_equal(infos["final_obs"][0], np.stack(screens[-4:]))
+    assert (screens[-1] != screens[-2]).any()
+
+
+# -- what is asked for -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "shape"),
+    [
+        ({}, (4, 84, 84)),
+        ({"obs_type": "rgb"}, (4, 84, 84)),
+        ({"frameskip": 1}, (4, 84, 84)),
+        ({"obs_type": "ram"}, (128,)),
+        ({"obs_type": "grayscale"}, (210, 160)),
+    ],
+)
+def test_auto_is_for_the_screen_in_colour(kwargs, shape):
+    """Who asks for other observations gets these, without anything for training."""
+    env = game("Pong", **kwargs)()
+    assert env.observation_space.shape == shape
+    assert ("MonitoringWrapper" in layers(env)) is (len(shape) == 3)
+
+
+def test_none_and_other_ids():
+    """`none` gives the game as it is; `atari` is also for the ids of old."""
+    raw = EnvFactory(EnvConfig(id="ALE/Pong-v5", preprocessing="none"))()
+    assert raw.observation_space.shape == (210, 160, 3)
+    assert raw.unwrapped.ale.getFloat("repeat_action_probability") == 0.25
+    old = EnvFactory(EnvConfig(id="PongNoFrameskip-v4", preprocessing="atari"))()
+    assert old.observation_space.shape == (4, 84, 84)
+    module = EnvFactory(EnvConfig(id="ale_py:ALE/Pong-v5"))()
+    assert module.observation_space.shape == (4, 84, 84)
+
+
+def make_pong(frameskip=1):
+    """An own function that builds a game."""
+    return gymnasium.make("ALE/Pong-v5", frameskip=frameskip)
+
+
+def test_own_function_that_builds_a_game():
+    """It is preprocessed when that is asked for."""
+    config = EnvConfig(target="test_atari.make_pong", preprocessing="atari", max_episode_steps=3)
+    env = EnvFactory(config)()
+    assert env.observation_space.shape == (4, 84, 84)
+    env.reset(seed=0)
+    assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"id": "CartPole-v1", "preprocessing": "atari"}, "env.preprocessing = 'atari'.*CartPole"),
+        (
+            {"target": "toy_envs.CountingEnv", "preprocessing": "atari"},
+            "env.preprocessing: is for Atari games only",
+        ),
+        (
+            {"id": "ALE/Pong-v5", "preprocessing": "atari", "kwargs": {"obs_type": "ram"}},
+            r"env.kwargs = \{'obs_type': 'ram'\}.*env.preprocessing=none",
+        ),
+        ({"id": "ALE/Pong-v5", "kwargs": {"frameskip": 4}}, "env.kwargs.frameskip = 4"),
+        (
+            {
+                "target": "test_atari.make_pong",
+                "kwargs": {"frameskip": 4},
+                "preprocessing": "atari",
+            },
+            "env.kwargs.frameskip = 4",
+        ),
+        ({"id": "ALE/Pong-v5", "kwargs": {"continuous": True}}, "needs discrete actions"),
+        ({"id": "ALE/Pongg-v5", "preprocessing": "atari"}, "nearest ids: ALE/Pong-v5"),
+    ],
+)
+def test_contradictory_settings(settings, message):
+    """What can not be preprocessed is refused, with the remedy."""
+    with pytest.raises(ConfigError, match=message):
+        EnvFactory(EnvConfig(**settings))()
+
+
+@pytest.mark.parametrize("module", ["cv2", "ale_py"])
+def test_missing_packages(module, monkeypatch):
+    """A missing package is told with the extra that has it."""
+    make_pong()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r"maze-train\[atari\]"):
+        game("Pong")()
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+class Lives(CountingEnv):
+    """Tells scripted lives, one number per step."""
+
+    def __init__(self, script, length=100, truncate=False):
+        super().__init__(length, truncate)
+        self.script = script
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        return obs, {"lives": self.script[0]}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"lives": self.script[self.t]}
+
+
+def ended(env, steps):
+    """Flags and time of each step, with a reset after each end."""
+    env.reset(seed=0)
+    seen = []
+    for _ in range(steps):
+        obs, _, terminated, truncated, _ = env.step(1)
+        seen.append((int(obs[1]), terminated, truncated))
+        if terminated or truncated:
+            seen.append(int(env.reset(seed=len(seen))[0][1]))
+    return seen
+
+
+def test_the_last_life_does_not_end_an_episode():
+    """Lives at 0 mean that the game is about to end; gained lives are no end either."""
+    env = EpisodicLifeWrapper(Lives([2, 3, 2, 2, 1, 0, 0], length=6))
+    assert ended(env, 4) == [
+        (1, False, False),
+        (2, True, False),
+        3,
+        (4, True, False),
+        5,
+        (6, True, False),
+        0,
+    ]
+
+
+def test_a_life_lost_at_the_time_limit():
+    """It is a termination, and the next reset begins a new game."""
+    env = EpisodicLifeWrapper(Lives([3, 3, 2], length=2, truncate=True))
+    assert ended(env, 2) == [(1, False, False), (2, True, True), 0]
+    assert env.unwrapped.seeds == [0, 2]
+
+
+def test_a_game_that_ends_in_the_reset_after_a_life():
+    """The reset begins a new game then, with its seed."""
+    env = EpisodicLifeWrapper(Lives([3, 2, 2], length=2))
+    assert ended(env, 1) == [(1, True, False), 0]
+    assert env.unwrapped.seeds == [0, 1]
+    broken_off = EpisodicLifeWrapper(Lives([3, 3, 2, 2, 2]))
+    broken_off.reset(seed=0)
+    broken_off.step(0)
+    assert broken_off.reset(seed=4)[0].tolist() == [4.0, 0.0]
+
+
+def test_environments_without_lives():
+    """The wrapper says what it misses."""
+    with pytest.raises(EnvError, match=r"'lives' in infos, got \['options'\]"):
+        EpisodicLifeWrapper(CountingEnv()).reset(seed=0)
+
+
+def test_signs():
+    """The sign of any kind of number, as a float."""
+    env = SignRewardWrapper(CountingEnv())
+    signs = [env.reward(r) for r in (-3.0, 0, 1e-9, np.float32(7), np.array(-2.0), True)]
+    assert signs == [-1.0, 0.0, 1.0, 1.0, -1.0, 1.0]
+    assert all(type(sign) is float for sign in signs)
+
+
+class OpenCVThreads(CountingEnv):
+    """Observes how many threads OpenCV uses."""
+
+    def __init__(self):
+        super().__init__()
+        import cv2
+
+        self.cv2 = cv2
+
+    def observe(self):
+        return np.full(2, self.cv2.getNumThreads(), np.float32)
+
+
+def test_one_thread_of_opencv_per_worker():
+    """Workers are what uses the cores."""
+    before = cv2.getNumThreads()
+    with SubprocVectorEnv([OpenCVThreads], n_workers=1) as vector:
+        assert vector.reset(seed=0)[0].tolist() == [[1.0, 1.0]]
+    assert cv2.getNumThreads() == before

@@ -1,0 +1,357 @@
+"""Convolutional encoders against sums over windows in double precision, as the papers have them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze_train.nets import images
+from maze_train.nets.images import ImageEncoder
+
+KINDS = ("nature", "impala")
+
+
+def space_of(*shape, high=255):
+    """A Box of bytes."""
+    return spaces.Box(0, high, shape, np.uint8)
+
+
+def encoder_of(space, kind, seed=0, orthogonal=True):
+    """An encoder with seeded weights; biases are not zero, so that a missing one is seen."""
+    torch.manual_seed(seed)
+    encoder = ImageEncoder(space, kind, orthogonal)
+    with torch.no_grad():
+        for layer in convolutions(encoder):
+            layer.bias.uniform_(-0.2, 0.2)
+    return encoder
+
+
+def convolutions(module):
+    """The convolutions in the order of their use."""
+    return [m for m in module.modules() if isinstance(m, torch.nn.Conv2d)]
+
+
+def bytes_for(space, *lead, seed=0):
+    """Random observations."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*lead, *space.shape)
+    return torch.randint(0, int(space.high.max()) + 1, shape, generator=generator).to(torch.uint8)
+
+
+# -- references ----------------------------------------------------------------------------------
+
+
+def conv(x, layer, stride, padding=0):
+    """Cross-correlation of [N, C, H, W], a sum over each window."""
+    weight, bias = (p.detach().double().numpy() for p in (layer.weight, layer.bias))
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], (2, 3))
+    windows = windows[:, :, :: stride[0], :: stride[1]]
+    return np.einsum("nchwij,fcij->nfhw", windows, weight) + bias[:, None, None]
+
+
+def max_pool(x):
+    """The largest number of each window 3x3, every second position, nothing outside."""
+    x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))
+    return windows[:, :, ::2, ::2].max(axis=(-2, -1))
+
+
+def relu(x):
+    """Positive part."""
+    return np.maximum(x, 0.0)
+
+
+def nature(x, layers, strides):
+    """Three convolutions, relu after each."""
+    for layer, stride in zip(layers, strides, strict=True):
+        x = relu(conv(x, layer, stride))
+    return x
+
+
+def impala(x, layers):
+    """Three stages of convolution, pooling and two residual blocks."""
+    layers = iter(layers)
+    for _ in range(3):
+        x = max_pool(conv(x, next(layers), (1, 1), 1))
+        for _ in range(2):
+            change = conv(relu(x), next(layers), (1, 1), 1)
+            x = x + conv(relu(change), next(layers), (1, 1), 1)
+    return relu(x)
+
+
+def features_of(x):
+    """[N, F, H, W] -> [N, H * W * F]."""
+    return torch.from_numpy(x.transpose(0, 2, 3, 1).reshape(len(x), -1))
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "strides"),
+    [
+        ((36, 44), [(4, 4), (2, 2), (1, 1)]),
+        ((84, 84), [(4, 4), (2, 2), (1, 1)]),
+        ((7, 7), [(1, 1), (1, 1), (1, 1)]),
+        ((11, 25), [(1, 2), (1, 2), (1, 1)]),
+        ((35, 50), [(2, 2), (2, 2), (1, 1)]),
+    ],
+)
+def test_nature(size, strides):
+    """Features are those of three convolutions, with strides that fit small images."""
+    space = space_of(3, *size)
+    encoder = encoder_of(space, "nature")
+    obs = bytes_for(space, 2)
+    expected = features_of(nature(obs.numpy() / 255.0, convolutions(encoder), strides))
+    torch.testing.assert_close(encoder(obs).double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(encoder.double()(obs), expected)
+    assert encoder.output_size == expected.shape[1]
+
+
+@pytest.mark.parametrize("size", [(7, 7), (12, 9), (21, 36)])
+def test_impala(size):
+    """Features are those of the residual network."""
+    space = space_of(4, *size)
+    encoder = encoder_of(space, "impala")
+    obs = bytes_for(space, 2)
+    expected = features_of(impala(obs.numpy() / 255.0, convolutions(encoder)))
+    torch.testing.assert_close(encoder(obs).double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(encoder.double()(obs), expected)
+    assert encoder.output_size == expected.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "output_size", "filters"),
+    [
+        ("nature", (4, 84, 84), 7 * 7 * 64, [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]),
+        ("nature", (210, 160, 3), 22 * 16 * 64, [(32, 3, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]),
+        ("nature", (7, 7, 3), 64, [(32, 3, 3, 3), (64, 32, 3, 3), (64, 64, 3, 3)]),
+        ("nature", (35, 36), 6 * 6 * 64, [(32, 1, 3, 3), (64, 32, 3, 3), (64, 64, 3, 3)]),
+        (
+            "impala",
+            (84, 84, 3),
+            11 * 11 * 32,
+            [(16, 3, 3, 3), *[(16, 16, 3, 3)] * 4, (32, 16, 3, 3), *[(32, 32, 3, 3)] * 9],
+        ),
+    ],
+)
+def test_architectures(kind, shape, output_size, filters):
+    """Sizes of the papers."""
+    encoder = ImageEncoder(space_of(*shape), kind)
+    assert [tuple(layer.weight.shape) for layer in convolutions(encoder)] == filters
+    assert encoder.output_size == output_size
+
+
+@pytest.mark.parametrize("side", range(7, 43))
+def test_every_size_leaves_something(side):
+    """From 7 pixels on there is at least one position, and never a large number of them."""
+    for shape in ((3, side, side), (side, 7), (7, side, 2)):
+        encoder = ImageEncoder(space_of(*shape), "nature", orthogonal=False)
+        assert 64 <= encoder.output_size <= 49 * 64
+        assert encoder(bytes_for(space_of(*shape))).shape == (encoder.output_size,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layouts_of_the_same_picture(kind):
+    """Channels first or last, frames stacked or not: the same pixels give the same features."""
+    encoder = encoder_of(space_of(6, 40, 48), kind)
+    obs = bytes_for(space_of(6, 40, 48), 3)
+    expected = encoder(obs)
+    stacked = obs.view(3, 2, 3, 40, 48)
+    for x in (
+        obs.permute(0, 2, 3, 1),
+        obs.permute(0, 2, 3, 1).contiguous(),
+        stacked,
+        stacked.permute(0, 1, 3, 4, 2),
+        stacked.permute(0, 1, 3, 4, 2).contiguous(),
+    ):
+        other = encoder_of(space_of(*x.shape[1:]), kind)
+        torch.testing.assert_close(other(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_grey_pictures(kind):
+    """One channel first, last or not there: the same features."""
+    obs = bytes_for(space_of(40, 48), 3)
+    expected = encoder_of(space_of(40, 48), kind)(obs)
+    for x in (obs.unsqueeze(1), obs.unsqueeze(-1)):
+        other = encoder_of(space_of(*x.shape[1:]), kind)
+        torch.testing.assert_close(other(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pixels_are_scaled_by_the_bound_of_the_space():
+    """The largest byte counts as 1; bytes of 0 and 1 stay, and the observation is not changed."""
+    for high in (1, 10, 255):
+        space = space_of(3, 36, 36, high=high)
+        encoder = encoder_of(space, "nature")
+        obs = torch.full((2, *space.shape), high, dtype=torch.uint8)
+        ones = nature(np.ones((2, 3, 36, 36)), convolutions(encoder), [(4, 4), (2, 2), (1, 1)])
+        for _ in range(2):
+            torch.testing.assert_close(
+                encoder(obs).double(), features_of(ones), rtol=1e-4, atol=1e-5
+            )
+        assert obs.dtype is torch.uint8
+        assert int(obs.min()) == high
+
+
+# -- shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(3, 9, 8), (9, 8, 3), (16, 17), (2, 3, 9, 8)])
+def test_any_leading_dimensions(kind, shape):
+    """One observation, a batch and a rollout are encoded alike, also through views."""
+    space = space_of(*shape)
+    encoder = encoder_of(space, kind)
+    rows = bytes_for(space, 6)
+    flat = encoder(rows)
+    assert flat.shape == (6, encoder.output_size)
+    for lead in [(2, 3), (1, 6, 1), (3, 1, 2)]:
+        nested = encoder(rows.view(*lead, *shape))
+        assert torch.equal(nested, flat.view(*lead, -1))
+    transposed = encoder(rows.view(2, 3, *shape).transpose(0, 1))
+    assert torch.equal(transposed, flat.view(2, 3, -1).transpose(0, 1))
+    torch.testing.assert_close(encoder(rows[0]), flat[0])
+    torch.testing.assert_close(encoder(rows[::2]), flat[::2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_observations(kind):
+    """No images give no features, and gradients of zero."""
+    space = space_of(3, 9, 8)
+    encoder = encoder_of(space, kind)
+    for lead in [(0,), (0, 4), (4, 0)]:
+        features = encoder(bytes_for(space, *lead))
+        assert features.shape == (*lead, encoder.output_size)
+    features.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_are_the_whole(kind, monkeypatch):
+    """Features and gradients of many images are those of all parts together."""
+    space = space_of(9, 8, 3)
+    encoder = encoder_of(space, kind).double()
+    obs = bytes_for(space, 11)
+    weights = torch.randn(11, encoder.output_size, dtype=torch.float64)
+    results = []
+    for chunk in (11, 4):
+        monkeypatch.setattr(images, "CHUNK", chunk)
+        encoder.zero_grad()
+        features = encoder(obs)
+        (features * weights).sum().backward()
+        results.append([features, *(p.grad for p in encoder.parameters())])
+    torch.testing.assert_close(results[0], results[1])
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "gain"), [("nature", math.sqrt(2)), ("impala", 1.0)])
+def test_orthogonal_weights(kind, gain):
+    """Filters are orthogonal, with the gain of the kind; biases are zero."""
+    for layer in convolutions(ImageEncoder(space_of(4, 40, 40), kind)):
+        rows = layer.weight.detach().double().flatten(1)
+        expected = gain**2 * torch.eye(len(rows), dtype=torch.float64)
+        torch.testing.assert_close(rows @ rows.T, expected, rtol=0, atol=1e-5)
+        assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_have_a_moderate_size_at_the_start(kind):
+    """Neither vanishing nor growing with depth: of the order of the pixels."""
+    for shape in ((4, 84, 84), (7, 7, 3)):
+        torch.manual_seed(0)
+        features = ImageEncoder(space_of(*shape), kind)(bytes_for(space_of(*shape), 8))
+        assert 0.2 < float(features.detach().square().mean().sqrt()) < 2.0
+
+
+def test_the_default_initialisation_of_pytorch_is_an_option():
+    """Without orthogonal weights they are what nn.Conv2d draws, biases included."""
+    torch.manual_seed(3)
+    encoder = ImageEncoder(space_of(4, 84, 84), "nature", orthogonal=False)
+    torch.manual_seed(3)
+    first = torch.nn.Conv2d(4, 32, 8, 4)
+    assert torch.equal(convolutions(encoder)[0].weight, first.weight)
+    assert torch.equal(convolutions(encoder)[0].bias, first.bias)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_and_loaded_weights(kind):
+    """A deep copy, a pickle and an encoder with loaded weights compute the same."""
+    space = space_of(9, 9, 3)
+    encoder, loaded = encoder_of(space, kind), encoder_of(space, kind, seed=1)
+    obs = bytes_for(space, 3)
+    assert not torch.equal(loaded(obs), encoder(obs))
+    loaded.load_state_dict(encoder.state_dict())
+    for other in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder)), loaded):
+        assert torch.equal(other(obs), encoder(obs))
+
+
+# -- gradients -----------------------------------------------------------------------------------
+
+
+def gradients(module):
+    """Copies of all gradients."""
+    return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vjp(kind):
+    """Gradients are those of autograd, added to what is there, also where graphs are off."""
+    space = space_of(9, 9, 3)
+    encoder = encoder_of(space, kind)
+    obs = bytes_for(space, 5)
+    weights = torch.randn(5, encoder.output_size)
+    for _ in range(2):
+        (encoder(obs) * weights).sum().backward()
+    expected = gradients(encoder)
+    encoder.zero_grad()
+    for _ in range(2):
+        with torch.no_grad():
+            features, gradient = encoder.vjp(obs)
+            assert not features.requires_grad
+            assert gradient(weights, False) is None
+    torch.testing.assert_close(features, encoder(obs).detach())
+    torch.testing.assert_close(gradients(encoder), expected)
+
+
+def test_frozen_weights_get_no_gradient():
+    """Of some weights or of all."""
+    space = space_of(9, 9, 3)
+    encoder = encoder_of(space, "nature")
+    frozen = convolutions(encoder)[0].weight
+    frozen.requires_grad_(False)
+    features, gradient = encoder.vjp(bytes_for(space, 2))
+    gradient(torch.ones_like(features), False)
+    assert frozen.grad is None
+    assert all(p.grad is not None for p in encoder.parameters() if p is not frozen)
+    encoder.requires_grad_(False)
+    encoder.zero_grad()
+    features, gradient = encoder.vjp(bytes_for(space, 2))
+    gradient(torch.ones_like(features), False)
+    assert gradients(encoder) == [None] * 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_numbers_each_time(kind):
+    """Features and gradients in single precision are repeated bit for bit."""
+    space = space_of(4, 40, 40)
+    encoder = encoder_of(space, kind)
+    obs = bytes_for(space, 70)
+    weights = torch.randn(70, encoder.output_size)
+    results = []
+    for _ in range(3):
+        encoder.zero_grad()
+        features, gradient = encoder.vjp(obs)
+        gradient(weights, False)
+        results.append([features, *gradients(encoder)])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze_train.distributions import (
+    Categorical,
+    JointDistribution,
+    MultiCategorical,
+    distribution_for,
+)
+from maze_train.errors import ConfigError
+from maze_train.nets.masking import ActionMasking
+from maze_train.spaces.masks import MASK_KEY, mask_layout
+
+NESTED = spaces.Dict(
+    {
+        "arm": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
+        "keys": spaces.MultiDiscrete([2, 4]),
+        "wheel": spaces.Discrete(2),
+    }
+)
+
+
+def build(mask, action, overrides=None):
+    """Family and masking for a mask space and an action space."""
+    family = distribution_for(action, overrides)
+    layout = mask_layout(spaces.Dict({"x": spaces.Box(-1, 1), MASK_KEY: mask}), action)
+    return family, ActionMasking(family, layout)
+
+
+def bits(n):
+    """A mask of n entries."""
+    return spaces.MultiBinary(n)
+
+
+def observed(values):
+    """Observations with these masks: [..., *mask_shape], or a dict by key of the part."""
+    if not isinstance(values, dict):
+        return {MASK_KEY: torch.as_tensor(values)}
+    return {f"{MASK_KEY}/{key}": torch.as_tensor(value) for key, value in values.items()}
+
+
+def randn(*shape, seed=0, scale=1.0):
+    """Normal float64 numbers of a fixed seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def random_masks(n, sizes, seed=0):
+    """Masks of n rows in which every choice has a legal action."""
+    rng = np.random.default_rng(seed)
+    masks = []
+    for size in sizes:
+        mask = rng.random((n, size)) < 0.5
+        mask[np.arange(n), rng.integers(size, size=n)] = True
+        masks.append(mask)
+    return np.concatenate(masks, axis=1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
+def test_illegal_actions_are_never_sampled(scale):
+    """In 100,000 draws, also with extreme logits, only legal actions appear."""
+    family, masking = build(bits(5), spaces.Discrete(5))
+    legal = torch.tensor([0, 1, 0, 1, 0])
+    logits = scale * torch.tensor([3.0, -1.0, 0.5, -1.0, 9.0])
+    params = masking.apply(logits, observed(legal))
+    noise = family.draw_noise((100_000,), torch.Generator().manual_seed(0))
+    actions = family.sample(params.expand(100_000, 5), noise)
+    # Noise is below the last digit of the largest logits, so the first of two equal ones wins.
+    assert actions.unique().tolist() == ([1, 3] if scale < 1e30 else [1])
+    worst = torch.full_like(noise, -5.0)
+    worst[:, [0, 2, 4]] = 100.0
+    assert (legal[family.sample(params.expand(100_000, 5), worst)] == 1).all()
+
+
+@pytest.mark.parametrize("nvec", [[3, 3], [2, 4], [[2, 3], [4, 1]]])
+def test_illegal_choices_are_never_sampled(nvec):
+    """The same for several choices, with and without padding, each row with its own masks."""
+    space = spaces.MultiDiscrete(nvec)
+    sizes = space.nvec.ravel().tolist()
+    family, masking = build(bits(sum(sizes)), space)
+    masks = torch.as_tensor(random_masks(20_000, sizes))
+    params = masking.apply(randn(20_000, sum(sizes), scale=1e3).float(), observed(masks))
+    actions = family.sample(params, family.draw_noise((20_000,), torch.Generator().manual_seed(0)))
+    for chosen in (actions, family.mode(params)):
+        picked = chosen.reshape(20_000, len(sizes))
+        for k, mask in enumerate(masks.split(sizes, -1)):
+            assert mask.gather(-1, picked[:, k : k + 1]).all()
+    assert family.log_prob(params, actions).isfinite().all()
+
+
+def test_equals_the_distribution_over_the_legal_actions():
+    """log_prob, entropy, KL and mode are those of a family that knows the legal actions only."""
+    family, masking = build(bits(6), spaces.Discrete(6))
+    legal = [1, 2, 4]
+    obs = observed(torch.tensor([0, 1, 1, 0, 1, 0]).expand(7, 6))
+    small, p, q = Categorical(spaces.Discrete(3)), randn(7, 6, scale=2), randn(7, 6, seed=1)
+    masked_p, masked_q = masking.apply(p, obs), masking.apply(q, obs)
+    kept_p, kept_q = p[:, legal], q[:, legal]
+    picked = torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    actions = torch.tensor(legal)[picked]
+    log_prob, entropy = family.log_prob_and_entropy(masked_p, actions)
+    torch.testing.assert_close(log_prob, small.log_prob(kept_p, picked))
+    torch.testing.assert_close(entropy, small.entropy(kept_p))
+    torch.testing.assert_close(family.kl(masked_p, masked_q), small.kl(kept_p, kept_q))
+    assert torch.equal(family.mode(masked_p), torch.tensor(legal)[small.mode(kept_p)])
+    assert entropy.max() <= np.log(3)
+
+
+def test_choices_equal_distributions_over_their_legal_actions():
+    """For several choices of different size, values are sums of those over legal actions."""
+    family, masking = build(bits(9), spaces.MultiDiscrete([2, 4, 3]))
+    p, q = randn(9, scale=2), randn(9, seed=1)
+    obs = observed(torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 1]))
+    legal = [[1], [0, 3], [0, 1, 2]]
+    kept = [torch.tensor(own) + offset for own, offset in zip(legal, (0, 2, 6), strict=True)]
+    parts = [Categorical(spaces.Discrete(len(own))) for own in legal]
+    masked_p, masked_q = masking.apply(p, obs), masking.apply(q, obs)
+    pairs = list(zip(parts, kept, strict=True))
+    torch.testing.assert_close(
+        family.entropy(masked_p), sum(part.entropy(p[own]) for part, own in pairs)
+    )
+    torch.testing.assert_close(
+        family.kl(masked_p, masked_q), sum(part.kl(p[own], q[own]) for part, own in pairs)
+    )
+    picked = [0, 1, 2]
+    actions = torch.tensor([own[i] for own, i in zip(legal, picked, strict=True)])
+    expected = sum(
+        part.log_prob(p[own], torch.tensor(i)) for (part, own), i in zip(pairs, picked, strict=True)
+    )
+    torch.testing.assert_close(family.log_prob(masked_p, actions), expected)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(6), spaces.MultiDiscrete([3, 3])], ids=str)
+def test_gradients(space):
+    """Gradients by hand are those of autograd: finite, and 0 for illegal actions."""
+    sizes = [6] if isinstance(space, spaces.Discrete) else [3, 3]
+    family, masking = build(bits(6), space)
+    obs = observed(random_masks(8, sizes))
+    params, g = randn(8, 6, scale=3), randn(8, seed=1)
+    actions = family.mode(masking.apply(params, obs))
+    leaf = params.clone().requires_grad_()
+    log_prob, entropy = family.log_prob_and_entropy(masking.apply(leaf, obs), actions)
+    ((log_prob * g).sum() + 0.3 * entropy.sum()).backward()
+    _, _, vjp = family.log_prob_and_entropy_vjp(masking.apply(params, obs), actions)
+    by_hand = masking.gradient(vjp(g, 0.3), obs)
+    torch.testing.assert_close(by_hand, leaf.grad)
+    assert by_hand.isfinite().all()
+    legal = obs[MASK_KEY]
+    assert (by_hand[~legal] == 0).all()
+    assert torch.equal(masking.gradient(torch.ones(8, 6), obs), legal.float())
+    many = legal.unflatten(-1, (-1, sizes[0])).sum(-1, keepdim=True).expand(8, len(sizes), sizes[0])
+    assert (by_hand[legal & (many.reshape(8, 6) > 1)] != 0).all()
+
+
+def test_gradient_is_that_of_finite_differences():
+    """Automatic gradients through the mask equal numerical ones."""
+    family, masking = build(bits(6), spaces.Discrete(6))
+    obs = observed(random_masks(3, [6]))
+    actions = family.mode(masking.apply(randn(3, 6), obs))
+
+    def values(params):
+        return family.log_prob_and_entropy(masking.apply(params, obs), actions)
+
+    assert torch.autograd.gradcheck(values, (randn(3, 6).requires_grad_(),))
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3), (0,)])
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_leading_dimensions_are_free(batch, shape):
+    """Masks of any form and batch replace the same entries."""
+    _, masking = build(bits(shape), spaces.MultiDiscrete([3, 3]))
+    flat = torch.as_tensor(random_masks(int(np.prod(batch)), [3, 3])).reshape(*batch, 6)
+    params = randn(*batch, 6)
+    masked = masking.apply(params, observed(flat.reshape(*batch, *shape).to(torch.int8)))
+    assert masked.shape == params.shape
+    assert torch.equal(masked == params, flat)
+    assert (masked[~flat] < -1e300).all()
+    assert masked.isfinite().all()
+
+
+def test_numbers_other_than_zero_are_legal():
+    """A mask of floats counts as legal what is not 0."""
+    _, masking = build(spaces.Box(0, 1, (3,)), spaces.Discrete(3))
+    masked = masking.apply(torch.zeros(3), observed(torch.tensor([0.0, 0.2, 1.0])))
+    assert masked.dtype == torch.float32
+    assert (masked == 0).tolist() == [False, True, True]
+    assert masked[0].item() == torch.finfo(torch.float32).min / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_finite(dtype):
+    """The number that stands for illegal actions fits the type of the params."""
+    family, masking = build(bits(3), spaces.Discrete(3))
+    masked = masking.apply(torch.tensor([1.0, 2.0, 3.0]).to(dtype), observed([1, 0, 1]))
+    assert masked.dtype == dtype
+    assert masked.isfinite().all()
+    assert family.entropy(masked).isfinite()
+
+
+def test_joint_with_masks_of_some_parts():
+    """Only the logits of the masked parts change, wherever they stand in the params."""
+    mask = spaces.Dict({"wheel": bits(2), "arm": spaces.Tuple([bits(3)])})
+    family, masking = build(mask, NESTED)
+    assert isinstance(family, JointDistribution)
+    # arm/0: 0-2, arm/1: 3-4, keys: 5-10, wheel: 11-12, free params of arm/1: 13-14.
+    assert family.param_size == 15
+    obs = observed({"wheel": [[1, 0], [1, 1]], "arm/0": [[0, 1, 1], [0, 1, 0]]})
+    params = randn(2, 15)
+    changed = masking.apply(params, obs) != params
+    assert [row.nonzero().flatten().tolist() for row in changed] == [[0, 12], [0, 2]]
+    gradient = masking.gradient(torch.ones(2, 15), obs)
+    assert torch.equal(gradient, (~changed).float())
+
+
+def test_joint_with_one_mask():
+    """One mask over all parts is cut in the order of the parts, around the one without choices."""
+    family, masking = build(bits(11), NESTED)
+    keys = MultiCategorical(spaces.MultiDiscrete([2, 4]))
+    mask = torch.tensor([1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 1])
+    params = randn(3, 15)
+    masked = masking.apply(params, observed(mask.expand(3, 11)))
+    changed = (masked != params).any(0).nonzero().flatten().tolist()
+    assert changed == [1, 7, 8, 11]
+    parts = {"arm/0": Categorical(spaces.Discrete(3)), "wheel": Categorical(spaces.Discrete(2))}
+    expected = (
+        parts["arm/0"].entropy(masked[:, :3])
+        + family.parts["arm/1"].entropy(torch.cat([params[:, 3:5], params[:, 13:]], -1))
+        + keys.entropy(masked[:, 5:11])
+        + parts["wheel"].entropy(masked[:, 11:13])
+    )
+    torch.testing.assert_close(family.entropy(masked), expected)
+    noise = family.draw_noise((100_000,), torch.Generator().manual_seed(0))
+    actions = family.sample(masked[0].float().expand(100_000, 15), noise)
+    assert actions["arm/0"].unique().tolist() == [0, 2]
+    assert actions["keys"][:, 1].unique().tolist() == [2, 3]
+    assert actions["wheel"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("action", "mask", "key"),
+    [
+        (spaces.Discrete(3), bits(3), "model.distributions.Discrete"),
+        (spaces.MultiDiscrete([3, 2]), bits(5), "model.distributions.MultiDiscrete"),
+        (spaces.Dict({"a": spaces.Discrete(3)}), bits(3), "model.distributions.a"),
+    ],
+)
+def test_other_families_are_refused(action, mask, key):
+    """A family of a user that has no logits can not be masked; the key is named."""
+    override = {"_target_": f"{__name__}.own_family"}
+    with pytest.raises(ConfigError, match="'action_mask' masks the actions of this") as caught:
+        build(mask, action, {key.rsplit(".", 1)[1]: override})
+    assert caught.value.key == key
+
+
+def own_family(space):
+    """A family that is not categorical, for any space."""
+    return distribution_for(spaces.Box(-1, 1, (space.shape or (1,))))
+
+
+class Sticky(Categorical):
+    """A categorical family with more params than actions."""
+
+    def __init__(self, space):
+        super().__init__(space)
+        self.param_size += 1
+
+
+def test_families_with_other_params_are_refused():
+    """A subclass may have other params than one logit for each action."""
+    with pytest.raises(ConfigError, match="Discrete = 'Sticky'"):
+        build(bits(3), spaces.Discrete(3), {"Discrete": {"_target_": f"{__name__}.Sticky"}})
+
+
+def test_copies():
+    """A deep copy, as the best model is one, masks the same."""
+    _, masking = build(bits(3), spaces.Discrete(3))
+    params, obs = randn(2, 3), observed([[1, 0, 1], [0, 0, 1]])
+    assert torch.equal(copy.deepcopy(masking).apply(params, obs), masking.apply(params, obs))
