@@ -90,8 +90,10 @@ class CutNormal:
         )
         first = drop / mass - t
         second = 1.0 - t * first + (lo * at_lo - hi * at_hi) / mass
-        # In intervals of less than 1e-7 deviations, all digits of the second one are lost.
-        second = second.clamp(min=torch.zeros_like(hi), max=torch.maximum(lo * lo, hi * hi))
+        # Around the mean, the density of a narrow interval is flat, and the difference above loses
+        # its digits.
+        is_flat = (t == 0) & (hi - lo < NARROWEST)
+        second = torch.where(is_flat, (lo * lo + lo * hi + hi * hi) / 3.0, second)
         return mass.log() - scale.log(), first / scale, second / scale.square()
 
     def quantile(self, noise: Tensor) -> Tensor:

@@ -114,14 +114,15 @@ def test_the_first_proposal_is_mostly_accepted() -> None:
 
 
 def test_rejected_proposals_are_harmless() -> None:
-    """Noise of which every proposal is rejected still gives an action inside (0, 1)."""
+    """Where every proposal is rejected, even outside of the support, the first or 1 is taken."""
     family = Beta(Box(0.0, 1.0, (1,)))
     table = torch.empty(1, 2, 1, 2, PROPOSALS)
     table[:, 0], table[:, 1] = -40.0, 1.0 - 2**-24
-    params = torch.zeros(1, 2, requires_grad=True)
+    params = torch.tensor([[0.0, 1.5]], requires_grad=True)
     x = family.sample(params, table.reshape(1, -1))
     x.sum().backward()
-    assert 0.0 < x.item() < 1.0
+    d, e = (shape.item() - 1 / 3 for shape in concentrations(params.detach()))
+    assert x.item() == pytest.approx(d / (d + e), rel=1e-6)
     assert params.grad is not None
     assert params.grad.isfinite().all()
 

@@ -87,6 +87,10 @@ CASES = [
     (0.0, 1.0, -0.5, INF),
     (0.0, 1.0, -INF, INF),
     (5.0, 2.0, 0.0, 1e-4),
+    (5.0, 2.0, 0.0, 1e-8),
+    (3e-9, 2.0, 0.0, 1e-8),
+    (-2.0, 1e-7, 0.0, 1.0),
+    (-3.0, 1.0, 0.0, 1e-8),
 ]
 """Mean, std, bounds."""
 
@@ -151,6 +155,9 @@ def test_gradients_of_log_prob_are_scores(mean: float, std: float, low: float, h
         ((-3.0, 1.0), (-5.0, 0.7), 0.5, INF),
         ((0.0, 1.0), (1.0, 2.0), -INF, INF),
         ((0.5, 300.0), (0.0, 0.5), -1.0, 1.0),
+        ((0.5, 1e9), (0.0, 0.5), -1.0, 1.0),
+        ((5.0, 2.0), (5e-5, 3e-5), 0.0, 1e-4),
+        ((-2.0, 1e-2), (1e-4, 1e-4), 0.0, 1.0),
     ],
 )
 def test_divergence_equals_quadrature(
@@ -195,6 +202,7 @@ def test_open_sides_are_not_cut() -> None:
     space = Box(-np.inf, np.inf, (3,))
     cut, whole = TruncatedGaussian(space), DiagonalGaussian(space)
     p, q, noise = randn(20, 6), randn(20, 6, seed=1), randn(20, 3, seed=2)
+    noise[0] = torch.tensor([-9.0, 9.0, 20.0])
     actions = whole.sample(p, noise)
     torch.testing.assert_close(cut.sample(p, noise), actions)
     torch.testing.assert_close(cut.log_prob(p, actions), whole.log_prob(p, actions))

@@ -263,6 +263,7 @@ def test_atari_training_changes_ends_and_rewards_only(breakout):
     assert lives_lost >= 16
 
 
+@pytest.mark.slow
 def test_atari_scores_are_raw():
     """In a game with rewards of 5 and more, evaluation sees them, training their signs."""
     for backend in BACKENDS:

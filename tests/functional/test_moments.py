@@ -29,12 +29,12 @@ def check(moments, data):
     np.testing.assert_allclose(moments.mean, data.mean(0), rtol=1e-13, atol=1e-12)
     # The mean itself is rounded, which a large one makes felt in the deviation.
     rounding = 1e-15 * np.abs(data).max()
-    deviation = np.sqrt(moments.var)
+    deviation = moments.var.sqrt()
     np.testing.assert_allclose(deviation, data.std(0), rtol=1e-12, atol=2 * rounding)
     assert moments.mean.dtype == moments.var.dtype == torch.float64
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**31),
     size=st.integers(1, 60),

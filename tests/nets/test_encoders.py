@@ -126,8 +126,9 @@ def test_pictures_are_read_by_convolutions():
     obs = torch.full((1, 7, 8, 3), 51, dtype=torch.uint8)
     torch.testing.assert_close(flat(obs), torch.full((1, 168), 0.2))
     assert not isinstance(encoder(IMAGE), ImageEncoder)
-    first = next(encoder(PICTURE, orthogonal_init=False).parameters())
-    assert not torch.allclose(first.flatten(1) @ first.flatten(1).T, 2 * torch.eye(32), atol=0.1)
+    for orthogonal in (True, False):
+        first = next(encoder(PICTURE, orthogonal_init=orthogonal).parameters()).detach().flatten(1)
+        assert torch.allclose(first.T @ first, 2 * torch.eye(27), atol=1e-5) == orthogonal
 
 
 def test_encoders_of_leaves_have_no_weights():

@@ -259,8 +259,8 @@ def test_other_families_are_refused(action, mask, key):
 
 
 def own_family(space):
-    """A family that is not categorical, for any space."""
-    return distribution_for(spaces.Box(-1, 1, (space.shape or (1,))))
+    """A family that is not categorical, with as many params as there are actions."""
+    return distribution_for(bits(int(np.sum(getattr(space, "nvec", 3)))))
 
 
 class Sticky(Categorical):

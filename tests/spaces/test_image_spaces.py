@@ -60,7 +60,7 @@ def test_images(shape, layout):
         of_bytes(10, 8),
         of_bytes(84, 84, high=5),
         of_bytes(84, 84, low=1),
-        of_bytes(2, 4, 6, 6, 3),
+        of_bytes(2, 4, 16, 16, 3),
         of_bytes(3, 0, 84),
         spaces.Box(0, 255, (84, 84, 3), np.float32),
         spaces.Box(0, 255, (84, 84, 3), np.int16),

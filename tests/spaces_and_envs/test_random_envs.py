@@ -37,10 +37,10 @@ from maze_train.training.policy_files import PolicyWriter, read_spaces, read_wei
 from maze_train.trees import tree_leaves, tree_map
 
 T, B = 4, 3
-A2C = A2CAlgorithmConfig(n_rollout_steps=T, lr=0.01)
+A2C = A2CAlgorithmConfig(n_rollout_steps=T, lr=0.001)
 PPO = PPOAlgorithmConfig(
     n_rollout_steps=T,
-    lr=0.01,
+    lr=0.001,
     batch_size=5,
     n_optimization_epochs=2,
     sequence_length=2,
@@ -134,10 +134,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
     """Equal actions, up to rounding: memory of another alignment takes other paths in BLAS."""
     for a, b in zip(parts(ours), parts(theirs), strict=True):
         assert np.asarray(a).dtype == np.asarray(b).dtype
-        if np.asarray(a).dtype.kind == "f":
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-        else:
-            np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def check_acting(model: Any, spaces: Any, config: ModelConfig) -> None:
@@ -155,6 +152,8 @@ def check_acting(model: Any, spaces: Any, config: ModelConfig) -> None:
     for deterministic in (True, False):
         for seed, observation in enumerate(observations):
             env.reset(seed=seed)
+            policy.reset()
+            other.reset()
             ours, theirs = (p.act(observation, deterministic) for p in (policy, other))
             env.step(ours)
             assert_close(ours, theirs)
@@ -162,6 +161,7 @@ def check_acting(model: Any, spaces: Any, config: ModelConfig) -> None:
         for seed, row in enumerate(rows):
             env.reset(seed=seed)
             env.step(row)
+            policy.reset()
             if deterministic:
                 assert_close(row, policy.act(observations[seed]))
 
