@@ -26,6 +26,10 @@ else:  # pytest brings it along there
     import tomli as tomllib
 
 PACKAGE = "maze_train"
+TORCH_FREE = tuple(
+    f"{PACKAGE}.{name}"
+    for name in ("config.loading", "spaces.describe", "spaces.images", "spaces.masks")
+)
 ROOT = Path(__file__).parents[1]
 
 FLOORS: tuple[tuple[str, ...], ...] = (
@@ -260,7 +264,7 @@ def without_torch() -> list[str]:
         for name in modules()
         if name.endswith(".config")
         or name.startswith(f"{PACKAGE}.envs")
-        or name in (f"{PACKAGE}.spaces.describe", f"{PACKAGE}.config.loading")
+        or name in TORCH_FREE
     ]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.special import erfcx, log_ndtr, ndtr, ndtri
+from torch.special import erfcx, log_ndtr, ndtri
 
 if TYPE_CHECKING:
     from maze_train.types import Tensor
@@ -51,6 +51,8 @@ class CutNormal:
     """lo."""
     high: Tensor
     """hi."""
+    width: Tensor
+    """hi - lo; its gradient does not depend on the mode, as that of the difference would."""
 
     @classmethod
     def of(cls, mean: Tensor, log_std: Tensor, low: Tensor, high: Tensor) -> CutNormal:
@@ -68,6 +70,7 @@ class CutNormal:
             slope=slope,
             low=torch.where(is_turned, -above, below),
             high=torch.where(is_turned, -below, above),
+            width=((high - low) * inverse_std).clamp(max=2.0 * OPEN),
         )
 
     def exponent(self, x: Tensor) -> Tensor:
@@ -82,19 +85,16 @@ class CutNormal:
         inside = ROOT_HALF_PI * (torch.erf(hi / ROOT_2) - torch.erf(lo / ROOT_2))
         mass = torch.where(t > 0, _mills(t) - at_hi * _mills(t + hi), inside)
         # By integration of the derivatives of exp(-t y - ½ y²) and of y exp(-t y - ½ y²).
-        rise = (hi - lo) * (t + 0.5 * (hi + lo))
-        drop = torch.where(
-            rise > 0,
-            -at_lo * torch.expm1(-rise.clamp(min=0.0)),
-            at_hi * torch.expm1(rise.clamp(max=0.0)),
-        )
-        first = drop / mass - t
+        first = (at_lo - at_hi) / mass - t
         second = 1.0 - t * first + (lo * at_lo - hi * at_hi) / mass
-        # Around the mean, the density of a narrow interval is flat, and the difference above loses
-        # its digits.
-        is_flat = (t == 0) & (hi - lo < NARROWEST)
-        second = torch.where(is_flat, (lo * lo + lo * hi + hi * hi) / 3.0, second)
-        return mass.log() - scale.log(), first / scale, second / scale.square()
+        # Around the mean, the density of a narrow interval is flat, and the differences above lose
+        # their digits.
+        is_flat = (t == 0) & (self.width < NARROWEST)
+        square = (lo * lo + lo * hi + hi * hi) / 3.0
+        log_mass = torch.where(is_flat, self.width.log() - 0.5 * square, mass.log())
+        first = torch.where(is_flat, 0.5 * (lo + hi), first)
+        second = torch.where(is_flat, square, second)
+        return log_mass - scale.log(), first / scale, second / scale.square()
 
     def quantile(self, noise: Tensor) -> Tensor:
         """The x whose probability from below is that of standard normal `noise`, differentiable."""
@@ -109,8 +109,7 @@ class CutNormal:
         narrow that y² does not matter; there it brings slope or width back to a size where no
         digits are lost.
         """
-        narrowness = NARROWEST / (self.high - self.low)
-        r = torch.maximum(self.slope / STEEPEST, narrowness).clamp(min=1.0)
+        r = torch.maximum(self.slope / STEEPEST, NARROWEST / self.width).clamp(min=1.0)
         r = torch.where(self.slope > 0, r, 1.0)
         return r, self.slope / r, self.low * r, (self.high * r).clamp(max=OPEN)
 
@@ -147,9 +146,9 @@ class _Quantile(torch.autograd.Function):
 
 def _inner_quantile(lo: Tensor, hi: Tensor, noise: Tensor) -> Tensor:
     """For t = 0: the smaller tail is inverted, so neither is rounded to 1."""
-    mass = ndtr(hi) - ndtr(lo)
-    left = ndtr(lo) + ndtr(noise) * mass
-    right = ndtr(-hi) + ndtr(-noise) * mass
+    mass = _normal_cdf(hi) - _normal_cdf(lo)
+    left = _normal_cdf(lo) + _normal_cdf(noise) * mass
+    right = _normal_cdf(-hi) + _normal_cdf(-noise) * mass
     y: Tensor = torch.where(left < right, ndtri(left), -ndtri(right))
     return y
 
@@ -163,12 +162,17 @@ def _outer_quantile(t: Tensor, hi: Tensor, noise: Tensor) -> Tensor:
     """
     start = _mills(t)
     above = _kernel(t, hi) * _mills(t + hi) / start
-    w = -(ndtr(-noise) + ndtr(noise) * above).log()
+    w = -(_normal_cdf(-noise) + _normal_cdf(noise) * above).log()
     y: Tensor = 2.0 * w / (t + (t.square() + 2.0 * w).sqrt())
     for _ in range(NEWTON_STEPS):
         ratio = _mills(t + y)
         y = y - ratio * (y * (t + 0.5 * y) - (ratio / start).log() - w)
     return y
+
+
+def _normal_cdf(z: Tensor) -> Tensor:
+    """Φ(z), with all digits also of small probabilities, which `torch.special.ndtr` loses."""
+    return 0.5 * torch.erfc(z / -ROOT_2)
 
 
 def _kernel(t: Tensor, y: Tensor) -> Tensor:

@@ -80,11 +80,12 @@ class ModelConfig:
     """Nonlinearity after each hidden layer. null: tanh, or relu where observations hold images."""
 
     shared_trunk: bool | None = None
-    """Whether policy and critic share all hidden layers (one trunk, two heads). null: true where
-    observations hold images, and with a memory; else false."""
+    """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with a
+    memory, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
+    are set or `hidden_sizes` is `[]`; else false."""
 
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
-    """What reads an image (a uint8 Box of two or three dimensions): `nature`: three convolutions
+    """What reads an image (a uint8 Box of two to four dimensions, the first of four: frames): `nature`: three convolutions
     (Mnih et al., 2015); `impala`: a residual network (Espeholt et al., 2018); `flat`: its pixels as
     one vector. Images below 36 pixels get smaller convolutions."""
 
@@ -101,8 +102,8 @@ class ModelConfig:
     times as many for an image."""
 
     orthogonal_init: bool = True
-    """Orthogonal weights and zero biases (gains: sqrt(2) hidden, 0.01 policy head, 1 value head);
-    false: the defaults of PyTorch."""
+    """Orthogonal weights and zero biases (gains: sqrt(2) hidden, 0.01 policy head, 1 value head and
+    `impala`); false: the defaults of PyTorch."""
 
     distributions: dict[str, Any] = field(default_factory=dict)
     """Action distribution by space type or by key of a Dict action space. A value is a name
@@ -153,6 +154,12 @@ class ModelConfig:
                 raise ConfigError(name, "expected a mapping with the key _target_, or null", node)
         if self.memory is not None and self.shared_trunk is False:
             raise ConfigError("shared_trunk", "a memory belongs to a shared trunk", False)
+        if self.critic_hidden_sizes is not None and (self.shared_trunk or self.memory is not None):
+            raise ConfigError(
+                "critic_hidden_sizes",
+                "a shared trunk leaves the critic no layers of its own; set model.shared_trunk=false",
+                self.critic_hidden_sizes,
+            )
         if self.trunk is not None and not (self.shared_trunk or self.memory is not None):
             raise ConfigError("trunk", "needs model.shared_trunk=true")
         if self.shared_trunk or self.memory is not None:

@@ -77,7 +77,7 @@ def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
     kind = data["type"]
     if kind == "Box":
         dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
-        low, high = (_expanded(data[k], shape, dtype) for k in ("low", "high"))
+        low, high = (np.full(shape, np.array(data[k], dtype)) for k in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
         dtype = np.dtype(data.get("dtype", np.int64))
@@ -97,9 +97,3 @@ def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
     if kind == "Tuple":
         return spaces.Tuple([space_from_dict(part) for part in data["spaces"]])
     raise SpaceError(f"unknown type of space {kind!r} in a saved policy")
-
-
-def _expanded(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array of the shape of a bound in either form."""
-    values = np.array(bound, dtype)
-    return np.full(shape, values) if values.ndim == 0 else values.reshape(shape)

@@ -168,7 +168,7 @@ def test_divergence_equals_quadrature(
     log_q = other.exponent(slow.peak + slow.offsets - other.peak) - other.log_mass
     expected = slow.mean_of(slow.exponent(slow.offsets) - slow.log_mass - log_q)
     kl = family.kl(params_of(*p), params_of(*q))
-    assert kl.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert kl.item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_moments_of_samples() -> None:

@@ -13,8 +13,8 @@ from maze_train.errors import MazeTrainError
 if TYPE_CHECKING:
     from pathlib import Path
 
-PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 32, "batch_size": 128, "epoch_length": 1}
-A2C: dict[str, Any] = {"name": "a2c", "n_rollout_steps": 8, "epoch_length": 4}
+PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 32, "batch_size": 128, "epoch_length": 2}
+A2C: dict[str, Any] = {"name": "a2c", "n_rollout_steps": 8, "epoch_length": 8}
 BOTH = pytest.mark.parametrize("algorithm", [A2C, PPO], ids=["a2c", "ppo"])
 
 BEST = Doors.ROOMS
@@ -25,7 +25,7 @@ def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], steps: int) -> An
     return train(
         env=env,
         algorithm={**algorithm, "lr": 3e-3},
-        evaluation={"n_episodes": 2, "concurrency": 2},
+        evaluation={"n_episodes": 1},
         tracking={"progress": "quiet", "plot": False, "tensorboard": False},
         total_steps=steps,
         seed=0,
@@ -44,7 +44,7 @@ def steps_to(result: Any, wanted: float) -> int:
 def test_a_mask_is_obeyed_and_saves_steps(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     """100 000 sampled actions, none of them illegal; the optimum comes sooner than without mask."""
     masked = learn(tmp_path / "masked", Doors, algorithm, 100_000)
-    assert masked.env_steps >= 100_000
+    assert masked.summary.env_steps >= 100_000
     hidden = learn(tmp_path / "hidden", lambda: Doors(shows_mask=False), algorithm, 40_000)
     assert 2 * steps_to(masked, BEST) <= steps_to(hidden, BEST)
 
@@ -54,5 +54,5 @@ def test_an_observation_without_legal_action_is_an_error(
     tmp_path: Path, algorithm: dict[str, Any]
 ) -> None:
     """The error names the step."""
-    with pytest.raises(MazeTrainError, match=r"no legal action.*step"):
-        learn(tmp_path, lambda: Doors(locked_from=20), algorithm, 1_000)
+    with pytest.raises(MazeTrainError, match=r"step 3 of the episode.*no action is legal"):
+        learn(tmp_path, lambda: Doors(locked_after=3), algorithm, 1_000)

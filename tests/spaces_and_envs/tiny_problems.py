@@ -267,7 +267,7 @@ class Doors(gymnasium.Env[Any, Any]):
         shows_mask: Whether observations tell which doors can be opened. Trying another one is then
             an error; else it costs a step.
         open_doors: Doors per room that can be opened.
-        locked_from: Number of the step, counted over all episodes, from which no door at all can be
+        locked_after: Number of steps, counted over all episodes, after which no door at all can be
             opened, as in an environment with a bug.
     """
 
@@ -275,15 +275,15 @@ class Doors(gymnasium.Env[Any, Any]):
     DOORS = 40
 
     def __init__(
-        self, shows_mask: bool = True, open_doors: int = 3, locked_from: int | None = None
+        self, shows_mask: bool = True, open_doors: int = 3, locked_after: int | None = None
     ) -> None:
-        parts: dict[str, spaces.Space[Any]] = {"room": spaces.Discrete(self.ROOMS)}
+        parts: dict[str, spaces.Space[Any]] = {"room": spaces.Discrete(self.ROOMS + 1)}
         if shows_mask:
             parts["action_mask"] = spaces.MultiBinary(self.DOORS)
         self.observation_space = spaces.Dict(parts)
         self.action_space = spaces.Discrete(self.DOORS)
         self.shows_mask = shows_mask
-        self.locked_from = locked_from
+        self.locked_after = locked_after
         self.steps = 0
         plan = np.random.default_rng(0)
         self.open = [plan.permutation(self.DOORS)[:open_doors] for _ in range(self.ROOMS)]
@@ -299,16 +299,16 @@ class Doors(gymnasium.Env[Any, Any]):
         self.steps += 1
         self.t += 1
         is_right = bool(action == self.open[self.room][0])
-        last = is_right and self.room == self.ROOMS - 1
-        self.room += int(is_right and not last)
-        return self.observe(), float(is_right), last, self.t == 6 and not last, {}
+        self.room += int(is_right)
+        has_ended = self.room == self.ROOMS
+        return self.observe(), float(is_right), has_ended, self.t == 6 and not has_ended, {}
 
     def observe(self) -> dict[str, Any]:
-        """The room, and 1 for each door that can be opened."""
+        """The room, and 1 for each door that can be opened: behind the last room there is none."""
         observation: dict[str, Any] = {"room": self.room}
         if self.shows_mask:
             mask = np.zeros(self.DOORS, np.int8)
-            if self.locked_from is None or self.steps < self.locked_from:
+            if self.room < self.ROOMS and self.steps != self.locked_after:
                 mask[self.open[self.room]] = 1
             observation["action_mask"] = mask
         return observation
