@@ -15,6 +15,7 @@ from maze_train.envs.stepping import converted
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,6 +141,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._describe(env.single_observation_space, env.single_action_space, n, metadata)
         self.render_mode = env.render_mode
         self._observation = FlatView(env.single_observation_space)
+        self._masks = mask_layout(env.single_observation_space, env.single_action_space)
         actions = {k: column_of(leaf, n) for k, leaf in self._action.leaves.items()}
         flags = np.zeros(n, np.bool_)
         self._buffers = StepBuffers({}, {}, actions, np.zeros(n), flags, flags)
@@ -179,6 +181,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         if self._follows_lives:
             self._lives = self._read_lives(infos)
         self._buffers.obs.update(columns)
+        self._check_masks()
         return self._observations(), dict(infos)
 
     def step(self, actions: Any) -> StepResult:
@@ -220,6 +223,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         if any_ignored:
             result["ignored"] = ignored.copy()
         self._buffers.obs.update(columns)
+        self._check_masks()
         return self._observations(), rewards, terminated, truncated, result
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -355,6 +359,18 @@ class ForeignVectorEnv(MazeVectorEnv):
             for key, column in self._received(obs, infos)[0].items():
                 columns[key][ended] = column[ended]
         return columns
+
+    def _check_masks(self) -> None:
+        """Refuse observations to act on without a legal action."""
+        if self._masks is None:
+            return
+        acting = np.flatnonzero(~self._resetting)
+        obs = {leaf: self._buffers.obs[leaf][acting] for leaf in self._masks.leaves}
+        row = self._masks.first_illegal_row(obs) if len(acting) else None
+        if row is not None:
+            problem = self._masks.illegal_part({leaf: rows[row] for leaf, rows in obs.items()})
+            env, step = acting[row], self._lengths[acting[row]]
+            raise EnvError(f"environment {env} failed at step {step} of its episode: {problem}")
 
     def _fault(self, where: str, error: Exception) -> EnvError:
         name = type(self._env.unwrapped).__name__

@@ -306,6 +306,7 @@ def build_actor_critic(
         normalizer = None
         if config.normalization.mode != "none":
             normalizer = ObservationNormalizer(space, config.normalization)
+            normalizer = normalizer if normalizer.keys else None
         policy, critic, head, trunk, memory = _networks(config, space, distribution)
     model = ActorCriticModel(
         policy, critic, head, trunk, memory=memory, normalizer=normalizer, masking=masking

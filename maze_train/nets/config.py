@@ -107,9 +107,9 @@ class ModelConfig:
 
     distributions: dict[str, Any] = field(default_factory=dict)
     """Action distribution by space type or by key of a Dict action space. A value is a name
-    (categorical, multi_categorical, diagonal_gaussian, squashed_gaussian), a mapping
-    `{name: squashed_gaussian, state_dependent_std: false}`, or
-    `{_target_: my_package.MyDistribution}`."""
+    (categorical, multi_categorical, bernoulli, diagonal_gaussian, also called clipped_gaussian,
+    squashed_gaussian, truncated_gaussian, beta), a mapping `{name: squashed_gaussian,
+    state_dependent_std: false}`, or `{_target_: my_package.MyDistribution}`."""
 
     policy: dict[str, Any] | None = None
     """Own policy network, `{_target_: my_package.MyNet, key: value}`: called with
@@ -163,12 +163,13 @@ class ModelConfig:
         if self.trunk is not None and not (self.shared_trunk or self.memory is not None):
             raise ConfigError("trunk", "needs model.shared_trunk=true")
         if self.shared_trunk or self.memory is not None:
+            remedy = "" if self.memory is not None else ", or set model.shared_trunk=false"
             for name in ("policy", "critic"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
                         name,
                         "a shared trunk has heads of one layer only; name your network "
-                        "model.trunk, or set model.shared_trunk=false",
+                        f"model.trunk{remedy}",
                     )
             if self.hidden_sizes == []:
                 raise ConfigError("hidden_sizes", "a shared trunk needs at least one layer", [])

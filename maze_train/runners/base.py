@@ -177,8 +177,13 @@ class TrainingRunner(ABC):
         """
         config = self.config.env
         if config.backend != "gymnasium":
+            limit = 0 if training else self.config.evaluation.max_episode_steps
             env = make_foreign_env(
-                config, num_envs, training=training, num_threads=self.num_env_threads
+                config,
+                num_envs,
+                training=training,
+                num_threads=self.num_env_threads,
+                max_episode_steps=limit or None,
             )
         else:
             env = self.build_vector_env([self._single_env_factory(training)] * num_envs)

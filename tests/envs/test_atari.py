@@ -122,11 +122,11 @@ def test_equals_a_slow_reference(name, stickiness, limit):
             assert info["episode_frame_number"] == limit
 
 
-@pytest.mark.parametrize("name", ["BeamRider", "Qbert"])
-def test_a_game_follows_from_its_seed_alone(name):
-    """Whatever was played before: these games need the reset, or the restored state, to forget."""
+@pytest.mark.parametrize(("name", "steps"), [("Assault", 60), ("Qbert", 250)])
+def test_a_game_follows_from_its_seed_alone(name, steps):
+    """Whatever was played before: one forgets it by the restored state, the other by the reset."""
 
-    def play(env, seed, steps=250):
+    def play(env, seed):
         screens = [env.reset(seed=seed)[0]]
         rewards = []
         for action in np.random.default_rng(1).integers(env.action_space.n, size=steps):
@@ -481,14 +481,15 @@ def ended(env, steps):
 
 def test_the_last_life_does_not_end_an_episode():
     """Lives at 0 mean that the game is about to end; gained lives are no end either."""
-    env = EpisodicLifeWrapper(Lives([2, 3, 2, 2, 1, 0, 0], length=6))
-    assert ended(env, 4) == [
+    env = EpisodicLifeWrapper(Lives([2, 3, 2, 2, 1, 1, 0, 0], length=7))
+    assert ended(env, 5) == [
         (1, False, False),
         (2, True, False),
         3,
         (4, True, False),
         5,
-        (6, True, False),
+        (6, False, False),
+        (7, True, False),
         0,
     ]
 
@@ -505,10 +506,18 @@ def test_a_game_that_ends_in_the_reset_after_a_life():
     env = EpisodicLifeWrapper(Lives([3, 2, 2], length=2))
     assert ended(env, 1) == [(1, True, False), 0]
     assert env.unwrapped.seeds == [0, 1]
-    broken_off = EpisodicLifeWrapper(Lives([3, 3, 2, 2, 2]))
-    broken_off.reset(seed=0)
-    broken_off.step(0)
-    assert broken_off.reset(seed=4)[0].tolist() == [4.0, 0.0]
+
+
+def test_resets_without_the_loss_of_a_life():
+    """A reset in the middle of a life begins a new game, also right after one that went on."""
+    env = EpisodicLifeWrapper(Lives([3, 3, 2, 2, 2]))
+    env.reset(seed=0)
+    env.step(0)
+    assert env.reset(seed=4)[0].tolist() == [4.0, 0.0]
+    env.step(0)
+    assert env.step(0)[2]
+    assert env.reset(seed=5)[0].tolist() == [4.0, 3.0]
+    assert env.reset(seed=6)[0].tolist() == [6.0, 0.0]
 
 
 def test_environments_without_lives():

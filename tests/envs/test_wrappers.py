@@ -162,7 +162,9 @@ def test_stack_by_key():
         "image": 4,
         "robot/0": 4,
     }
-    assert ObservationStackWrapper(MaskedEnv(), 2).metadata["frame_stack"] == {"x": 2}
+    masked = MaskedEnv()
+    masked.observation_space["action_mask"] = spaces.Box(0, 1, (4,), np.int8)
+    assert ObservationStackWrapper(masked, 2).metadata["frame_stack"] == {"x": 2}
     with pytest.raises(ConfigError, match=r"keys.*'robot/1'.*robot/0"):
         ObservationStackWrapper(NestedEnv(), 4, keys=["robot/1"])
     with pytest.raises(ConfigError, match=r"n = 0"):
@@ -219,6 +221,7 @@ GYM = "gymnasium.wrappers."
         ([{"_target_": "toy_envs.AddOne"}], {}),
         ([{"_target_": GYM + "TransformObservation", "func": abs, "observation_space": None}], {}),
         ([{"_target_": OURS + "ObservationStackWrapper", "n": 2}], {"": 2}),
+        ([{"_target_": GYM + "FrameStackObservation", "stack_size": 4}], {}),
     ],
 )
 def test_stacks_behind_other_wrappers(outside, expected):
@@ -315,6 +318,8 @@ def test_random_reset_starts_over_when_the_episode_ends():
     env = RandomResetWrapper(CountingEnv(length=3), 0, 4)
     steps = {int(env.reset(seed=seed)[0][1]) for seed in range(40)}
     assert steps == {0, 1, 2}
+    restarts = [seed for seed in env.unwrapped.seeds if seed is None]
+    assert len(env.unwrapped.seeds) == 40 + len(restarts) > 45
     with pytest.raises(EnvError, match=r"100 episodes in a row ended.*min_initial_steps"):
         RandomResetWrapper(CountingEnv(length=3), 3, 4).reset(seed=0)
 
@@ -385,12 +390,12 @@ def test_discretized_parts():
     assert env.action_space["arm"] == spaces.MultiDiscrete([3, 3])
     assert env.action_space["deep"] == spaces.Tuple((spaces.Discrete(2), spaces.Discrete(4)))
     env.reset(seed=0)
-    action = {"arm": np.array([2, 1]), "deep": (1, 1)}
+    action = {"arm": np.array([2, 1]), "deep": (1, 2)}
     assert action in env.action_space
     given = env.step(action)[4]["action"]
     assert given["arm"].tolist() == [1.0, 2.0]
     assert given["deep"][0] == 1
-    assert given["deep"][1].tolist() == [[3]]
+    assert given["deep"][1].tolist() == [[7]]
     assert given in TwoParts.action_space
     only = DiscretizeActionsWrapper(TwoParts(), {"arm": 2})
     assert only.action_space["deep"] == TwoParts.action_space["deep"]

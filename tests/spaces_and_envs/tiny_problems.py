@@ -308,9 +308,41 @@ class Doors(gymnasium.Env[Any, Any]):
         observation: dict[str, Any] = {"room": self.room}
         if self.shows_mask:
             mask = np.zeros(self.DOORS, np.int8)
-            if self.room < self.ROOMS and self.steps != self.locked_after:
+            is_locked = self.locked_after is not None and self.steps >= self.locked_after
+            if self.room < self.ROOMS and not is_locked:
                 mask[self.open[self.room]] = 1
             observation["action_mask"] = mask
+        return observation
+
+
+class HeavyDoors(Doors):
+    """Doors that have to be pushed in rooms 0, 2, 4 and pulled in rooms 1, 3, 5: a hybrid action.
+
+    The mask is for the part `door` alone; the other part is a force, the sign of which counts.
+    """
+
+    def __init__(self, shows_mask: bool = True) -> None:
+        super().__init__(shows_mask)
+        force = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = spaces.Dict({"door": spaces.Discrete(self.DOORS), "force": force})
+        if shows_mask:
+            mask = spaces.Dict({"door": spaces.MultiBinary(self.DOORS)})
+            self.observation_space = spaces.Dict(
+                {"room": spaces.Discrete(self.ROOMS + 1), "action_mask": mask}
+            )
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        is_pushed = bool(action["force"][0] > 0)
+        door = action["door"]
+        if is_pushed == bool(self.room % 2) and door == self.open[self.room][0]:
+            door = self.open[self.room][1]  # moved the wrong way: as good as a wrong door
+        return super().step(door)
+
+    def observe(self) -> dict[str, Any]:
+        """As before, with the mask under the key of its part."""
+        observation = super().observe()
+        if self.shows_mask:
+            observation["action_mask"] = {"door": observation["action_mask"]}
         return observation
 
 
