@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
@@ -42,7 +43,8 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
     frame, is drawn here. Neither needs the game to be loaded again, which takes 60 ms.
 
     Args:
-        env: A game made with `frameskip=1`, whatever its `obs_type`.
+        env: A game made with `frameskip=1`, whatever its `obs_type`, without wrappers of its own:
+            the emulator is asked directly, which would pass them over.
         noop_max: Most frames without action at the beginning, >= 0; 0: none.
         frame_skip: Frames per step, >= 1.
         screen_size: Height and width of observations, >= 1.
@@ -271,11 +273,20 @@ def checked_game(env: gymnasium.Env[Any, Any]) -> Any:
         MissingExtraError: If ale-py is not installed.
     """
     interface = import_for_atari("ale_py", "ale-py").ALEInterface
+    layer = env
+    while isinstance(layer, (OrderEnforcing, PassiveEnvChecker)):
+        layer = layer.env
     game: Any = env.unwrapped
     ale = getattr(game, "ale", None)
     if not isinstance(ale, interface):
         raise ConfigError(
             "env.preprocessing", f"is for Atari games only, and {env} is none: set it to none"
+        )
+    if layer is not game:
+        raise ConfigError(
+            "env.preprocessing",
+            f"Atari preprocessing has to be the innermost wrapper, but {env} has another one "
+            "already: name that in env.wrappers, and a limit of steps in env.max_episode_steps",
         )
     frame_skip = getattr(game, "_frameskip", 1)
     if frame_skip != 1:

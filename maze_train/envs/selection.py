@@ -42,7 +42,7 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         self.observation_space = gymnasium.spaces.Box(
             space.low[self._indices],
             space.high[self._indices],
-            dtype=space.dtype,  # type: ignore[arg-type]  # that of the space, whatever it is
+            dtype=space.dtype,
         )
 
     def observation(self, observation: Any) -> Any:

@@ -85,9 +85,9 @@ class ModelConfig:
     are set or `hidden_sizes` is `[]`; else false."""
 
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
-    """What reads an image (a uint8 Box of two to four dimensions, the first of four: frames): `nature`: three convolutions
-    (Mnih et al., 2015); `impala`: a residual network (Espeholt et al., 2018); `flat`: its pixels as
-    one vector. Images below 36 pixels get smaller convolutions."""
+    """What reads an image (a uint8 Box of two to four dimensions, the first of four: frames):
+    `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
+    2018); `flat`: its pixels as one vector. Images below 36 pixels get smaller convolutions."""
 
     memory: MemoryConfig | None = None
     """A recurrent layer after the hidden layers, such as `{cell: lstm, size: 128}`. null: none."""
@@ -157,7 +157,7 @@ class ModelConfig:
         if self.critic_hidden_sizes is not None and (self.shared_trunk or self.memory is not None):
             raise ConfigError(
                 "critic_hidden_sizes",
-                "a shared trunk leaves the critic no layers of its own; set model.shared_trunk=false",
+                "a shared trunk leaves the critic no layers of its own; leave it out",
                 self.critic_hidden_sizes,
             )
         if self.trunk is not None and not (self.shared_trunk or self.memory is not None):

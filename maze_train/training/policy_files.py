@@ -162,7 +162,8 @@ class TrainedPolicy:
             An action of the action space, or a batch of actions with a leading dimension.
 
         Raises:
-            SpaceError: If the shape fits neither one observation nor a batch, or no action is legal.
+            SpaceError: If the shape fits neither one observation nor a batch, or no action is
+                legal.
         """
         parts = {key: np.asarray(value) for key, value in self._view.read(observation)}
         batched = self._is_batch(parts)

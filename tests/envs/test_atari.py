@@ -394,9 +394,9 @@ def test_none_and_other_ids():
     assert module.observation_space.shape == (4, 84, 84)
 
 
-def make_pong(frameskip=1):
+def make_pong(frameskip=1, **kwargs):
     """An own function that builds a game."""
-    return gymnasium.make("ALE/Pong-v5", frameskip=frameskip)
+    return gymnasium.make("ALE/Pong-v5", frameskip=frameskip, **kwargs)
 
 
 def test_own_function_that_builds_a_game():
@@ -428,6 +428,14 @@ def test_own_function_that_builds_a_game():
                 "preprocessing": "atari",
             },
             "env.kwargs.frameskip = 4",
+        ),
+        (
+            {
+                "target": "test_atari.make_pong",
+                "kwargs": {"max_episode_steps": 9},
+                "preprocessing": "atari",
+            },
+            "innermost wrapper.*TimeLimit.*env.max_episode_steps",
         ),
         ({"id": "ALE/Pong-v5", "kwargs": {"continuous": True}}, "needs discrete actions"),
         ({"id": "ALE/Pongg-v5", "preprocessing": "atari"}, "nearest ids: ALE/Pong-v5"),
