@@ -31,6 +31,9 @@ from maze_train.distributions.gaussian import DiagonalGaussian as DiagonalGaussi
 from maze_train.distributions.gaussian import SquashedGaussian as SquashedGaussian
 from maze_train.distributions.joint import JointDistribution as JointDistribution
 from maze_train.distributions.truncated_gaussian import TruncatedGaussian as TruncatedGaussian
+from maze_train.envs.atari import AtariPreprocessing as AtariPreprocessing
+from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
+from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper
 from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv as ForeignVectorEnv

@@ -112,7 +112,10 @@ class EnvFactory:
         if atari:
             env = SignRewardWrapper(EpisodicLifeWrapper(env))
         for i, wrapper in enumerate(config.training_wrappers):
-            env = wrap(env, wrapper, key=f"env.training_wrappers[{i}]")
+            key = f"env.training_wrappers[{i}]"
+            wrapped = wrap(env, wrapper, key=key)
+            check_spaces_kept(env, wrapped, key, wrapper)
+            env = wrapped
         return env
 
     def for_evaluation(self) -> EnvFactory:
@@ -299,6 +302,21 @@ def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnas
     if not isinstance(wrapped, gymnasium.Env):
         raise ConfigError(key, f"expected it to return a gymnasium.Env, got {wrapped!r}", node)
     return wrapped
+
+
+def check_spaces_kept(
+    env: gymnasium.Env[Any, Any], wrapped: gymnasium.Env[Any, Any], key: str, node: dict[str, Any]
+) -> None:
+    """Refuse a wrapper for training only after which the policy would not fit the evaluation."""
+    for name in ("observation_space", "action_space"):
+        before, after = getattr(env, name), getattr(wrapped, name)
+        if before != after:
+            raise ConfigError(
+                key,
+                f"changes the {name} from {before} to {after}, which evaluation does not have: put "
+                "the wrapper into env.wrappers",
+                node,
+            )
 
 
 def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:

@@ -121,7 +121,9 @@ class EnvSlice:
         i = 0
         try:
             for i, (env, action) in enumerate(zip(self.envs, self._actions(), strict=True)):
-                obs, rewards[i], is_terminated, is_truncated, info = env.step(action)
+                obs, reward, is_terminated, is_truncated, info = env.step(action)
+                # As a float: an array of numbers would take None for NaN.
+                rewards[i] = float(reward)
                 terminated[i] = is_terminated
                 truncated[i] = is_truncated
                 if is_terminated or is_truncated:

@@ -528,3 +528,12 @@ def test_repeated_actions():
     assert rewards.tolist() == [9.0, 9.0]
     assert terminated.all()
     assert infos["final_obs"][0][1] == 5.0
+
+
+def test_training_wrappers_keep_the_spaces():
+    """One that does not is named, with the place where it belongs."""
+    node = {"_target_": "gymnasium.wrappers.TimeAwareObservation"}
+    config = EnvConfig(id="CartPole-v1", training_wrappers=[node])
+    with pytest.raises(ConfigError, match=r"env.training_wrappers\[0\].*put the wrapper into env"):
+        EnvFactory(config)()
+    EnvFactory(config).for_evaluation()().close()

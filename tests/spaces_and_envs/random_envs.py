@@ -251,7 +251,10 @@ leaves = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries())
 def nested(children: Any) -> Any:
     """Dict and Tuple spaces over one to three spaces; keys sorted, or in an order of their own."""
     pairs = st.lists(
-        st.tuples(st.sampled_from(NAMES), children), min_size=1, max_size=3, unique_by=lambda p: p[0]
+        st.tuples(st.sampled_from(NAMES), children),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda p: p[0],
     )
     return st.one_of(
         pairs.map(lambda p: spaces.Dict(dict(p))),

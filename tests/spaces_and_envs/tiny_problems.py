@@ -233,9 +233,7 @@ ORDERS = {
     "Box, bounds per entry": lambda: Order(
         spaces.Box(np.float32([-2.0, -1.5]), np.float32([1.5, 3.0])), CORNERS
     ),
-    "Box, one-sided": lambda: Order(
-        spaces.Box(-1.5, np.inf, (2,), np.float32), CORNERS
-    ),
+    "Box, one-sided": lambda: Order(spaces.Box(-1.5, np.inf, (2,), np.float32), CORNERS),
     "Box, unbounded": lambda: Order(spaces.Box(-np.inf, np.inf, (2,), np.float64), CORNERS),
     "Box, integer": lambda: Order(
         spaces.Box(-2, 2, (2,), np.int32), [[0, 1], [-1, 2], [2, -2], [1, 0]]
