@@ -1,4 +1,4 @@
-"""Environments with spaces of any kind: what they observe and how they end is random, but seeded."""
+"""Environments with spaces of any kind: what they observe and how they end is random but seeded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the spaces: check, reset, rollout, update, save, load, act, in one process and in two."""
+"""Any spaces: check, reset, rollout, update, save, load, act, in one process and in workers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
-from gymnasium.spaces import Box
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_envs import RandomSpaceEnv, leaves_of, space_pairs
@@ -34,7 +34,7 @@ from maze_train import (
 )
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.trees import tree_leaves
 
 T, B = 4, 3
 A2C = A2CAlgorithmConfig(n_rollout_steps=T, lr=0.001)

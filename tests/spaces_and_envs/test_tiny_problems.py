@@ -1,4 +1,4 @@
-"""Every kind of space, each with A2C and PPO: the best return is found, with one set of settings."""
+"""Every kind of space with A2C and PPO: the best return is found, with one set of settings."""
 
 from __future__ import annotations
 
