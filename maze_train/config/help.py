@@ -78,8 +78,9 @@ def _groups(folders: Sequence[str]) -> str:
     for group in group_names():
         options = [name for name in list_options(group, folders) if name != "default"]
         if group != "algorithm" and options:
-            text = f"{group}={'|'.join(options)}"
-            lines += textwrap.wrap(
+            text = f"{group}={'| '.join(options)}"  # with places where a line may end
+            wrapped = textwrap.wrap(
                 text, 96, initial_indent="  ", subsequent_indent="    ", break_long_words=False
             )
+            lines += [line.replace("| ", "|") for line in wrapped]
     return "\n".join(lines) + "\n"

@@ -47,10 +47,6 @@ PPO = PPOAlgorithmConfig(
     reward_scaling=True,
 )
 ALGORITHMS = {"a2c": (A2CLearner, A2C), "ppo": (PPOLearner, PPO)}
-VECTORS = {
-    "sequential": SequentialVectorEnv,
-    "subprocess": partial(SubprocVectorEnv, n_workers=2, start_method="fork", timeout_s=60.0),
-}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
@@ -91,21 +87,17 @@ def problems(draw: Any) -> tuple[Any, ModelConfig]:
     return spaces, config
 
 
-def learn(
-    vector: str, algorithm: str, spaces: Any, config: ModelConfig, updates: int = 2
-) -> tuple[Any, Any]:
+def learn(env: Any, algorithm: str, config: ModelConfig) -> tuple[Any, Any]:
     """Model after some rollouts and updates, and copies of all that was collected."""
-    factories = [partial(RandomSpaceEnv, *spaces)] * B
     learner_class, algorithm_config = ALGORITHMS[algorithm]
+    model = build_actor_critic(config, env.env_observation_space, env.single_action_space, 3)
+    group = LearnerGroup(learner_class(model, algorithm_config, seed=4))
+    collector = RolloutCollector(env, T, env_seed=1, action_seed=2)
     collected = []
-    with VECTORS[vector](factories) as env:
-        model = build_actor_critic(config, env.env_observation_space, env.single_action_space, 3)
-        group = LearnerGroup(learner_class(model, algorithm_config, seed=4))
-        collector = RolloutCollector(env, T, env_seed=1, action_seed=2)
-        for update in range(updates):
-            rollout, _ = collector.collect(model)
-            collected += [leaf.clone() for tree in columns(rollout) for leaf in tree_leaves(tree)]
-            group.update(rollout, Progress(env_steps=update * T * B, updates=update))
+    for update in range(2):
+        rollout, _ = collector.collect(model)
+        collected += [leaf.clone() for tree in columns(rollout) for leaf in tree_leaves(tree)]
+        group.update(rollout, Progress(env_steps=update * T * B, updates=update))
     return model, collected
 
 
@@ -169,12 +161,15 @@ def check_acting(model: Any, spaces: Any, config: ModelConfig) -> None:
 def check_problem(spaces: Any, config: ModelConfig) -> None:
     """All of it for one pair of spaces."""
     check_env(RandomSpaceEnv(*spaces, refuses_illegal=False), skip_render_check=True)
-    for algorithm in ALGORITHMS:
-        model, ours = learn("sequential", algorithm, spaces, config)
-        other, theirs = learn("subprocess", algorithm, spaces, config)
-        assert_equal(ours, theirs)
-        assert_equal(model.state_dict().values(), other.state_dict().values())
-        check_acting(model, spaces, config)
+    factories = [partial(RandomSpaceEnv, *spaces)] * B
+    workers = SubprocVectorEnv(factories, n_workers=2, start_method="fork", timeout_s=60.0)
+    with SequentialVectorEnv(factories) as one_process, workers:
+        for algorithm in ALGORITHMS:
+            model, ours = learn(one_process, algorithm, config)
+            other, theirs = learn(workers, algorithm, config)
+            assert_equal(ours, theirs)
+            assert_equal(model.state_dict().values(), other.state_dict().values())
+            check_acting(model, spaces, config)
 
 
 @pytest.mark.slow
