@@ -262,9 +262,7 @@ def without_torch() -> list[str]:
     return [
         name
         for name in modules()
-        if name.endswith(".config")
-        or name.startswith(f"{PACKAGE}.envs")
-        or name in TORCH_FREE
+        if name.endswith(".config") or name.startswith(f"{PACKAGE}.envs") or name in TORCH_FREE
     ]
 
 

@@ -39,11 +39,6 @@ class FrameStacks:
         positions, n = self.numbers.shape
         return torch.Size((positions // self.num_envs, self.num_envs, n, *self.frames.shape[1:]))
 
-    @property
-    def device(self) -> torch.device:
-        """Where the frames are."""
-        return self.frames.device
-
     def to(self, device: torch.device) -> FrameStacks:
         """The same on a device."""
         return FrameStacks(self.frames.to(device), self.numbers.to(device), self.num_envs)
@@ -65,9 +60,9 @@ class FrameStacks:
 class FrameMemory:
     """Memory for `num_rows` rows of stacked observations of B environments.
 
-    Consecutive observations of an episode share all frames but the newest. Where an episode begins,
-    the older frames of its first stack are kept besides, unless they repeat the newest one or go on
-    from the stack before (as after the loss of a life).
+    An observation that goes on from the one before shares all frames but the newest with it. Where
+    it does not (an episode begins, or a wrapper around the stack takes several steps at once), its
+    older frames are kept besides, unless they repeat the newest one or a frame before.
 
     Args:
         space: Space of one stacked observation, `[n, *frame]`, newest frame last.
@@ -93,23 +88,22 @@ class FrameMemory:
     def start(self, obs: Array) -> None:
         """Write the observations before the first action, `[B, n, *frame]`."""
         self._used = self._first_extra
+        obs = obs.astype(self._array.dtype, copy=False)
         self._write_newest(0, obs)
         for env in range(self.num_envs):
             self._begin(0, env, obs[env])
 
-    def write(self, row: int, obs: Array, fresh: Array) -> None:
-        """Write the observations of a row.
-
-        Args:
-            row: Which row, >= 1.
-            obs: Stacked observations, `[B, n, *frame]`.
-            fresh: Whether an observation is the first of an episode, `[B]` bool.
-        """
+    def write(self, row: int, obs: Array) -> None:
+        """Write the observations `[B, n, *frame]` of a row >= 1."""
+        # Frames are compared as they are stored: rounded ones would be kept again and again.
+        obs = obs.astype(self._array.dtype, copy=False)
         self._write_newest(row, obs)
         numbers = self._number_rows
         numbers[row, :, :-1] = numbers[row - 1, :, 1:]
-        for env in fresh.nonzero()[0]:
-            self._begin(row, int(env), obs[env])
+        # Flags of episodes do not tell: wrappers may take several steps between observations.
+        for env, older in enumerate(numbers[row, :, :-1]):
+            if not np.array_equal(self._array[older], obs[env, :-1]):
+                self._begin(row, env, obs[env])
 
     def stacks(self) -> FrameStacks:
         """The observations of all rows, sharing this memory."""
@@ -143,6 +137,7 @@ class FrameMemory:
         return self._used - 1
 
     def _grow(self) -> None:
-        spare = self._frames.new_zeros((self.n * self.num_envs, *self._frame_shape))
+        # By half as much again: by less, copying would take more time the more is kept.
+        spare = self._frames.new_zeros((len(self._frames) // 2 + 1, *self._frame_shape))
         self._frames = torch.cat([self._frames, spare])
         self._array = self._frames.numpy()

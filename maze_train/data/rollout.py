@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -31,7 +32,8 @@ class Rollout:
 
     Row t holds the observation before action t and what the action brought. Row T of `obs` is the
     observation after the last action. Where an episode ended at step t, `obs[t + 1]` is the first
-    observation of the next episode; the true last observation is in `final_obs`.
+    observation of the next episode (or the last one of the old, if that row is ignored); the true
+    last observation is in `final_obs`.
     """
 
     obs: StoredTree
@@ -83,6 +85,11 @@ class Rollout:
     def ended(self) -> Tensor:
         """Whether an episode ended at the step, `[T, B]` bool."""
         return self.terminated | self.truncated
+
+    @property
+    def fresh(self) -> Tensor:
+        """Whether a new episode begins after the step, `[T, B]` bool: memories are empty then."""
+        return self.ended if self.ignored is None else self.ended | self.ignored
 
     def flat_obs(self) -> StoredTree:
         """Observations by position `t * B + b`, `[(T + 1) * B, ...]`."""
@@ -208,7 +215,7 @@ class RolloutStorage:
         if ignored is not None:
             self.ignored.numpy()[step] = ignored
             self._any_ignored = True
-        self._leaves.write(step + 1, obs, terminated, truncated, ignored)
+        self._leaves.write(step + 1, obs)
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
         """Store the true last observation of an episode that was truncated at this step."""
@@ -280,23 +287,13 @@ class _Leaves:
             memory.start(leaves[key])
         self._remember(leaves)
 
-    def write(
-        self,
-        row: int,
-        obs: ArrayTree,
-        terminated: Array,
-        truncated: Array,
-        ignored: Array | None,
-    ) -> None:
+    def write(self, row: int, obs: ArrayTree) -> None:
         leaves = self._leaves_of(obs)
         for key, array in self._arrays:
             array[row] = leaves[key]
         if self._stacks:
-            fresh = terminated | truncated
-            if ignored is not None:
-                fresh = fresh | ignored
             for key, memory in self._stacks.items():
-                memory.write(row, leaves[key], fresh)
+                memory.write(row, leaves[key])
             self._remember(leaves)
 
     def row(self, row: int) -> TensorTree:
@@ -320,8 +317,9 @@ class _Leaves:
         """Keep the current stacks as the environment gave them: to act on, they must be whole."""
         for key in self._stacks:
             part = self._space if self._is_single else self._space[key]  # type: ignore[index]  # a Dict
-            dtype = storage_dtype(part)
-            self._latest[key] = torch.from_numpy(leaves[key].astype(dtype, copy=False))
+            # A copy only of what tensors can not share: other dtypes and orders, read-only arrays.
+            whole = np.require(leaves[key], storage_dtype(part), ["C", "W"])
+            self._latest[key] = torch.from_numpy(whole)
 
 
 def _tensor(tree: TensorTree) -> Tensor:

@@ -139,16 +139,16 @@ class ForeignVectorEnv(MazeVectorEnv):
         if frame_stack is not None:
             metadata["frame_stack"] = frame_stack
         self._describe(env.single_observation_space, env.single_action_space, n, metadata)
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self.metadata["autoreset_mode"] = self.mode
         self.render_mode = env.render_mode
         self._observation = FlatView(env.single_observation_space)
         self._masks = mask_layout(env.single_observation_space, env.single_action_space)
         actions = {k: column_of(leaf, n) for k, leaf in self._action.leaves.items()}
         flags = np.zeros(n, np.bool_)
         self._buffers = StepBuffers({}, {}, actions, np.zeros(n), flags, flags)
-        self._indices = np.arange(n)
-        self._resetting = np.zeros(n, np.bool_)
-        self._returns = np.zeros(n)
-        self._lengths = np.zeros(n, np.int64)
+        self._indices, self._resetting = np.arange(n), np.zeros(n, np.bool_)
+        self._returns, self._lengths = np.zeros(n), np.zeros(n, np.int64)
         self._lives = np.zeros(n, np.int64)
 
     def reset(
@@ -369,8 +369,8 @@ class ForeignVectorEnv(MazeVectorEnv):
         row = self._masks.first_illegal_row(obs) if len(acting) else None
         if row is not None:
             problem = self._masks.illegal_part({leaf: rows[row] for leaf, rows in obs.items()})
-            env, step = acting[row], self._lengths[acting[row]]
-            raise EnvError(f"environment {env} failed at step {step} of its episode: {problem}")
+            when = f"environment {acting[row]} failed at step {self._lengths[acting[row]]}"
+            raise EnvError(f"{when} of its episode: {problem}")
 
     def _fault(self, where: str, error: Exception) -> EnvError:
         name = type(self._env.unwrapped).__name__

@@ -38,7 +38,7 @@ class ObservationNormalizer(nn.Module):
     (x - mean) / sqrt(var + 1e-8), clipped
 
     Mean and variance are those of all observations that `update` has got; before the first update
-    observations pass unchanged, not clipped either. An entry that never changed is centred but not
+    observations pass as float32, unchanged, not clipped either. An entry that never changed is centred but not
     scaled: it gives 0, and a small number should it change a little later. Discrete, MultiDiscrete
     and MultiBinary observations, images and excluded keys always pass unchanged.
 
@@ -93,8 +93,6 @@ class ObservationNormalizer(nn.Module):
         Returns:
             Observations of the same shapes; what is normalised is float32.
         """
-        if not self._has_statistics:
-            return obs
         if not isinstance(obs, dict):
             return self._normalized(0, obs) if self._shapes else obs
         normalized = dict(obs)
@@ -108,6 +106,8 @@ class ObservationNormalizer(nn.Module):
         assert factor is not None
         if x.dtype != mean.dtype:
             x = x.to(mean.dtype)
+        if not self._has_statistics:
+            return x
         # A difference first: x * factor - mean * factor would cancel digits of large means.
         x = (x - mean).mul_(factor)
         return x.clamp_(-self._clip, self._clip) if self._clip else x

@@ -33,7 +33,7 @@ class RolloutCollector:
     no difference.
 
     Args:
-        env: Environments with SAME_STEP autoreset.
+        env: Environments that begin new episodes by themselves.
         num_steps: T.
         env_seed: Seed of the episodes.
         action_seed: Seed of the actions.

@@ -120,18 +120,19 @@ class EpisodeTracker:
             The episodes that ended, in order of time, then environment.
         """
         finished = FinishedEpisodes()
-        counted = np.ones(rewards.shape, np.bool_) if ignored is None else ~ignored
         starts = np.zeros(len(self.returns), dtype=np.int64)
         for t, b in np.argwhere(done):
-            self._add(b, rewards[starts[b] : t + 1, b], counted[starts[b] : t + 1, b])
+            self._add(b, slice(starts[b], t + 1), rewards, ignored)
             finished.returns.append(float(self.returns[b]))
             finished.lengths.append(int(self.lengths[b]))
             self.returns[b] = self.lengths[b] = 0
             starts[b] = t + 1
         for b, start in enumerate(starts):
-            self._add(b, rewards[start:, b], counted[start:, b])
+            self._add(b, slice(start, len(rewards)), rewards, ignored)
         return finished
 
-    def _add(self, env: int, rewards: Array, counted: Array) -> None:
-        self.returns[env] += rewards.sum(dtype=np.float64)
-        self.lengths[env] += counted.sum()
+    def _add(self, env: int, rows: slice, rewards: Array, ignored: Array | None) -> None:
+        self.returns[env] += rewards[rows, env].sum(dtype=np.float64)
+        self.lengths[env] += rows.stop - rows.start
+        if ignored is not None:
+            self.lengths[env] -= ignored[rows, env].sum()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from maze_train.envs.factory import EnvFactory
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.learner.learner import Learner
+    from maze_train.training.trainer import Trainer
 
 __all__ = ["ACDevRunner", "ACLocalRunner", "ACRunner"]
 
@@ -45,6 +46,12 @@ class ACRunner(TrainingRunner):
                 "algorithm", "expected an actor-critic", type(config.algorithm).__name__
             )
         self.algorithm = self.config.algorithm
+        if self.algorithm.sequence_length and self.config.model.memory is None:
+            raise ConfigError(
+                "algorithm.sequence_length",
+                "only a policy with a memory learns from sequences: set model.memory",
+                self.algorithm.sequence_length,
+            )
         self._env: MazeVectorEnv | None = None
 
     @property
@@ -73,8 +80,6 @@ class ACRunner(TrainingRunner):
 
     def build_trainer(self, model: nn.Module, **services: Any) -> ActorCritic:
         """The trainer, with a collector on the vector environments of this runner."""
-        assert isinstance(model, ActorCriticModel)
-        self._begin_normalization(model)
         collector = self._collector("")
         trainer_class = locate(self.algorithm.trainer_class)
         group = LearnerGroup(self._learner)
@@ -93,10 +98,12 @@ class ACRunner(TrainingRunner):
             device=self.device,
         )
 
-    def _begin_normalization(self, model: ActorCriticModel) -> None:
-        """Take statistics of observations before training, which begins with new episodes."""
+    def before_training(self, trainer: Trainer) -> None:
+        """Take statistics of observations, if there are none; training begins with new episodes."""
+        model = trainer.model
+        assert isinstance(model, ActorCriticModel)
         normalizer = model.normalizer
-        if normalizer is None:
+        if normalizer is None or normalizer.count > 0:
             return
         collector, steps = self._collector("normalization/"), 0
         while steps < self.config.model.normalization.initial_steps:

@@ -107,6 +107,9 @@ class TrainingRunner(ABC):
             **services: Tracker, evaluator, model selection and limits, for `Trainer`.
         """
 
+    def before_training(self, trainer: Trainer) -> None:  # noqa: B027 (most runners do nothing)
+        """What has to be done with environments before the first update."""
+
     def __enter__(self) -> TrainingRunner:
         return self
 
@@ -154,6 +157,7 @@ class TrainingRunner(ABC):
         """Train, and write a summary whatever happens."""
         with tracker:
             try:
+                self.before_training(trainer)
                 trainer.train()
             except KeyboardInterrupt:
                 trainer.stop_reason = "interrupted"

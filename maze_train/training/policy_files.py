@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze_train.errors import RunDirectoryError, SpaceError
+from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
 from maze_train.files import atomic_write
 from maze_train.rollout.acting import Actor, device_of, env_actions
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
@@ -112,7 +112,7 @@ class TrainedPolicy:
     """A policy that acts on observations as the environment gives them.
 
     A policy with a memory remembers from one call to the next: call `reset` where an episode
-    begins.
+    begins. A batch of another size begins anew.
 
     Args:
         model: The model with its weights.
@@ -143,11 +143,17 @@ class TrainedPolicy:
         Args:
             ended: For a batch of environments: in which of them an episode ended, `[n]` bool. None:
                 in all.
+
+        Raises:
+            ShapeError: If `ended` has another size than the last batch.
         """
         if ended is None:
             self._actor = None
         elif self._actor is not None:
-            self._actor.forget(np.asarray(ended, np.bool_))
+            flags, n = np.asarray(ended, np.bool_), len(self._actor.state)
+            if flags.shape != (n,):
+                raise ShapeError(f"ended has shape {list(flags.shape)}, expected [{n}]")
+            self._actor.forget(flags)
 
     @torch.no_grad()
     def act(self, observation: Any, deterministic: bool = True) -> Any:

@@ -45,6 +45,7 @@ def next_step_rollout(memory_size=0):
 
 def make_rollout(environments, memory_size):
     """A rollout from the rows of each environment."""
+
     def column(i):
         return torch.stack(
             [torch.stack([torch.as_tensor(row[i]) for row in rows]) for rows in environments], 1

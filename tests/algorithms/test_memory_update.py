@@ -123,7 +123,11 @@ def test_gradients_flow_through_time_within_sequences(cell, length):
     """One A2C update moves the weights as a loss over single steps, chained by hand, does."""
     model, rollout = collected(cell)
     config = A2CAlgorithmConfig(
-        n_rollout_steps=T, sequence_length=length, max_grad_norm=0.0, entropy_coef=0.125, lr=1.0,
+        n_rollout_steps=T,
+        sequence_length=length,
+        max_grad_norm=0.0,
+        entropy_coef=0.125,
+        lr=1.0,
         optimizer={"_target_": "torch.optim.SGD"},
     )
     learner = A2CLearner(model, config)

@@ -127,7 +127,9 @@ def test_a_saved_policy_has_its_statistics(tmp_path, mode):
     assert bool(normalizer.frozen) == (mode == "estimated")
     obs = np.array([[980.0, -3.5], [1020.0, -2.5], [1000.0, -3.0]])
     for x in obs:
-        params = [p.model.policy_params(torch.tensor(x[None]).float()) for p in (loaded, result.policy)]
+        params = [
+            p.model.policy_params(torch.tensor(x[None]).float()) for p in (loaded, result.policy)
+        ]
         assert torch.equal(*params)
     returns = [row["train/episode_return_mean"] for row in result.history]
     assert all(0 <= value <= 5 for value in returns)

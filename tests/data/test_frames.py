@@ -50,7 +50,7 @@ def test_stacks_come_back_as_they_were(num_rows, num_envs, n, padding, share, se
         stacks, fresh = stacked_rollout(rng, num_rows, num_envs, n, padding, share)
         memory.start(stacks[0])
         for row in range(1, num_rows):
-            memory.write(row, stacks[row], fresh[row])
+            memory.write(row, stacks[row])
         found = memory.stacks()
         assert found.shape == stacks.shape
         flat = torch.from_numpy(stacks).flatten(0, 1)
@@ -68,7 +68,7 @@ def test_every_frame_is_stored_once(padding, besides):
     stacks, fresh = stacked_rollout(rng, 33, 2, 4, padding, 0.2)
     memory.start(stacks[0])
     for row in range(1, 33):
-        memory.write(row, stacks[row], fresh[row])
+        memory.write(row, stacks[row])
     assert len(memory.stacks().numbers.unique()) == 33 * 2 + besides
     assert memory.nbytes <= (33 * 2 + 2 * 6) * 6
 

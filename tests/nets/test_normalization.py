@@ -103,12 +103,15 @@ def test_a_lone_observation(leading, dtype):
 
 
 def test_before_the_first_update_nothing_changes():
-    """Not even by clipping."""
+    """Not even by clipping; but the dtype is the one that networks will see later."""
     normalizer, obs = make_normalizer(clip=1.0), observations(3)
-    normalized = normalizer(obs)
-    assert all(normalized[key] is leaf for key, leaf in obs.items())
-    normalizer.update({key: leaf[:0] for key, leaf in obs.items()})
-    assert normalizer(obs)["level"] is obs["level"]
+    for _ in range(2):
+        normalized = normalizer(obs)
+        for key, leaf in obs.items():
+            expected = leaf.float() if key in normalizer.keys else leaf
+            assert torch.equal(normalized[key], expected)
+            assert normalized[key].dtype is expected.dtype
+        normalizer.update({key: leaf[:0] for key, leaf in obs.items()})
 
 
 def test_an_update_needs_its_own_keys_only():

@@ -26,7 +26,7 @@ def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], steps: int) -> An
     """Train with an evaluation every 512 steps; one episode tells all, as nothing is random."""
     return train(
         env=env,
-        algorithm={**algorithm, "lr": 3e-3},
+        algorithm={**algorithm, "lr": 1e-3, "entropy_coef": 0.02},
         evaluation={"n_episodes": 1},
         tracking={"progress": "quiet", "plot": False, "tensorboard": False},
         total_steps=steps,

@@ -54,6 +54,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*space m(in|ax)imum value is.*infinity"),
     pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space"),
     pytest.mark.filterwarnings("ignore:.*maximum and minimum values are equal"),
+    # A Box without dimensions: its actions are numbers, as from gymnasium's vector environments.
+    pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array"),
 ]
 
 

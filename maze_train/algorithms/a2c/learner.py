@@ -32,7 +32,9 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
         self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
     ) -> Iterator[Mapping[str, ActorCriticBatch]]:
         """Everything, once."""
-        yield {module_id: rollout.whole() for module_id, rollout in prepared.items()}
+        batches = {key: rollout.whole() for key, rollout in prepared.items() if rollout.num_units}
+        if batches:
+            yield batches
 
     def policy_loss(
         self,

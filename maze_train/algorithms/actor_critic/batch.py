@@ -152,7 +152,7 @@ def _episode_starts(rollout: Rollout) -> Tensor:
 
     It is not before the first one, because `states` knows what is remembered there.
     """
-    ended = rollout.ended if rollout.ignored is None else rollout.ended | rollout.ignored
-    starts = torch.zeros_like(ended)
-    starts[1:] = ended[:-1]
+    fresh = rollout.fresh
+    starts = torch.zeros_like(fresh)
+    starts[1:] = fresh[:-1]
     return starts

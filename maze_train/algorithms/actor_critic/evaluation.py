@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["EvaluatedRollout", "evaluate_rollout"]
+__all__ = ["EvaluatedRollout", "evaluate_rollout", "with_new_states"]
 
 MAX_NUMBERS = 2**22
 """Numbers of observations that networks read at once: 16 MiB as float32."""
@@ -73,6 +73,20 @@ def evaluate_rollout(
     return EvaluatedRollout(
         all_values[:-1], next_values, torch.cat(params)[:samples] if with_params else None
     )
+
+
+@torch.no_grad()
+def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
+    """The rollout with what the model as it is now would have remembered since its first row."""
+    if rollout.states is None:
+        return rollout
+    obs, n = rollout.flat_obs(), rollout.num_envs
+    fresh = rollout.fresh
+    states = [rollout.states[0]]
+    for t in range(rollout.num_steps):
+        _, state = model.policy_step(_rows(obs, slice(t * n, (t + 1) * n)), states[-1])
+        states.append(state.masked_fill(fresh[t].unsqueeze(1), 0.0))
+    return replace(rollout, states=torch.stack(states))
 
 
 def _rows(obs: StoredTree, part: slice) -> TensorTree:

@@ -15,7 +15,7 @@ from maze_train.algorithms.actor_critic.batch import (
     PreparedRollout,
 )
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.algorithms.actor_critic.evaluation import evaluate_rollout
+from maze_train.algorithms.actor_critic.evaluation import evaluate_rollout, with_new_states
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.data.rollout import Rollout
 from maze_train.functional.gradients import loss_by_hand
@@ -122,14 +122,16 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         )
         length = self.config.sequence_length or rollout.num_steps
         prepared = PreparedRollout(rollout, columns, length)
-        self._record_values(model, prepared, evaluated, statistics)
+        if prepared.num_units:
+            self._record_values(prepared, evaluated, statistics)
         return prepared
 
     @torch.no_grad()
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
         """The rollout with advantages, targets and values of the critic as it is now."""
         rollout, model = prepared.rollout, self.model(module_id)
-        value_columns = self._value_columns(model, rollout, evaluate_rollout(model, rollout, False))
+        evaluated = evaluate_rollout(model, with_new_states(model, rollout), False)
+        value_columns = self._value_columns(model, rollout, evaluated)
         return prepared.with_columns(torch.stack([*value_columns, prepared.columns[OLD_LOG_PROBS]]))
 
     def _value_columns(
@@ -152,11 +154,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return [column.flatten() for column in columns]
 
     def _record_values(
-        self,
-        model: ActorCriticModel,
-        prepared: PreparedRollout,
-        evaluated: EvaluatedRollout,
-        statistics: Statistics,
+        self, prepared: PreparedRollout, evaluated: EvaluatedRollout, statistics: Statistics
     ) -> None:
         """Statistics of the values at collection, in units of the rewards that are learned from."""
         values = prepared.transitions(evaluated.values.flatten())

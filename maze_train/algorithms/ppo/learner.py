@@ -65,9 +65,9 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         the one with most samples needs; the others' are proportionally smaller.
         """
         config = self.config
-        rollouts = dict(prepared)
+        rollouts = {key: rollout for key, rollout in prepared.items() if rollout.num_units}
         counts = [-(-r.num_units // self._units_per_batch(r)) for r in rollouts.values()]
-        count = max(counts)
+        count = max(counts, default=0)
         for optimization_epoch in range(config.n_optimization_epochs):
             if optimization_epoch and config.recompute_advantages:
                 rollouts = {
