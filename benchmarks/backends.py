@@ -13,6 +13,10 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from maze_train.envs.vector import MazeVectorEnv
 
 BACKENDS = ("dev", "local", "native", "envpool")
 
@@ -21,7 +25,6 @@ def measure(backend: str, env_id: str, num_envs: int, seconds: float) -> float:
     """Steps per second of vector environments as a runner builds them for training."""
     from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, SubprocVectorEnv
     from maze_train.envs.foreign import make_foreign_env
-    from maze_train.envs.vector import MazeVectorEnv
 
     env: MazeVectorEnv
     if backend in ("dev", "local"):

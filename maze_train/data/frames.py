@@ -120,13 +120,15 @@ class FrameMemory:
         self._number_rows[row, :, -1] = range(first, first + self.num_envs)
 
     def _begin(self, row: int, env: int, stack: Array) -> None:
-        """Number the frames of a first stack, and keep those that are stored nowhere yet."""
+        """Number the frames of a stack, and keep those that are stored nowhere yet."""
         numbers = self._number_rows[row, env]
+        known = [row * self.num_envs + env]
+        if row:
+            known += self._number_rows[row - 1, env].tolist()
         for age in range(self.n - 1):
-            # `write` has put the number of the frame there with which the last stack would go on.
-            known = [row * self.num_envs + env, *([int(numbers[age])] if row else [])]
-            same = [number for number in known if (self._array[number] == stack[age]).all()]
-            numbers[age] = same[0] if same else self._keep(stack[age])
+            same = (number for number in known if (self._array[number] == stack[age]).all())
+            number = next(same, None)
+            numbers[age] = self._keep(stack[age]) if number is None else number
 
     def _keep(self, frame: Array) -> int:
         """Store a frame besides the rows; returns its number."""

@@ -38,9 +38,10 @@ class ObservationNormalizer(nn.Module):
     (x - mean) / sqrt(var + 1e-8), clipped
 
     Mean and variance are those of all observations that `update` has got; before the first update
-    observations pass as float32, unchanged, not clipped either. An entry that never changed is centred but not
-    scaled: it gives 0, and a small number should it change a little later. Discrete, MultiDiscrete
-    and MultiBinary observations, images and excluded keys always pass unchanged.
+    observations pass as float32, unchanged, not clipped either. An entry that never changed is
+    centred but not scaled: it gives 0, and a small number should it change a little later.
+    Discrete, MultiDiscrete and MultiBinary observations, images and excluded keys always pass
+    unchanged.
 
     The statistics are float64 buffers, all keys in one vector, whatever dtype the module is
     converted to. Training mode makes no difference.

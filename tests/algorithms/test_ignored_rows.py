@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -129,3 +130,16 @@ def test_nothing_is_prepared_of_ignored_rows():
         learner.preprocess("default", r, Statistics()).whole().columns for r in (rollout, spoiled)
     ]
     assert torch.equal(columns[0], columns[1])
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_a_rollout_without_transitions(algorithm):
+    """Nothing is learned from it, and nothing fails."""
+    rollout, _ = next_step_rollout()
+    nothing = replace(rollout, ignored=torch.ones_like(rollout.ignored))
+    learner = learner_of(algorithm)
+    before = [param.detach().clone() for param in learner.module.parameters()]
+    numbers = learner.update(nothing, Progress()).reduce()
+    assert all(np.isfinite(value) for value in numbers.values())
+    for old, new in zip(before, learner.module.parameters(), strict=True):
+        assert torch.equal(old, new)

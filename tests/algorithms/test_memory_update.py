@@ -20,7 +20,7 @@ from maze_train.rollout.collector import RolloutCollector
 from maze_train.trees import tree_map
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
-from scripted_envs import ScriptedEnv  # noqa: E402
+from scripted_envs import ScriptedEnv
 
 T, B = 12, 3
 
@@ -152,3 +152,18 @@ def test_gradients_flow_through_time_within_sequences(cell, length):
     learner.update(rollout, Progress())
     for old, new, gradient in zip(before, model.parameters(), gradients, strict=True):
         torch.testing.assert_close(old - new, gradient, atol=3e-5, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_recomputed_values_remember_with_the_new_weights():
+    """Before another pass, values are those of the model as it is now from the first row on."""
+    model, rollout = collected()
+    learner = PPOLearner(model, PPOAlgorithmConfig(n_rollout_steps=T, batch_size=8))
+    prepared = learner.preprocess("default", rollout, Statistics())
+    for param in model.memory.parameters():
+        param.mul_(0.7)
+    renewed = learner.with_new_advantages("default", prepared)
+    outputs, _ = slow_steps(model, rollout)
+    expected = torch.stack([outputs[t, b][1][0] for t in range(T) for b in range(B)])
+    torch.testing.assert_close(renewed.columns[2], expected, atol=1e-5, rtol=1e-4)
+    assert torch.equal(renewed.columns[3], prepared.columns[3])
