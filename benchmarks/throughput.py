@@ -117,12 +117,8 @@ def measure_peer(
     torch.set_num_threads(threads)
     vector_env = DummyVecEnv if runner_name == "dev" else SubprocVecEnv
     if setting.is_atari:
-        import ale_py
-        import gymnasium
-
-        gymnasium.register_envs(ale_py)
         env = make_atari_env(
-            setting.env,
+            f"ale_py:{setting.env}",  # imports what registers it, in workers as well
             setting.concurrency,
             seed=0,
             vec_env_cls=vector_env,
