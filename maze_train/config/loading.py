@@ -91,7 +91,11 @@ def _named_option(group: str, name: str) -> dict[str, Any]:
         raise unknown_option(group, name)
     content = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
     assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
+    values: dict[str, Any] = {}
+    for base in content.pop("defaults", ()):  # options that this one changes, as Hydra reads them
+        if base != "_self_":
+            values.update(_named_option(group, str(base)))
+    return values | {str(key): value for key, value in content.items()}
 
 
 def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:

@@ -59,7 +59,7 @@ ATARI = {
 """Preprocessing of Mnih et al. (2015), Methods; what changes rewards and ends of episodes is done
 by the adapter, so that raw returns stay known."""
 OURS = {
-    "num_envs": "runner.n_envs",
+    "num_envs": "set runner.concurrency",
     "batch_size": "all environments are stepped together",
     "autoreset_mode": "it is chosen by the package",
     "max_episode_steps": "set env.max_episode_steps",
@@ -174,6 +174,14 @@ def build_native(
     elif "max_episode_steps" in parameters and limit is not None:
         kwargs["max_episode_steps"], limit = limit, None
     env = built(name, config, lambda: create(creator, config.id, num_envs, kwargs))
+    if env.num_envs != num_envs:
+        env.close()
+        raise EnvError(
+            f"{name} has {env.num_envs} environments, expected {num_envs}: it has to build as many "
+            "as its argument num_envs says"
+        )
+    if config.max_episode_steps is None and autoreset_mode(env) is not AutoresetMode.DISABLED:
+        limit = None  # Nobody asked for one, and only the environment itself could keep to it.
     stack = int(kwargs["stack_num"]) if is_atari else 1
     return Backend(env, is_atari, {"": stack} if stack > 1 else {}, limit)
 

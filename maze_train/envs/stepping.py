@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, SpaceError
 from maze_train.seeding import EpisodeSeeds
@@ -131,6 +132,7 @@ class EnvSlice:
                     self._write_final_obs(i, obs)
                     report.final.append((self._first + i, checked_info(info)))
                     obs, info = self._start_episode(i, None)
+                    report_broken_off(report.final[-1][1], info)
                 write_obs(i, obs)
                 if self._step_infos and report is not None:
                     report.ordinary.append((self._first + i, checked_info(info)))
@@ -167,6 +169,12 @@ class EnvSlice:
             f"environment {self._first + i} failed {when} of the episode with seed "
             f"{self._episode_seed[i]}: {type(error).__name__}: {error}"
         )
+
+
+def report_broken_off(final_info: dict[str, Any], reset_info: dict[str, Any]) -> None:
+    """Move the report of an episode that a wrapper ended from outside to its last step."""
+    if "episode" in reset_info:
+        final_info["episode"] = reset_info.pop("episode")
 
 
 def build_envs(
@@ -237,9 +245,12 @@ def close_all(envs: Iterable[gymnasium.Env[Any, Any]]) -> None:
 
 def row_writer(view: FlatView, columns: dict[str, Array]) -> Callable[[int, Any], None]:
     """A function `write(i, observation)` that copies an observation into row i of the columns."""
+    writers = {
+        key: within_range(key, view.leaves[key], column_writer(key, column))
+        for key, column in columns.items()
+    }
     if view.is_single:
-        return column_writer("", columns[""])
-    writers = {key: column_writer(key, column) for key, column in columns.items()}
+        return writers[""]
 
     def write(i: int, observation: Any) -> None:
         for key, value in view.read(observation):
@@ -277,6 +288,24 @@ def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:
     return write
 
 
+def within_range(
+    key: str, leaf: gymnasium.Space[Any], write: Callable[[int, Any], None]
+) -> Callable[[int, Any], None]:
+    """`write`, after a check that categories exist: networks would take another one's place."""
+    if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+        return write
+    low = np.asarray(leaf.start)
+    high = low + (leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec)
+
+    def write_checked(i: int, value: Any) -> None:
+        if ((value < low) | (value >= high)).any():
+            name = f"observation {key!r}" if key else "the observation"
+            raise SpaceError(f"{name} is {value}, which is not in {leaf}")
+        write(i, value)
+
+    return write_checked
+
+
 def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """`value` as an array that may be stored under `dtype`.
 
@@ -290,6 +319,8 @@ def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
         raise SpaceError(f"{name} has shape {array.shape}, its space says {shape}")
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f"):
         raise SpaceError(f"{name} has dtype {array.dtype}, its space says {dtype}")
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and (array.astype(dtype) != array).any():
+        raise SpaceError(f"{name} holds {array.min()} to {array.max()}, which {dtype} can not hold")
     return array
 
 

@@ -45,8 +45,9 @@ RANDOM_RESET_ATTEMPTS = 100
 class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Reports the return and length of episodes, whatever wrappers around it make of them.
 
-    The info of the last step of an episode gets `info["episode"] = {"r": return, "l": length}`, and
-    the metadata says `monitored`, whereupon statistics of training take these numbers alone.
+    The info of the last step of an episode gets `info["episode"] = {"r": return, "l": length}`;
+    that of the reset does, when a wrapper outside ended the episode before. The metadata says
+    `monitored`, whereupon statistics of training take these numbers alone.
 
     Args:
         env: The environment.
@@ -62,9 +63,10 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin to count an episode."""
-        self._return = 0.0
-        self._length = 0
-        return self.env.reset(seed=seed, options=options)
+        obs, info = self.env.reset(seed=seed, options=options)
+        if self._length:
+            info = {**info, "episode": self._report()}
+        return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step and count."""
@@ -72,8 +74,14 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._return += float(reward)
         self._length += 1
         if terminated or truncated:
-            info = {**info, "episode": {"r": self._return, "l": self._length}}
+            info = {**info, "episode": self._report()}
         return obs, reward, terminated, truncated, info
+
+    def _report(self) -> dict[str, float]:
+        """Return and length of the episode, which is over."""
+        report = {"r": self._return, "l": self._length}
+        self._return, self._length = 0.0, 0
+        return report
 
 
 class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):

@@ -312,7 +312,11 @@ def _resolved(config: TrainConfig) -> TrainConfig:
     return replace(
         config,
         algorithm=replace(config.algorithm, n_epochs=1, epoch_length=1),
-        evaluation=replace(config.evaluation, n_episodes=min(2, config.evaluation.n_episodes)),
+        evaluation=replace(
+            config.evaluation,
+            n_episodes=min(2, config.evaluation.n_episodes),
+            max_episode_steps=min(200, config.evaluation.max_episode_steps or 200),
+        ),
     )
 
 

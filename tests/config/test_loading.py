@@ -294,3 +294,11 @@ def test_the_dump_names_classes_and_targets() -> None:
     assert dumped["algorithm"]["_target_"].endswith("PPOAlgorithmConfig")
     assert dumped["runner"]["_target_"].endswith("DevRunnerConfig")
     assert "_target_" not in dumped["evaluation"]
+
+
+def test_options_that_change_others_are_resolved():
+    """An option with a defaults list is read as on the command line."""
+    config = load_config({"env": "CartPole-v1", "algorithm": "ppo", "model": "vector_rnn"})
+    assert config.model.memory is not None
+    assert config.model.memory.cell == "lstm"
+    assert config.model.hidden_sizes is None

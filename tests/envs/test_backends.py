@@ -504,7 +504,7 @@ def test_settings_that_do_not_fit():
         make_foreign_env(EnvConfig(backend="native"), 1, training=True)
     with pytest.raises(ConfigError, match=r"env\.backend = 'gymnasium'"):
         make("gymnasium", "CartPole-v1", 1)
-    with pytest.raises(ConfigError, match=r"env\.kwargs\.num_envs = 3: remove it: runner\.n_envs"):
+    with pytest.raises(ConfigError, match=r"num_envs = 3: remove it: set runner\.concurrency"):
         make("native", "CartPole-v1", 1, kwargs={"num_envs": 3})
     with pytest.raises(ConfigError, match="no_such_module"):
         make("native", "no_such_module:CartPole-v1", 1)

@@ -124,3 +124,34 @@ def test_refusals_reach_the_main_process():
         pytest.raises(EnvError, match=f"environment 1.*{message}"),
     ):
         numbers(vector)
+
+
+class OutOfRange(gymnasium.Env):
+    """Observations that are numbers of the right kind, but not of the space."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, space, obs):
+        self.observation_space, self.obs = space, obs
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, {}
+
+    def step(self, action):
+        return self.obs, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "message"),
+    [
+        (gymnasium.spaces.Discrete(4), 4, r"is 4, which is not in Discrete\(4\)"),
+        (gymnasium.spaces.Discrete(4, start=-1), np.int64(-2), "is -2"),
+        (gymnasium.spaces.MultiDiscrete([2, 4]), np.array([1, -1]), r"is \[ 1 -1\]"),
+        (gymnasium.spaces.Box(0, 255, (2,), np.uint8), np.array([300, 1]), "uint8 can not hold"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(space, obs, message):
+    """They would be stored as other numbers, or read as other categories."""
+    vector = SequentialVectorEnv([lambda: OutOfRange(space, obs)])
+    with pytest.raises(EnvError, match=message):
+        vector.reset(seed=0)

@@ -283,16 +283,33 @@ def test_returns_are_reported_without_training_wrappers(vector_class):
 
 
 def test_monitoring_counts_truncated_and_broken_off_episodes():
-    """Both ends are ends; what was broken off by a reset counts for nothing."""
+    """Both ends are ends; the reset after an episode that was ended from outside reports it."""
     env = MonitoringWrapper(CountingEnv(length=3, truncate=True))
-    env.reset(seed=0)
+    assert "episode" not in env.reset(seed=0)[1]
     env.step(0)
-    env.reset(seed=0)
+    assert env.reset(seed=0)[1]["episode"] == {"r": 1.0, "l": 1}
     infos = [env.step(0)[4] for _ in range(3)]
     assert ["episode" in info for info in infos] == [False, False, True]
     assert infos[-1]["episode"] == {"r": 6.0, "l": 3}
     assert infos[-1]["t"] == 3
     assert CountingEnv.metadata.get("monitored") is None
+
+
+@pytest.mark.parametrize("vector_class", [SequentialVectorEnv, SubprocVectorEnv])
+def test_episodes_that_a_training_wrapper_ends_are_reported(vector_class):
+    """Their returns and lengths belong to the step that ended them."""
+    limit = {"_target_": "gymnasium.wrappers.TimeLimit", "max_episode_steps": 2}
+    config = EnvConfig(
+        target="toy_envs.CountingEnv", kwargs={"length": 3}, training_wrappers=[limit]
+    )
+    with vector_class([EnvFactory(config)]) as vector:
+        vector.reset(seed=0)
+        vector.step([0])
+        for _ in range(2):
+            infos = vector.step([0])[4]
+            assert infos["final_info"]["episode"]["r"].tolist() == [3.0]
+            assert infos["final_info"]["episode"]["l"].tolist() == [2]
+            vector.step([0])
 
 
 def test_reward_scale_is_checked():
