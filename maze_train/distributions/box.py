@@ -28,6 +28,8 @@ class VectorLayout:
     def __init__(self, space: Space[Any]) -> None:
         self._shape = space.shape or ()
         self.size = math.prod(self._shape)
+        if not self.size:
+            raise SpaceError(f"the action space {space} holds no number: leave it out")
 
     def to_box(self, vectors: Tensor) -> Tensor:
         """[..., D] -> [..., *space.shape]."""

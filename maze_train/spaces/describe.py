@@ -49,6 +49,8 @@ class FlatView:
         self._paths: dict[str, tuple[Any, ...]] = {}
         for path, leaf in walk_leaves(space, ()):
             key = join_keys(path)
+            if not key and not self.is_single:
+                raise SpaceError(f"a key of {space} is empty: give it a name")
             if key in self.leaves:
                 raise SpaceError(f"two leaves of {space} have the joined key {key!r}: rename one")
             self.leaves[key] = leaf
