@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from maze_train.distributions import Distribution, distribution_for
 from maze_train.distributions.mapping import FAMILIES
+from maze_train.errors import SpaceError
 
 LOW = np.array([[-1.0, 0.0], [-5.0, 2.0]], np.float32)
 HIGH = np.array([[1.0, 0.5], [5.0, 30.0]], np.float32)
@@ -225,3 +226,12 @@ def test_samples_have_gradients(case: str) -> None:
     assert params.grad is not None
     assert params.grad.isfinite().all()
     assert (params.grad != 0).any(0).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["diagonal_gaussian", "squashed_gaussian", "truncated_gaussian", "beta"]
+)
+def test_a_box_without_numbers_is_refused(name: str) -> None:
+    """There is nothing to choose."""
+    with pytest.raises(SpaceError, match="holds no number"):
+        distribution_for(Box(-1.0, 1.0, (0,)), {"Box": name})

@@ -94,3 +94,9 @@ def test_missing_leaf_is_named():
         flatten_value(NESTED, {"robot": (BOX.sample(),), "goal": [0, 0], "bits": [0, 0]})
     with pytest.raises(SpaceError, match="'goal' is missing"):
         unflatten_value(NESTED, {"bits": 0, "robot/0": 0, "robot/1/mode": 0})
+
+
+def test_empty_keys_are_refused():
+    """The empty key is that of a lone leaf."""
+    with pytest.raises(SpaceError, match="is empty: give it a name"):
+        FlatView(spaces.Dict({"": BOX}))
