@@ -1,11 +1,18 @@
-"""The order of the tests: quick answers first."""
+"""The order of the tests: quick answers first; and one thread for all of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     import pytest
+
+
+def pytest_configure() -> None:
+    """One thread of PyTorch: tests are small, and threads wait long for busy cores."""
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
