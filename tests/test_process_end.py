@@ -48,6 +48,8 @@ class Process:
             stdout=write_end,
             stderr=write_end,
             start_new_session=True,
+            # A shell that starts something in the background has it ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(write_end)
 
