@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
-__all__ = ["DiagonalGaussian", "SquashedGaussian"]
+__all__ = ["DiagonalGaussian", "GaussianFamily", "SquashedGaussian"]
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LOG_2 = math.log(2.0)
@@ -26,19 +26,11 @@ QUADRATURE_NODES = 32
 ATANH_MARGIN = 1e-6
 
 
-class DiagonalGaussian(Distribution):
-    """Independent normal distributions: a_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).
-
-    log p(a) = -Σ_i [ (a_i - μ_i)² / (2 σ_i²) + log σ_i + ½ log 2π ]
-
-    `params` are μ ++ log σ, [..., 2 D] with D the number of elements of the box.
-
-    In a box with bounds this is the *clipped* Gaussian, the usual choice of PPO implementations:
-    the unclipped action is stored and has the density above, and `to_env` clips it to the bounds
-    for the environment. Where much of the mass lies outside, actions on the bounds are frequent.
+class GaussianFamily(Distribution):
+    """What the families over boxes share whose params are μ ++ log σ, [..., 2 D].
 
     Args:
-        space: The action space; any bound may be infinite.
+        space: The action space.
         state_dependent_std: Whether the network computes log σ; else it is a free parameter.
         initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
             computes.
@@ -61,13 +53,13 @@ class DiagonalGaussian(Distribution):
             space, state_dependent_std, initial_log_std, log_std_min, log_std_max
         )
         self._bounds = BoxBounds(space)
-        self.param_size = 2 * self._layout.size
-        self.noise_size = self._layout.size
-        self.free_param_size = 0 if state_dependent_std else self._layout.size
+        size = self._layout.size
+        self.param_size, self.noise_size = 2 * size, size
+        self.free_param_size = 0 if state_dependent_std else size
         self.action_shape = space.shape
         self.action_dtype = torch.float32
-        self._log_prob_constant = -self._layout.size * HALF_LOG_2PI
-        self._entropy_constant = self._layout.size * (0.5 + HALF_LOG_2PI)
+        self._log_prob_constant = -size * HALF_LOG_2PI
+        self._entropy_constant = size * (0.5 + HALF_LOG_2PI)
 
     def initial_free_params(self) -> Tensor:
         """`initial_log_std` for every dimension, [D]; empty if the std depends on the state."""
@@ -79,8 +71,30 @@ class DiagonalGaussian(Distribution):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Standard normal noise, [*shape, D]."""
-        return draw_normal((*shape, self.noise_size), generator, device)
+        """Standard normal noise, float32, [*shape, D]."""
+        size = (*shape, self.noise_size)
+        return torch.randn(size, generator=generator, dtype=torch.float32, device=device)
+
+
+class DiagonalGaussian(GaussianFamily):
+    """Independent normal distributions: a_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).
+
+    log p(a) = -Σ_i [ (a_i - μ_i)² / (2 σ_i²) + log σ_i + ½ log 2π ]
+
+    `params` are μ ++ log σ, [..., 2 D] with D the number of elements of the box.
+
+    In a box with bounds this is the *clipped* Gaussian, the usual choice of PPO implementations:
+    the unclipped action is stored and has the density above, and `to_env` clips it to the bounds
+    for the environment. Where much of the mass lies outside, actions on the bounds are frequent.
+
+    Args:
+        space: The action space; any bound may be infinite.
+        state_dependent_std: Whether the network computes log σ; else it is a free parameter.
+        initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
+            computes.
+        log_std_min: Lower limit of a state-dependent log σ.
+        log_std_max: Upper limit of a state-dependent log σ.
+    """
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """μ + σ · noise, differentiable, [..., *space.shape]."""
@@ -145,7 +159,7 @@ class DiagonalGaussian(Distribution):
         return actions.to(self.action_dtype)
 
 
-class SquashedGaussian(Distribution):
+class SquashedGaussian(GaussianFamily):
     """A Gaussian squashed into the bounds: a = c + h tanh(u), u_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).
 
     c = (high + low) / 2 and h = (high - low) / 2, per dimension. With the change of variables
@@ -170,8 +184,6 @@ class SquashedGaussian(Distribution):
         SpaceError: If a bound is infinite or an interval is empty.
     """
 
-    space_type: ClassVar[type[Space[Any]] | None] = Box
-
     def __init__(
         self,
         space: Box,
@@ -180,35 +192,14 @@ class SquashedGaussian(Distribution):
         log_std_min: float = -20.0,
         log_std_max: float = 2.0,
     ) -> None:
-        check_space(type(self), space)
+        super().__init__(space, state_dependent_std, initial_log_std, log_std_min, log_std_max)
         self._scale = BoxScale(type(self), space)
-        self._layout = BoxLayout(
-            space, state_dependent_std, initial_log_std, log_std_min, log_std_max
-        )
-        self.param_size = 2 * self._layout.size
-        self.noise_size = self._layout.size
-        self.free_param_size = 0 if state_dependent_std else self._layout.size
-        self.action_shape = space.shape
-        self.action_dtype = torch.float32
         # log h_i + log(1 - tanh² u_i) = log(high_i - low_i) + log 2 - 2 log(eᵘ + e⁻ᵘ).
         log_scale = self._scale.log_width + self._layout.size * LOG_2
-        self._log_prob_constant = -self._layout.size * HALF_LOG_2PI - log_scale
-        self._entropy_constant = self._layout.size * (0.5 + HALF_LOG_2PI) + log_scale
+        self._log_prob_constant -= log_scale
+        self._entropy_constant += log_scale
         nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
         self._nodes, self._weights = Constant(nodes), Constant(weights / weights.sum())
-
-    def initial_free_params(self) -> Tensor:
-        """`initial_log_std` for every dimension, [D]; empty if the std depends on the state."""
-        return torch.full((self.free_param_size,), self._layout.initial_log_std)
-
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Standard normal noise, [*shape, D]."""
-        return draw_normal((*shape, self.noise_size), generator, device)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Pre-tanh u = μ + σ · noise, differentiable, [..., *space.shape]."""
@@ -272,15 +263,6 @@ class SquashedGaussian(Distribution):
         u = torch.addcmul(mean.unsqueeze(-1), log_std.exp().unsqueeze(-1), self._nodes.like(mean))
         bends = torch.logaddexp(u, -u) @ self._weights.like(mean)
         return torch.sub(log_std, bends, alpha=2).sum(-1) + self._entropy_constant
-
-
-def draw_normal(
-    shape: tuple[int, ...],
-    generator: torch.Generator | None,
-    device: torch.device | str | None,
-) -> Tensor:
-    """Standard normal numbers, float32, of the given shape."""
-    return torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
 
 
 def _surprise(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:

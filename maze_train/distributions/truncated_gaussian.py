@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from gymnasium.spaces import Box
 
-from maze_train.distributions.base import Constant, Distribution, check_space
-from maze_train.distributions.box import BoxBounds, BoxLayout
-from maze_train.distributions.gaussian import draw_normal
+from maze_train.distributions.base import Constant
+from maze_train.distributions.gaussian import GaussianFamily
 from maze_train.distributions.truncation import CutNormal
 from maze_train.errors import SpaceError
 
 if TYPE_CHECKING:
-    from gymnasium import Space
+    from gymnasium.spaces import Box
 
     from maze_train.types import Tensor
 
@@ -25,7 +22,7 @@ WIDEST = 1e150
 """Bounds beyond this are as good as none; its square is still a float64 number."""
 
 
-class TruncatedGaussian(Distribution):
+class TruncatedGaussian(GaussianFamily):
     """Independent normal distributions, cut to the bounds [low, high] and scaled to mass 1.
 
     log p(a) = Σ_i [ log N(a_i; μ_i, σ_i) - log(Φ((high_i - μ_i)/σ_i) - Φ((low_i - μ_i)/σ_i)) ]
@@ -51,8 +48,6 @@ class TruncatedGaussian(Distribution):
         SpaceError: If an interval is empty.
     """
 
-    space_type: ClassVar[type[Space[Any]] | None] = Box
-
     def __init__(
         self,
         space: Box,
@@ -61,36 +56,14 @@ class TruncatedGaussian(Distribution):
         log_std_min: float = -20.0,
         log_std_max: float = 2.0,
     ) -> None:
-        check_space(type(self), space)
+        super().__init__(space, state_dependent_std, initial_log_std, log_std_min, log_std_max)
         if not (space.low < space.high).all():
             raise SpaceError(
                 f"TruncatedGaussian needs low < high in every dimension, the action space is "
                 f"{space}: remove the constant dimensions, or choose diagonal_gaussian"
             )
-        self._layout = BoxLayout(
-            space, state_dependent_std, initial_log_std, log_std_min, log_std_max
-        )
-        self._bounds = BoxBounds(space)
-        self.param_size = 2 * self._layout.size
-        self.noise_size = self._layout.size
-        self.free_param_size = 0 if state_dependent_std else self._layout.size
-        self.action_shape = space.shape
-        self.action_dtype = torch.float32
         low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
         self._low, self._high = Constant(low.clip(-WIDEST)), Constant(high.clip(max=WIDEST))
-
-    def initial_free_params(self) -> Tensor:
-        """`initial_log_std` for every dimension, [D]; empty if the std depends on the state."""
-        return torch.full((self.free_param_size,), self._layout.initial_log_std)
-
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Standard normal noise, [*shape, D]."""
-        return draw_normal((*shape, self.noise_size), generator, device)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """The quantile Φ(noise), differentiable by the implicit derivative, [..., *space.shape]."""
