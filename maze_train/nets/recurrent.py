@@ -70,10 +70,6 @@ class Memory(nn.Module):
         flat: list[Tensor] = list(self.layers._parameters.values())  # type: ignore[arg-type]  # no None
         return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
 
-    def initial_state(self, n: int, device: torch.device | str = "cpu") -> Tensor:
-        """The state at the start of an episode: zeros, `[n, S]`."""
-        return torch.zeros(n, self.state_size, device=device)
-
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One time step of N environments.
 

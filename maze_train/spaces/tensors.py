@@ -14,7 +14,7 @@ from maze_train.trees import tree_map
 if TYPE_CHECKING:
     from maze_train.types import Array, ArrayTree, TensorTree
 
-__all__ = ["as_arrays", "as_tensors", "sampled_for", "storage_dtype", "zeros_for"]
+__all__ = ["as_tensors", "sampled_for", "storage_dtype", "zeros_for"]
 
 DTYPES = {
     **{name: name for name in ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")},
@@ -70,11 +70,6 @@ def _sampled(space: spaces.Space[Any], n: int) -> torch.Tensor:
     space = copy.deepcopy(space)
     space.seed(0)
     return _tensor(space, np.stack([space.sample() for _ in range(n)]))
-
-
-def as_arrays(tree: TensorTree) -> ArrayTree:
-    """Arrays that share the memory of tensors on the CPU."""
-    return tree_map(lambda tensor: tensor.numpy(), tree)
 
 
 def as_tensors(space: spaces.Space[Any], tree: ArrayTree) -> TensorTree:

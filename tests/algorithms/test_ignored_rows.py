@@ -143,3 +143,19 @@ def test_a_rollout_without_transitions(algorithm):
     assert all(np.isfinite(value) for value in numbers.values())
     for old, new in zip(before, learner.module.parameters(), strict=True):
         assert torch.equal(old, new)
+
+
+def test_a_module_without_transitions_beside_another():
+    """It stays as it is, and the other one learns as if it were alone."""
+    rollout, _ = next_step_rollout()
+    nothing = replace(rollout, ignored=torch.ones_like(rollout.ignored))
+    alone, one, other = (learner_of("ppo").module for _ in range(3))
+    config = learner_of("ppo").config
+    PPOLearner(alone, config).update(rollout, Progress())
+    before = [param.detach().clone() for param in other.parameters()]
+    both = PPOLearner({"one": one, "other": other}, config)
+    both.update({"one": rollout, "other": nothing}, Progress())
+    for expected, found in zip(alone.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+    for old, new in zip(before, other.parameters(), strict=True):
+        assert torch.equal(old, new)

@@ -8,7 +8,6 @@ import torch
 from gymnasium import spaces
 
 from maze_train.spaces.tensors import (
-    as_arrays,
     as_tensors,
     sampled_for,
     storage_dtype,
@@ -141,34 +140,6 @@ def test_as_tensors_takes_read_only_arrays_and_numbers():
     array.flags.writeable = False
     assert as_tensors(MIXED["a"], array).tolist() == [1.0, 1.0]
     assert as_tensors(MIXED["m"], np.int64(3)).shape == ()
-
-
-def test_as_arrays_shares_memory():
-    """Writing to the arrays writes to the tensors, for one tensor and for several."""
-    tensors = zeros_for(MIXED, (2,))
-    as_arrays(tensors)["a"][1, 0] = 7.0
-    assert float(tensors["a"][1, 0]) == 7.0
-    one = zeros_for(MIXED["m"], (3,))
-    as_arrays(one)[2] = 9
-    assert one.tolist() == [0, 0, 9]
-
-
-LARGEST = np.finfo(np.float64).max
-
-SAMPLED = [
-    MIXED,
-    spaces.Box(-LARGEST, LARGEST, (2, 1), np.float64),
-    spaces.Box(-np.inf, np.inf, (2,), np.float16),
-    spaces.Box(np.array([3.0, -np.inf]), np.array([np.inf, -2.0]), dtype=np.float64),
-    spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64),
-    spaces.Box(0, 2**64 - 1, (2,), np.uint64),
-    spaces.Box(0, 1, (5,), np.bool_),
-    spaces.Box(-1, 1, (), np.float32),
-    spaces.Box(5, 6, (2,), np.uint8),
-    spaces.Discrete(3, start=-7),
-    spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, -1], [0, 2]]),
-    spaces.MultiBinary((2, 3)),
-]
 
 
 @pytest.mark.parametrize("space", SAMPLED, ids=str)
