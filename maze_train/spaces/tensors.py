@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze_train.trees import tree_map
-
 if TYPE_CHECKING:
     from maze_train.types import Array, ArrayTree, TensorTree
 

@@ -142,6 +142,24 @@ def test_as_tensors_takes_read_only_arrays_and_numbers():
     assert as_tensors(MIXED["m"], np.int64(3)).shape == ()
 
 
+LARGEST = np.finfo(np.float64).max
+
+SAMPLED = [
+    MIXED,
+    spaces.Box(-LARGEST, LARGEST, (2, 1), np.float64),
+    spaces.Box(-np.inf, np.inf, (2,), np.float16),
+    spaces.Box(np.array([3.0, -np.inf]), np.array([np.inf, -2.0]), dtype=np.float64),
+    spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64),
+    spaces.Box(0, 2**64 - 1, (2,), np.uint64),
+    spaces.Box(0, 1, (5,), np.bool_),
+    spaces.Box(-1, 1, (), np.float32),
+    spaces.Box(5, 6, (2,), np.uint8),
+    spaces.Discrete(3, start=-7),
+    spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, -1], [0, 2]]),
+    spaces.MultiBinary((2, 3)),
+]
+
+
 @pytest.mark.parametrize("space", SAMPLED, ids=str)
 def test_samples_are_observations_of_the_space(space):
     """Samples are finite, within the bounds, of the stored types, and the same each time."""
