@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from omegaconf import OmegaConf
@@ -21,6 +21,9 @@ from maze_train.config.loading import (
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(kw_only=True)
@@ -302,3 +305,20 @@ def test_options_that_change_others_are_resolved():
     assert config.model.memory is not None
     assert config.model.memory.cell == "lstm"
     assert config.model.hidden_sizes is None
+
+
+def test_an_option_keeps_what_it_does_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of the options in its defaults list hold where it sets nothing itself."""
+    texts = {
+        "small": "hidden_sizes: [4]\nbranch_size: 2",
+        "smaller": "defaults: [small, _self_]\nbranch_size: 1",
+    }
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr("maze_train.config.options.shipped_root", lambda: tmp_path)
+    config = load_config({"env": "E-v0", "algorithm": PPOAlgorithmConfig(), "model": "smaller"})
+    assert (config.model.hidden_sizes, config.model.branch_size) == ([4], 1)

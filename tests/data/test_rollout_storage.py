@@ -155,6 +155,25 @@ def test_a_new_rollout_forgets_final_observations(space, make_obs):
         assert final.dtype is obs.dtype
 
 
+def test_a_new_rollout_forgets_ignored_rows():
+    """Only those that it was told itself are ignored; without any there is no column."""
+    storage = RolloutStorage(BOX, T, B)
+    first = np.array([True, False, False])
+    for ignored in ({1: first}, {3: ~first}, {}):
+        storage.start(box_obs(0))
+        for t in range(T):
+            storage.write_actions(t, discrete(t))
+            flags = np.zeros((2, B), bool)
+            storage.write_step(t, box_obs(t + 1), np.zeros(B), *flags, ignored.get(t))
+        rollout = storage.rollout()
+        if not ignored:
+            assert rollout.ignored is None
+            continue
+        nothing = [False] * B
+        expected = [ignored[t].tolist() if t in ignored else nothing for t in range(T)]
+        assert rollout.ignored.tolist() == expected
+
+
 def test_a_rollout_on_its_device_is_itself():
     """No copy is made where none is needed; another device gets all columns."""
     rollout = fill(RolloutStorage(DICT, T, B), dict_obs, discrete)

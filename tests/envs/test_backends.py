@@ -438,6 +438,11 @@ def disabled_vector_env(num_envs: int) -> VectorEnv:
     return OwnVectorEnv(num_envs, 500, autoreset_mode=AutoresetMode.DISABLED)
 
 
+def crowded_vector_env(num_envs: int) -> VectorEnv:
+    """A function that returns more environments than were asked for."""
+    return OwnVectorEnv(num_envs + 1)
+
+
 def single_env(num_envs: int) -> Any:
     """What is not meant."""
     return gymnasium.make("CartPole-v1")
@@ -464,12 +469,21 @@ def test_own_vector_environment():
     assert episodes(limited, balance, 2, seed=0)[0].tolist() == [3.0] * 4
 
 
+def test_the_limit_of_evaluations_asks_nothing_of_environments_that_reset_themselves():
+    """They keep their own lengths: only a limit that is set for them has to be kept."""
+    vector = own("OwnVectorEnv", kwargs={"length": 4}, limit=3)
+    assert vector.max_episode_steps is None
+    assert episodes(vector, balance, 2, seed=0)[0].tolist() == [4.0] * 4
+
+
 def test_own_environment_errors():
-    """Targets that are no vector environments, and limits that nobody keeps, are refused."""
+    """What is no vector environment or too large, and limits that nobody keeps, are refused."""
     with pytest.raises(ConfigError, match=r"env\._target_ = .*returns a gymnasium\.vector"):
         own("lean")
     with pytest.raises(EnvError, match=r"expected a gymnasium\.vector\.VectorEnv; for single"):
         own("single_env")
+    with pytest.raises(EnvError, match="crowded_vector_env has 3 environments, expected 2"):
+        own("crowded_vector_env")
     with pytest.raises(ConfigError, match=r"env\.max_episode_steps = 3: OwnVectorEnv resets"):
         own("OwnVectorEnv", max_episode_steps=3)
     with pytest.raises(ConfigError, match=r"env\.kwargs = .*does not take these.*tall"):

@@ -8,8 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from maze_train import SequentialVectorEnv, SubprocVectorEnv
+from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.errors import EnvError, SpaceError, WorkerError
 
 
@@ -109,6 +111,23 @@ def test_no_legal_action_in_a_worker() -> None:
             vector.step(actions(2))
     finally:
         vector.close()
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("bad_step", [0, 3])
+def test_no_legal_action_in_a_vector_environment_of_others(
+    mode: AutoresetMode, bad_step: int
+) -> None:
+    """The same in every autoreset mode; last observations need no legal action there either."""
+    settings = {"bad_step": bad_step, "bad_episode": 1}
+    makers = [MaskedEnv, lambda: MaskedEnv(**settings)]
+    # Where the reset has a step of its own, the second episode begins one step later.
+    steps = 5 + bad_step + (mode is AutoresetMode.NEXT_STEP)
+    play(ForeignVectorEnv(SyncVectorEnv(makers, autoreset_mode=mode)), steps - 1)
+    vector = ForeignVectorEnv(SyncVectorEnv(makers, autoreset_mode=mode))
+    message = rf"environment 1 failed at step {bad_step} of its episode: no action of part 'x' is"
+    with pytest.raises(EnvError, match=message):
+        play(vector, steps)
 
 
 class WrongMaskEnv(MaskedEnv):

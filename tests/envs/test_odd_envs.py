@@ -104,6 +104,7 @@ REFUSED = [
     ({"dtype": np.int16, "observe": np.float32}, "dtype float32, its space says int16"),
     ({"reward": lambda r: [r]}, "failed at step 1 of the episode"),
     ({"reward": lambda r: r * 1j}, "failed at step 1 of the episode"),
+    ({"reward": lambda r: None}, "failed at step 1 of the episode.*NoneType"),
     ({"flag": lambda end: np.array([end, end])}, "failed at step 1 of the episode"),
 ]
 

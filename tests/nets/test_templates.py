@@ -237,6 +237,14 @@ def test_copies_and_saved_weights_are_independent(space, shared):
             {"shared_trunk": True, "critic": {"_target_": "a.B"}},
             r"critic: a shared trunk has heads of one layer only",
         ),
+        (
+            {"shared_trunk": True, "critic_hidden_sizes": [8]},
+            r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no layers of its own",
+        ),
+        (
+            {"memory": MemoryConfig(), "critic_hidden_sizes": [8]},
+            r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no layers of its own",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):

@@ -47,6 +47,18 @@ def test_episodes_are_those_of_a_loop(num_envs, lengths, share, seed):
     assert tracker.returns.tolist() == pytest.approx([r for r, _ in running], abs=1e-9)
 
 
+def test_ignored_rows_count_for_no_episode():
+    """Lengths are the numbers of true steps, also where an episode spans two rollouts."""
+    tracker = EpisodeTracker(2)
+    done = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [1, 0]], bool)
+    ignored = np.array([[0, 1], [0, 0], [1, 0], [0, 1], [0, 0]], bool)
+    finished = tracker.follow(np.where(ignored, 0.0, 1.0), done, ignored)
+    assert finished.lengths == [2, 2, 2]
+    assert finished.returns == [2.0, 2.0, 2.0]
+    assert tracker.lengths.tolist() == [0, 1]
+    assert tracker.follow(np.ones((1, 2)), np.array([[0, 1]], bool)).lengths == [2]
+
+
 def test_whole_rewards_are_summed_exactly():
     """Returns of float32 rewards are summed in double precision."""
     tracker = EpisodeTracker(1)

@@ -135,6 +135,7 @@ def test_the_seed_decides_every_number() -> None:
         ({"evaluation.evaluators": [{"_target_": "own_envs.make_env"}]}, "expected a subclass"),
         ({"algorithm.gamma": 1.5}, "algorithm.gamma = 1.5"),
         ({"total_steps": 0}, "nothing would end this run"),
+        ({"algorithm.sequence_length": 4}, "sequence_length = 4: .* set model.memory"),
         ({"env": {"_target_": "own_envs.SpacesEn"}}, "mean SpacesEnv"),
         pytest.param({"run_dir": " "}, "run_dir"),
         pytest.param({"algorithm.device": "cpu:x"}, "algorithm.device"),
@@ -313,6 +314,34 @@ def test_an_episode_that_never_ends_does_not_hang_an_evaluation() -> None:
     history = short_run(env=env, **{"evaluation.max_episode_steps": 40}).history
     assert [row["eval/episode_length_mean"] for row in history] == [40, 40, 40]
     assert "train/episode_length_mean" not in history[-1]
+
+
+def test_evaluations_on_native_vector_environments_are_cut_too() -> None:
+    """`evaluation.max_episode_steps` reaches them, where they can keep to it; training is whole."""
+    env = {"id": "CartPole-v1", "backend": "native"}
+    history = short_run(env=env, **{"evaluation.max_episode_steps": 3}).history
+    assert {row["eval/episode_length_mean"] for row in history} == {3}
+    assert history[-1]["train/episode_length_mean"] > 3
+
+
+class Paid(SpacesEnv):
+    """A reward of 1 in each of the 5 steps of an episode."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, 1.0, *rest
+
+
+def test_wrappers_for_training_change_what_is_learned_from_alone() -> None:
+    """Returns of training and of evaluation are reported as they are without them."""
+    losses = []
+    for factor in (1.0, 10.0):
+        wrapper = {"_target_": "own_envs.Scaled", "factor": factor}
+        result = short_run(f"run{factor}", env=Paid, **{"env.training_wrappers": [wrapper]})
+        for row in result.history:
+            assert row["train/episode_return_mean"] == row["eval/episode_return_mean"] == 5.0
+        losses.append(result.history[0]["train/value_loss"])
+    assert losses[1] > 10.0 * losses[0]
 
 
 def test_the_closing_summary_tells_when_the_best_return_was(

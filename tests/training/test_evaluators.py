@@ -6,6 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from practice import (
     GreedyConstructor,
     GreedyOfGlobals,
@@ -17,7 +19,10 @@ from practice import (
     vector,
 )
 
+from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.errors import ConfigError
+from maze_train.nets.actor_critic import build_actor_critic
+from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.seeding import EpisodeSeeds
 from maze_train.training.evaluators import MultiEvaluator, RolloutEvaluator
 
@@ -141,6 +146,48 @@ def test_environments_are_built_once_and_at_most_one_per_episode():
     evaluator.close()
     evaluator.close()
     assert make_env.closed == 1
+
+
+def test_steps_that_only_begin_an_episode_do_not_count():
+    """Where a reset has a step of its own, episodes are as long as where it has none."""
+
+    class FiveSteps(ShortOrLongEnv):
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.length = 5
+            return self.observe(), {}
+
+    for mode in AutoresetMode:
+        env = ForeignVectorEnv(SyncVectorEnv([FiveSteps] * 2, autoreset_mode=mode))
+        evaluator = RolloutEvaluator(lambda n, env=env: env, N, concurrency=2)
+        assert evaluator.evaluate(make_model())["eval/episode_length_mean"] == 5.0
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_memory_is_empty_where_an_episode_begins(mode):
+    """Episodes with equal observations bring equal returns, whatever was played before."""
+
+    class Alike(ShortOrLongEnv):
+        action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            self.t, self.length = 0, 4
+            return self.observe(), {}
+
+        def observe(self):
+            return np.array([1.0, self.t], np.float32)
+
+        def step(self, action):
+            return super().step(action[0])
+
+    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    model = build_actor_critic(config, Alike.observation_space, Alike.action_space, 0)
+    with torch.no_grad():
+        for param in model.policy.parameters():
+            param.mul_(30.0)
+    env = ForeignVectorEnv(SyncVectorEnv([Alike] * 2, autoreset_mode=mode))
+    metrics = RolloutEvaluator(lambda n: env, N, concurrency=2).evaluate(model)
+    assert metrics["eval/episode_return_std"] < 1e-5
 
 
 def test_success_rate_is_that_of_the_episodes_that_count():

@@ -9,9 +9,9 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from maze_train.errors import RunDirectoryError, SpaceError
+from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import ModelConfig
+from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.training.policy_files import (
     PolicyWriter,
     TrainedPolicy,
@@ -140,6 +140,48 @@ def test_parts_must_agree_on_being_a_batch(tmp_path):
         policy.act({**obs, "image": obs["image"][None]})
     with pytest.raises(SpaceError, match="'image' is missing"):
         policy.act({"pose": obs["pose"]})
+
+
+def test_an_observation_without_legal_action_is_refused():
+    """Alone and in a batch, where the error tells the row; the others get legal actions."""
+    masked = spaces.Dict({"action_mask": spaces.MultiBinary(3), "place": BOX})
+    policy = TrainedPolicy(make_model(masked, spaces.Discrete(3)), masked, spaces.Discrete(3))
+    masks = np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]], np.int8)
+    places = np.zeros((3, 3))
+    assert policy.act({"action_mask": masks[:2], "place": places[:2]}).tolist() == [1, 2]
+    with pytest.raises(SpaceError, match="observation 2: no action is legal"):
+        policy.act({"action_mask": masks, "place": places})
+    with pytest.raises(SpaceError, match="no action is legal"):
+        policy.act({"action_mask": masks[2], "place": places[2]})
+
+
+def remembering_policy():
+    """A policy whose actions show what it remembers; each call gives an equal one."""
+    action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    return TrainedPolicy(build_actor_critic(config, BOX, action_space, 1), BOX, action_space)
+
+
+def test_a_memory_is_emptied_where_an_episode_ended():
+    """There the policy acts as a new one would, elsewhere as if nothing had been said."""
+    first, second = np.random.default_rng(0).normal(size=(2, 2, 3))
+    new, kept, policy = (remembering_policy() for _ in range(3))
+    for seen in (kept, policy):
+        seen.act(first)
+    policy.reset([True, False])
+    actions = policy.act(second)
+    begun, continued = new.act(second), kept.act(second)
+    assert (begun != continued).all()
+    np.testing.assert_array_equal(actions, [begun[0], continued[1]])
+
+
+@pytest.mark.parametrize("ended", [[True], [True, False, True], True, [[True, False]]], ids=str)
+def test_flags_of_another_number_of_environments_are_refused(tmp_path, ended):
+    """The error tells both sizes, whether or not there is a memory to empty."""
+    for policy in (remembering_policy(), saved(tmp_path, "box-discrete")[0]):
+        policy.act(np.zeros((2, 3)))
+        with pytest.raises(ShapeError, match=r"ended has shape \[.*\], expected \[2\]"):
+            policy.reset(ended)
 
 
 def test_the_files_hold_what_is_needed_to_act(tmp_path):
