@@ -97,11 +97,14 @@ _EXPORTS = {
         "MetricsWriter",
         "TensorBoardWriter",
     ],
-    "maze_train.training.config": ["AlgorithmConfig", "EvaluationConfig"],
+    "maze_train.training.checkpoints": ["CheckpointStore"],
+    "maze_train.training.config": ["AlgorithmConfig", "CheckpointConfig", "EvaluationConfig"],
     "maze_train.training.evaluators": ["Evaluator", "MultiEvaluator", "RolloutEvaluator"],
+    "maze_train.training.interruption": ["Interrupted"],
     "maze_train.training.model_selection": ["BestModelSelection", "ModelSelectionBase"],
     "maze_train.training.policy_files": ["TrainedPolicy"],
-    "maze_train.training.trainer": ["Limits", "Trainer", "TrainingSummary"],
+    "maze_train.training.outcome": ["Limits", "TrainingSummary"],
+    "maze_train.training.trainer": ["Trainer"],
 }
 _HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
 

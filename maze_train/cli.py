@@ -5,6 +5,7 @@
 2    configuration error, told in one message
 130  interrupted (Ctrl-C)
 143  terminated (SIGTERM)
+138  asked to end by SIGUSR1
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,7 @@ from maze_train.config.overrides import (
     overrides_of,
 )
 from maze_train.errors import ConfigError
+from maze_train.training.interruption import Interrupted, Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 PROGRAM = "maze-run"
-DONE, FAILURE, CONFIGURATION_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
 DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
 
 
@@ -60,41 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A user's own environment lies where the command is called; last, so it shadows nothing.
         sys.path.append(os.getcwd())
     try:
-        with _terminated_like_interrupted():
+        with Interruption():
             return _run(arguments, folders, debug)
-    except Terminated:
-        _tell("terminated")
-        return TERMINATED
-    except KeyboardInterrupt:
-        _tell("interrupted")
-        return INTERRUPTED
+    except KeyboardInterrupt as stop:
+        number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+        _tell("interrupted" if number == signal.SIGINT else "terminated")
+        return 128 + number
     except SystemExit as stop:  # Hydra's own options end this way
         return stop.code if isinstance(stop.code, int) else FAILURE
     except Exception as error:
         from maze_train.jobs import report
 
         return report(error, folders, debug)
-
-
-class Terminated(KeyboardInterrupt):
-    """The process was asked to end, as a cluster does it."""
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: workers are stopped and the summary is written."""
-
-    def terminate(*_: object) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: list[str], folders: list[str], debug: bool) -> int:

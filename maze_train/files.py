@@ -1,16 +1,23 @@
-"""Files that are complete or not there: written beside their place, then renamed."""
+"""Files and directories that are complete or not there, and a directory that one process uses."""
 
 from __future__ import annotations
 
+import errno
 import os
-from contextlib import contextmanager
+import re
+import socket
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
+
+from maze_train.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["atomic_write"]
+__all__ = ["atomic_write", "exclusive", "fsync_directory", "process_runs", "write_synced"]
+
+LOCK = ".lock"
 
 
 @contextmanager
@@ -33,3 +40,94 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file and wait until the disk has its content; its name is not synced.
+
+    Raises:
+        OSError: If the file can not be written; a part of it may be there.
+    """
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def fsync_directory(path: Path) -> None:
+    """Wait until the disk has the names of a directory: files created, renamed and removed in it.
+
+    File systems that can not do this are left alone.
+
+    Raises:
+        OSError: If the directory is not there, or the disk fails.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def process_runs(pid: int) -> bool:
+    """Whether a process of this number runs on this machine."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Keep other processes from training in `directory` while the block runs.
+
+    The lock is that of the file `.lock` in the directory (`flock`). It ends with the process,
+    however that ends; the file stays. A file system without locks locks nothing.
+
+    Args:
+        directory: A run directory that exists.
+
+    Raises:
+        RunDirectoryError: If the lock is taken, or the directory can not be written.
+    """
+    import fcntl  # not on Windows
+
+    missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+    path = directory / LOCK
+    try:
+        # Closed on exec, as all files of Python: a program that is started does not hold the lock.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunDirectoryError(f"{directory} can not be locked: {error}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(
+                f"another process ({_owner(descriptor)}) trains in {directory}: wait for its end, "
+                f"or choose another directory"
+            ) from None
+        except OSError as error:
+            if error.errno not in missing:
+                raise RunDirectoryError(f"{path} can not be locked: {error}") from error
+        with suppress(OSError):  # the name is for people; the lock holds without it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+        yield
+        # A process that was forked meanwhile shares the descriptor, and with it the lock.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _owner(descriptor: int) -> str:
+    """Who wrote the lock file, as it says itself."""
+    text = os.pread(descriptor, 400, 0).decode(errors="replace").strip()
+    return text if re.fullmatch(r"pid \d+ on host \S+", text) else "pid unknown"

@@ -10,12 +10,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.loading import load_config
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
-from maze_train.errors import EnvError, MazeTrainError
+from maze_train.config.resuming import AUTO, stored_settings
+from maze_train.errors import ConfigError, EnvError, MazeTrainError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +58,12 @@ class Job:
             label = f"job {settings.job.num} ({chosen}): "
             print(f"{PROGRAM}: job {settings.job.num}: {chosen}", flush=True)
         try:
-            return train(composed, settings.runtime.output_dir if self.is_sweep else None)
+            return train(
+                composed,
+                settings.runtime.output_dir if self.is_sweep else None,
+                # As the user wrote them: what they refer to is resolved in the configuration.
+                OmegaConf.to_container(settings.overrides.task, resolve=False),
+            )
         except Exception as error:
             self.exit_codes.append(report(error, self.folders, self.debug, label))
             if self.is_sweep:
@@ -83,22 +90,43 @@ class Job:
             os.rmdir(settings.runtime.output_dir)
 
 
-def train(composed: DictConfig, run_dir: str | None = None) -> float:
+def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ()) -> float:
     """Run a composed configuration and return its best metric.
 
     Args:
         composed: What Hydra composed.
         run_dir: Directory of the run, unless the configuration names one.
+        overrides: What the user set, a list in Hydra's spelling. A run that is continued by its
+            directory has its own settings, changed by these.
     """
     node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(node, dict)
-    if run_dir is not None and node.get("run_dir") is None:
-        node["run_dir"] = run_dir
-    config = load_config({str(key): value for key, value in node.items()})
+    values = {str(key): value for key, value in node.items()}
+    resume = values.get("resume")
+    if resume not in (None, AUTO):
+        values = stored_settings(str(resume), settings_of(overrides))
+    elif run_dir is not None and values.get("run_dir") is None and resume is None:
+        values["run_dir"] = run_dir
+    config = load_config(values)
     # Only now: PyTorch takes a second to import, and a configuration error should be told at once.
     from maze_train.runners.factory import build_runner
 
     return build_runner(config).run().best_metric
+
+
+def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Overrides in Hydra's spelling as values by dotted name; a group has the name of its option.
+
+    Raises:
+        ConfigError: If one deletes a setting.
+    """
+    settings: dict[str, Any] = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        if override.is_delete() or override.is_sweep_override():
+            problem = "with resume=<run dir> settings can only be set: key=value"
+            raise ConfigError(override.input_line or "", problem)
+        settings[override.key_or_group] = override.value()
+    return settings
 
 
 def report(

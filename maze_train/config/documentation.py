@@ -29,7 +29,7 @@ from maze_train.learner.config import Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import TARGET, locate
 from maze_train.tracking.config import TrackingConfig
-from maze_train.training.config import AlgorithmConfig, EvaluationConfig
+from maze_train.training.config import AlgorithmConfig, CheckpointConfig, EvaluationConfig
 
 __all__ = [
     "field_docs",
@@ -112,6 +112,7 @@ def generated_files() -> dict[Path, str]:
         "model/default": ModelConfig,
         "evaluation/default": EvaluationConfig,
         "tracking/default": TrackingConfig,
+        "checkpoint/default": CheckpointConfig,
     }
     for runner in _named_classes(maze_train.config.train_config, RunnerConfig):
         classes[f"runner/{runner.name}"] = runner

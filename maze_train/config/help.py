@@ -29,6 +29,7 @@ Common keys (all of them, with defaults: maze-run algorithm=ppo --cfg job)
   model.hidden_sizes=[64,64]   a setting of the networks
   runner.concurrency=8         environments that collect experience in parallel
   runner.fast_dev_run=true     one short iteration of everything
+  checkpoint.interval=10       epochs from one checkpoint to the next
   evaluation.interval=5        epochs from one evaluation to the next
   tracking.progress=quiet      display of progress: auto, bar, lines, quiet
 """
@@ -54,9 +55,11 @@ Examples
   maze-run algorithm=ppo env._target_=my_package.MyEnv env.kwargs.size=5
   maze-run -m algorithm=a2c,ppo env=CartPole-v1 seed=0,1,2
   maze-run --config-dir my_conf algorithm=my_ppo env=my_env
+  maze-run resume=outputs/<run> total_steps=2e6
+  maze-run algorithm=ppo env=CartPole-v1 run_dir=runs/a resume=auto
 
 Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted,
-143 terminated. Configuration errors and
+143 terminated, 138 ended by SIGUSR1. Configuration errors and
 expected failures are told in one message; HYDRA_FULL_ERROR=1 shows the traceback as well.
 """
 

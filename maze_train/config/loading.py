@@ -23,6 +23,7 @@ __all__ = [
     "choose_one",
     "config_to_dict",
     "load_config",
+    "named_option",
     "unknown_option",
 ]
 
@@ -44,7 +45,7 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     values = {key: value for key, value in node.items() if "." not in key}
     for key in list(values):
         if isinstance(values[key], str) and is_dataclass(hints_of(TrainConfig).get(key)):
-            values[key] = _named_option(key, values[key])
+            values[key] = named_option(key, values[key])
     for key, value in node.items():
         if "." in key:
             _set_dotted(values, key, value)
@@ -82,8 +83,12 @@ def _listing(group: str, folders: Iterable[str]) -> str:
     return "".join(f"\n  {name:<{width}}  {text}".rstrip() for name, text in options.items())
 
 
-def _named_option(group: str, name: str) -> dict[str, Any]:
-    """What the option `name` of a group sets."""
+def named_option(group: str, name: str) -> dict[str, Any]:
+    """What the option `name` of a group sets.
+
+    Raises:
+        ConfigError: If there is no such option.
+    """
     text = read_option(group, name)
     if text is None:
         if group == "env":
@@ -94,7 +99,7 @@ def _named_option(group: str, name: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for base in content.pop("defaults", ()):  # options that this one changes, as Hydra reads them
         if base != "_self_":
-            values.update(_named_option(group, str(base)))
+            values.update(named_option(group, str(base)))
     return values | {str(key): value for key, value in content.items()}
 
 
@@ -120,7 +125,7 @@ def _with_target(field: Any, node: Any) -> Any:
         return node
     if "name" in node:
         own = {key: value for key, value in node.items() if key != "name"}
-        return {**_named_option(field.name, str(node["name"])), **own}
+        return {**named_option(field.name, str(node["name"])), **own}
     if field.default_factory is MISSING:
         raise choose_one(field.name)
     return {TARGET: _dotted(field.default_factory), **node}

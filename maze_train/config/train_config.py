@@ -10,7 +10,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.nets.config import ModelConfig
 from maze_train.tracking.config import TrackingConfig
-from maze_train.training.config import AlgorithmConfig, EvaluationConfig
+from maze_train.training.config import AlgorithmConfig, CheckpointConfig, EvaluationConfig
 
 __all__ = ["DevRunnerConfig", "LocalRunnerConfig", "RunnerConfig", "TrainConfig"]
 
@@ -63,11 +63,21 @@ class LocalRunnerConfig(RunnerConfig):
     worker_timeout_s: float = 300.0
     """Seconds without an answer after which a worker counts as hung. > 0."""
 
+    on_worker_failure: Literal["fail", "restart"] = "fail"
+    """What happens when a worker raises, dies or hangs: fail: the run ends; restart: the worker is
+    started again and its environments are put back where they were, or, where that fails too,
+    begin new episodes, and the lost ones are counted."""
+
+    max_worker_restarts: int = 10
+    """Restarts of workers, of training or of an evaluator, after which the run ends. >= 0."""
+
     def __post_init__(self) -> None:
         RunnerConfig.__post_init__(self)
         check_at_least("n_workers", self.n_workers, 0)
         check_one_of("start_method", self.start_method, ("forkserver", "spawn", "fork"))
         check_at_least("worker_timeout_s", self.worker_timeout_s, 1e-3)
+        check_one_of("on_worker_failure", self.on_worker_failure, ("fail", "restart"))
+        check_at_least("max_worker_restarts", self.max_worker_restarts, 0)
 
 
 @dataclass(kw_only=True)
@@ -92,6 +102,9 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Progress display and files of metrics."""
 
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Checkpoints, from which a run can be continued."""
+
     seed: int | None = None
     """Seed of every random stream, >= 0; null: drawn at the start and written to config.yaml."""
 
@@ -100,6 +113,10 @@ class TrainConfig:
 
     run_dir: str | None = None
     """Directory of the run; null: outputs/<env>-<algorithm>-<runner>/<date>_<time>."""
+
+    resume: str | None = None
+    """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in
+    run_dir if there is one, else start it; null: start a new run."""
 
     def __post_init__(self) -> None:
         if self.env.id is None and self.env.target is None:
@@ -111,6 +128,8 @@ class TrainConfig:
         check_at_least("total_steps", self.total_steps, 0)
         if self.run_dir is not None and not self.run_dir.strip():
             raise ConfigError("run_dir", "expected the name of a directory, or null", self.run_dir)
+        if self.resume == "auto" and self.run_dir is None:
+            raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
         if self.runner.name not in self.algorithm.runner_classes:
             supported = ", ".join(self.algorithm.runner_classes)
             raise ConfigError(

@@ -59,7 +59,8 @@ class Rollout:
 
     ignored: Tensor | None = None
     """Rows that are no transitions, because the environment only began a new episode, `[T, B]`
-    bool; None: there are none. Nothing is learned from them, and they count for nothing."""
+    bool; None: there are none. Nothing is learned from them, and they count for nothing. The
+    episode before either ended in an earlier row, or was lost."""
 
     states: Tensor | None = None
     """What a policy with a memory remembered before each observation, `[T + 1, B, S]`."""
@@ -85,6 +86,18 @@ class Rollout:
     def ended(self) -> Tensor:
         """Whether an episode ended at the step, `[T, B]` bool."""
         return self.terminated | self.truncated
+
+    @property
+    def cut(self) -> Tensor:
+        """Whether no later reward counts for the step, but a value does: `[T, B]` bool.
+
+        Where it was truncated, and before a row in which an episode was lost.
+        """
+        if self.ignored is None:
+            return self.truncated
+        cut = self.truncated.clone()
+        cut[:-1] |= self.ignored[1:]
+        return cut
 
     @property
     def fresh(self) -> Tensor:

@@ -196,6 +196,10 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: An environment whose infos tell the number of `lives`.
         noop: The action that does nothing.
 
+    Attributes:
+        goes_on: Whether the next reset goes on with the game that is running; set it to False to
+            have a new one begin.
+
     Raises:
         EnvError: When it is reset or stepped, if the infos do not tell the lives.
     """
@@ -204,14 +208,14 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.noop = noop
         self._lives = 0
-        self._goes_on = False
+        self.goes_on = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Go on with the game after the loss of a life, else begin a new one."""
-        if self._goes_on:
-            self._goes_on = False
+        if self.goes_on:
+            self.goes_on = False
             obs, _, terminated, truncated, info = self.env.step(self.noop)
             if not (terminated or truncated):
                 self._lives = lives_of(info)
@@ -227,7 +231,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         # Some games go on for a few frames after the last life.
         lost = 0 < lives < self._lives
         self._lives = lives
-        self._goes_on = lost and not (terminated or truncated)
+        self.goes_on = lost and not (terminated or truncated)
         return obs, reward, terminated or lost, truncated, info
 
 

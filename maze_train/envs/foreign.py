@@ -10,8 +10,10 @@ from gymnasium.vector import AutoresetMode
 
 from maze_train.envs.backends import autoreset_mode, build_native, check_settings, seed_for
 from maze_train.envs.buffers import StepBuffers
+from maze_train.envs.columns import column_of, masked, reordered
+from maze_train.envs.finite import check_columns, check_final
 from maze_train.envs.pools import build_envpool
-from maze_train.envs.stepping import converted
+from maze_train.envs.rows import converted
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.spaces.describe import FlatView
@@ -180,6 +182,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._lengths[:] = 0
         if self._follows_lives:
             self._lives = self._read_lives(infos)
+        check_columns(columns, self._lengths)
         self._buffers.obs.update(columns)
         self._check_masks()
         return self._observations(), dict(infos)
@@ -204,7 +207,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         ignored = self._resetting
         any_ignored = ignored.any()
         if any_ignored:
-            rewards[ignored] = 0.0
+            rewards[ignored] = 0.0  # Whatever it was: nobody learns from it.
             terminated &= ~ignored
             truncated &= ~ignored
         self._lengths += ~ignored
@@ -212,11 +215,16 @@ class ForeignVectorEnv(MazeVectorEnv):
         if self.max_episode_steps is not None:
             truncated |= self._lengths >= self.max_episode_steps
         ended = terminated | truncated
+        same_step = self.mode is AutoresetMode.SAME_STEP
+        # Else the rows of episodes that ended are their last ones; nobody asks for terminal ones.
+        check_columns(columns, self._lengths, None if same_step else ~terminated, rewards)
         self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
         lost = self._lost_lives(infos, ended | ignored) if self._follows_lives else None
         result = dict(infos) if self.step_infos else {}
         if ended.any() or (lost is not None and lost.any()):
             result.update(self._final_infos(columns, infos, ended, lost))
+            if same_step:
+                check_final(result["final_obs"], self._lengths, truncated)
             columns = self._start_episodes(columns, ended)
         if lost is not None:
             rewards, terminated = np.sign(rewards), terminated | lost
@@ -235,8 +243,6 @@ class ForeignVectorEnv(MazeVectorEnv):
 
     def _step_env(self, actions: Any) -> tuple[Columns, Array, Array, Array, dict[str, Any]]:
         """Step the environment, and bring what it returned into our types and order."""
-        if self.root_seed is None:
-            raise EnvError("step() was called before the first reset(): call reset() first")
         self._put_actions(actions)
         taken = {key: column.copy() for key, column in self._buffers.actions.items()}
         try:
@@ -358,6 +364,7 @@ class ForeignVectorEnv(MazeVectorEnv):
                 raise self._fault("reset() with a reset_mask", error) from error
             for key, column in self._received(obs, infos)[0].items():
                 columns[key][ended] = column[ended]
+            check_columns(columns, self._lengths, ended)
         return columns
 
     def _check_masks(self) -> None:
@@ -375,26 +382,3 @@ class ForeignVectorEnv(MazeVectorEnv):
     def _fault(self, where: str, error: Exception) -> EnvError:
         name = type(self._env.unwrapped).__name__
         return EnvError(f"{where} of {name} failed: {type(error).__name__}: {error}")
-
-
-def column_of(space: Any, n: int) -> Array:
-    """A zeroed array for n values of a leaf."""
-    return np.zeros((n, *(space.shape or ())), space.dtype)
-
-
-def reordered(arrays: Mapping[str, Any], order: Array) -> dict[str, Any]:
-    """The values, arrays with one row per environment in `order`."""
-    return {
-        key: value[order] if isinstance(value, np.ndarray) and len(value) == len(order) else value
-        for key, value in arrays.items()
-    }
-
-
-def masked(infos: Mapping[str, Any], rows: Mask) -> dict[str, Any]:
-    """Infos of a step, under masks that leave only these rows."""
-    result: dict[str, Any] = {}
-    for key, value in infos.items():
-        if not key.startswith("_"):
-            result[key] = value
-            result[f"_{key}"] = rows & infos.get(f"_{key}", True)
-    return result

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from maze_train.checks import check_one_of
 from maze_train.envs.buffers import StepBuffers
-from maze_train.envs.stepping import EnvSlice, build_envs
+from maze_train.envs.building import build_envs
+from maze_train.envs.journal import Journal
+from maze_train.envs.stepping import ON_NON_FINITE, EnvSlice
 from maze_train.envs.vector import ArrayTree, MazeVectorEnv, StepResult
 from maze_train.envs.wrappers import described_metadata
 from maze_train.errors import ConfigError
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import gymnasium
+
+    from maze_train.envs.journal import EpisodeRecord
 
 __all__ = ["SequentialVectorEnv"]
 
@@ -31,9 +36,14 @@ class SequentialVectorEnv(MazeVectorEnv):
         env_factories: One function per environment, each of which returns a new environment.
         copy: Whether to return copies of the observations instead of the internal buffers.
         step_infos: Whether to return the infos of every step.
+        on_non_finite: What to do about NaN and infinities in rewards, observations, and last
+            observations of truncated episodes: `raise`, or `skip`: the episode is given up as
+            described at `MazeVectorEnv`. In the first observation of an episode they are always an
+            error.
 
     Raises:
-        ConfigError: If there is no factory, or one refuses its settings.
+        ConfigError: If there is no factory, or one refuses its settings, or an argument is out of
+            its range.
         EnvError: If an environment can not be built, or differs in its spaces from the
             first.
         SpaceError: If a space can not be flattened.
@@ -45,8 +55,10 @@ class SequentialVectorEnv(MazeVectorEnv):
         *,
         copy: bool = False,
         step_infos: bool = False,
+        on_non_finite: Literal["raise", "skip"] = "raise",
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
+        check_one_of("on_non_finite", on_non_finite, ON_NON_FINITE)
         if not env_factories:
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
         self.envs = build_envs(env_factories)
@@ -56,7 +68,10 @@ class SequentialVectorEnv(MazeVectorEnv):
         observation = FlatView(env.observation_space)
         memory = np.zeros(StepBuffers.nbytes(observation, self._action, n), np.uint8)
         self._buffers = StepBuffers.over(memory, observation, self._action, n)
-        self._slice = EnvSlice(self.envs, self._buffers, step_infos=step_infos)
+        self._journal = Journal(self._buffers.actions)
+        self._slice = EnvSlice(
+            self.envs, self._buffers, step_infos=step_infos, on_non_finite=on_non_finite
+        )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -73,7 +88,12 @@ class SequentialVectorEnv(MazeVectorEnv):
         Raises:
             EnvError: If an environment raises or returns something invalid.
         """
-        report = self._slice.reset(self._seed_for(seed), options)
+        self._journal.begin(options)
+        try:
+            report = self._slice.reset(self._seed_for(seed), options)
+        except BaseException:
+            self._journal.invalidate()
+            raise
         return self._observations(), self._infos(report)
 
     def step(self, actions: Any) -> StepResult:
@@ -88,14 +108,28 @@ class SequentialVectorEnv(MazeVectorEnv):
             infos.
 
         Raises:
-            EnvError: If an environment raises or returns something invalid.
+            EnvError: If an environment raises or returns something invalid, or was never reset.
             ShapeError: If the actions have the wrong shape.
             SpaceError: If the actions have the wrong type.
         """
         self._put_actions(actions)
-        return self._step_result(self._slice.step())
+        try:
+            report = self._slice.step()
+        except BaseException:
+            self._journal.invalidate()
+            raise
+        return self._step_result(report)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environments."""
         if hasattr(self, "_slice"):
             self._slice.close()
+
+    def _own_states(self) -> Sequence[dict[str, Any] | None]:
+        return self._slice.own_states()
+
+    def _restore(
+        self, root: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
+    ) -> list[tuple[int, str]]:
+        self._journal.invalidate()
+        return self._slice.restore(root, records, allow_new_episodes=allow_new_episodes)

@@ -6,25 +6,45 @@ each worker process on its slice, so that their numbers are the same by construc
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
-from gymnasium import spaces
 
-from maze_train.errors import ConfigError, EnvError, MissingExtraError, SpaceError
+from maze_train.envs.building import close_all
+from maze_train.envs.finite import (
+    FiniteCheck,
+    NonFiniteError,
+    check_finite,
+    check_finite_reward,
+    non_finite_rows,
+)
+from maze_train.envs.layers import (
+    continuing_layers,
+    load_own_state,
+    offers_own_state,
+    own_state,
+)
+from maze_train.envs.rows import masked_writer, row_writer
+from maze_train.errors import EnvError
 from maze_train.seeding import EpisodeSeeds
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import gymnasium
 
     from maze_train.envs.buffers import Array, StepBuffers
-    from maze_train.spaces.masks import MaskLayout
+    from maze_train.envs.journal import EpisodeRecord
 
-__all__ = ["EnvSlice", "StepReport", "build_envs", "check_equal_spaces"]
+__all__ = ["ON_NON_FINITE", "EnvSlice", "StepReport"]
+
+ON_NON_FINITE = ("raise", "skip")
+"""What may be done about numbers that are not finite."""
 
 
 @dataclass(slots=True)
@@ -35,6 +55,10 @@ class StepReport:
     """Of the last steps of episodes."""
     ordinary: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """Of resets and of all other steps, when they are asked for."""
+    lost: list[int] = field(default_factory=list)
+    """Environments whose row is no transition, because their episode was given up."""
+    continuing: list[int] = field(default_factory=list)
+    """Environments whose new episode goes on with the game of the old one."""
 
 
 class EnvSlice:
@@ -48,6 +72,8 @@ class EnvSlice:
         num_envs: Number of environments of the whole vector environment.
         step_infos: Whether to report the infos of every step and autoreset, not only those of last
             steps.
+        on_non_finite: What to do about a step that returns NaN or an infinity: `raise`, or `skip`:
+            the episode is given up, and the next one begins.
 
     Raises:
         SpaceError: If a mask in the observations does not fit the actions.
@@ -61,12 +87,14 @@ class EnvSlice:
         first: int = 0,
         num_envs: int | None = None,
         step_infos: bool = False,
+        on_non_finite: str = "raise",
     ) -> None:
         self.envs = list(envs)
+        self.first = first
         self._buffers = buffers
-        self._first = first
         self._num_envs = len(self.envs) if num_envs is None else num_envs
         self._step_infos = step_infos
+        self._skips = on_non_finite == "skip"
         observation = FlatView(self.envs[0].observation_space)
         self._action = FlatView(self.envs[0].action_space)
         self._write_obs = row_writer(observation, buffers.obs)
@@ -74,6 +102,8 @@ class EnvSlice:
         if masks is not None:
             self._write_obs = masked_writer(self._write_obs, masks, buffers.obs)
         self._write_final_obs = row_writer(observation, buffers.final_obs)
+        self._finite = FiniteCheck(buffers.obs)
+        self._continuing = [continuing_layers(env) for env in self.envs]
         self._seeds: list[EpisodeSeeds] = []
         self._episode_seed = [0] * len(self.envs)
         self._episode_start = [0] * len(self.envs)
@@ -85,21 +115,12 @@ class EnvSlice:
         Raises:
             EnvError: If an environment raises or returns something invalid.
         """
-        n = self._num_envs
-        indices = range(self._first, self._first + len(self.envs))
-        self._seeds = [EpisodeSeeds(seed, index, n) for index in indices]
-        self._buffers.rewards[:] = 0.0
-        self._buffers.terminated[:] = False
-        self._buffers.truncated[:] = False
-        self._steps = 0
+        self._begin_run(seed)
         report = StepReport()
         for i in range(len(self.envs)):
-            try:
-                obs, info = self._start_episode(i, options)
-                self._write_obs(i, obs)
-            except Exception as error:
-                raise self._fault(i, error) from error
-            report.ordinary.append((self._first + i, info))
+            # A copy: an environment may change it.
+            info = self._begin_anew(i, copy.deepcopy(options))
+            report.ordinary.append((self.first + i, info))
         return report
 
     def step(self) -> StepReport | None:
@@ -109,51 +130,139 @@ class EnvSlice:
             The infos to pass on, or None when there are none.
 
         Raises:
-            EnvError: If an environment raises or returns something invalid, or was never
-                reset.
+            EnvError: If an environment raises or returns something invalid.
         """
-        if not self._seeds:
-            raise EnvError("step() was called before the first reset(): call reset() first")
         buffers = self._buffers
         rewards, terminated, truncated = buffers.rewards, buffers.terminated, buffers.truncated
         write_obs = self._write_obs
         report = StepReport() if self._step_infos else None
         self._steps += 1
         i = 0
+        total = 0.0
         try:
             for i, (env, action) in enumerate(zip(self.envs, self._actions(), strict=True)):
                 obs, reward, is_terminated, is_truncated, info = env.step(action)
                 # As a float: an array of numbers would take None for NaN.
-                rewards[i] = float(reward)
+                rewards[i] = number = float(reward)
+                total += number
                 terminated[i] = is_terminated
                 truncated[i] = is_truncated
                 if is_terminated or is_truncated:
                     report = report or StepReport()
-                    self._write_final_obs(i, obs)
-                    report.final.append((self._first + i, checked_info(info)))
-                    obs, info = self._start_episode(i, None)
-                    report_broken_off(report.final[-1][1], info)
+                    obs, info = self._end_episode(i, obs, info, report)
                 write_obs(i, obs)
                 if self._step_infos and report is not None:
-                    report.ordinary.append((self._first + i, checked_info(info)))
+                    report.ordinary.append((self.first + i, checked_info(info)))
         except Exception as error:
             raise self._fault(i, error) from error
+        if not (math.isfinite(total) and self._finite.passes()):
+            report = self._give_up_non_finite(report)
         return report
+
+    def restore(
+        self,
+        seed: int,
+        records: Sequence[EpisodeRecord],
+        *,
+        allow_new_episodes: bool = False,
+        progress: Callable[[], object] | None = None,
+    ) -> list[tuple[int, str]]:
+        """Put every environment where its record says, by playing its episode again.
+
+        Args:
+            seed: Names the run of episodes.
+            records: One per environment.
+            allow_new_episodes: Whether an environment that did not do the same again begins a new
+                episode.
+            progress: Called after each step that was played again.
+
+        Returns:
+            The environments that did not do the same again, and what was different.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid.
+        """
+        self._begin_run(seed)
+        problems = []
+        for i, record in enumerate(records):
+            try:
+                problem = self._replay(i, record, progress or no_progress)
+            except Exception as error:
+                raise self._fault(i, error) from error
+            self._buffers.rewards[i] = record.reward
+            self._episode_start[i] = -record.steps
+            if problem is None:
+                continue
+            name = f"environment {self.first + i} could not be put back where it was: after "
+            name += f"{record.num_actions} actions in the episode with seed "
+            problems.append((self.first + i, f"{name}{self._episode_seed[i]}, {problem}"))
+            if allow_new_episodes:
+                self._seeds[i].episodes_started = record.episodes
+                self._begin_anew(i, None)
+        return problems
+
+    def begin(self, seed: int, episodes: Sequence[int]) -> StepReport:
+        """Start the next episode of every environment.
+
+        Args:
+            seed: Names the run of episodes.
+            episodes: How many episodes each environment has started before.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid.
+        """
+        self._begin_run(seed)
+        report = StepReport(lost=list(range(self.first, self.first + len(self.envs))))
+        for i, count in enumerate(episodes):
+            self._seeds[i].episodes_started = count
+            info = self._begin_anew(i, None)
+            if self._step_infos:
+                report.ordinary.append((self.first + i, info))
+        return report
+
+    def own_states(self) -> list[dict[str, Any] | None]:
+        """What each environment tells of its own state, None from one that does not.
+
+        Raises:
+            EnvError: If an environment raises, or tells something else than plain values.
+        """
+        states: list[dict[str, Any] | None] = []
+        for i, env in enumerate(self.envs):
+            try:
+                states.append(own_state(env) if offers_own_state(env) else None)
+            except Exception as error:
+                raise self._fault(i, error) from error
+        return states
 
     def close(self) -> None:
         """Close every environment, all of them also when one raises."""
         close_all(self.envs)
 
+    def _begin_run(self, seed: int) -> None:
+        indices = range(self.first, self.first + len(self.envs))
+        self._seeds = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
+        self._clear_rows(slice(None))
+        self._steps = 0
+
+    def _clear_rows(self, rows: int | slice) -> None:
+        self._buffers.rewards[rows] = 0.0
+        self._buffers.terminated[rows] = False
+        self._buffers.truncated[rows] = False
+
     def _actions(self) -> Iterable[Any]:
         # Environments may keep or change the action that they are given, so they get a copy of the
         # buffer.
-        columns = {key: column.copy() for key, column in self._buffers.actions.items()}
+        return self._built({k: column.copy() for k, column in self._buffers.actions.items()})
+
+    def _built(self, columns: Mapping[str, Array]) -> Iterable[Any]:
+        """Actions in the form of the space, one after the other."""
         if self._action.is_single:
             column: Iterable[Any] = columns[""]
             return column
+        length = len(next(iter(columns.values())))
         return [
             self._action.build({key: column[i] for key, column in columns.items()})
-            for i in range(len(self.envs))
+            for i in range(length)
         ]
 
     def _start_episode(self, i: int, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
@@ -162,166 +271,111 @@ class EnvSlice:
         obs, info = self.envs[i].reset(seed=self._episode_seed[i], options=options)
         return obs, checked_info(info)
 
+    def _begin_anew(self, i: int, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Start an episode that has nothing to do with what was before; returns the info."""
+        try:
+            self._let_go(i)
+            obs, info = self._start_episode(i, options)
+            self._write_obs(i, obs)
+            check_finite(self._row(i))
+        except Exception as error:
+            raise self._fault(i, error) from error
+        return info
+
+    def _let_go(self, i: int) -> None:
+        """Have the next reset begin a new game, whatever wrappers want."""
+        for layer in self._continuing[i]:
+            layer.goes_on = False
+
+    def _end_episode(
+        self, i: int, obs: Any, info: Any, report: StepReport
+    ) -> tuple[Any, dict[str, Any]]:
+        """Report the end of an episode and start the next one; returns its observation and info."""
+        self._write_final_obs(i, obs)
+        checked_info(info)
+        try:
+            check_finite_reward(self._buffers.rewards[i])
+            if self._buffers.truncated[i]:
+                final = {key: column[i] for key, column in self._buffers.final_obs.items()}
+                check_finite(final, "final observation")
+        except NonFiniteError:
+            if not self._skips:
+                raise
+            self._clear_rows(i)
+            report.lost.append(self.first + i)
+            self._let_go(i)
+        else:
+            report.final.append((self.first + i, info))
+            if any(layer.goes_on for layer in self._continuing[i]):
+                report.continuing.append(self.first + i)
+        obs, reset_info = self._start_episode(i, None)
+        report_broken_off(info, reset_info)
+        return obs, reset_info
+
+    def _give_up_non_finite(self, report: StepReport | None) -> StepReport | None:
+        """Look for numbers that are not finite, and raise or give up the episodes."""
+        bad = non_finite_rows(self._buffers.obs) | ~np.isfinite(self._buffers.rewards)
+        for i in [int(k) for k in bad.nonzero()[0]]:
+            try:
+                check_finite_reward(self._buffers.rewards[i])
+                check_finite(self._row(i))
+            except NonFiniteError as error:
+                # There is nothing to give up in the first observation of an episode.
+                if not self._skips or self._episode_start[i] == self._steps:
+                    raise self._fault(i, error) from error
+            report = report or StepReport()
+            self._clear_rows(i)
+            report.lost.append(self.first + i)
+            self._begin_anew(i, None)
+        return report
+
+    def _row(self, i: int) -> dict[str, Array]:
+        return {key: column[i] for key, column in self._buffers.obs.items()}
+
+    def _replay(self, i: int, record: EpisodeRecord, progress: Callable[[], object]) -> str | None:
+        """Play an episode again; returns what was different."""
+        env, seeds = self.envs[i], self._seeds[i]
+        seeds.episodes_started = record.base_episodes - 1
+        self._let_go(i)
+        obs, _ = self._start_episode(i, copy.deepcopy(record.options))
+        if record.own is not None:
+            load_own_state(env, record.own)
+        reward: Any = record.reward
+        columns = {key: column.copy() for key, column in record.actions.items()}
+        for k, action in enumerate(self._built(columns), start=1):
+            self._episode_start[i] -= 1
+            obs, reward, terminated, truncated, _ = env.step(action)
+            progress()
+            if terminated or truncated:
+                if seeds.episodes_started == record.episodes:
+                    return f"the episode has ended, already after {k} of them"
+                obs, _ = self._start_episode(i, None)
+        if seeds.episodes_started != record.episodes:
+            return f"{record.episodes - seeds.episodes_started} episodes have not ended"
+        if record.own is not None and not record.num_actions:
+            for key, column in self._buffers.obs.items():
+                column[i] = record.obs[key]
+            return None
+        self._write_obs(i, obs)
+        return record.difference(self._row(i), float(reward))
+
     def _fault(self, i: int, error: Exception) -> EnvError:
         step = self._steps - self._episode_start[i]
         when = f"at step {step}" if step else "in the reset"
         return EnvError(
-            f"environment {self._first + i} failed {when} of the episode with seed "
+            f"environment {self.first + i} failed {when} of the episode with seed "
             f"{self._episode_seed[i]}: {type(error).__name__}: {error}"
         )
+
+
+def no_progress() -> None:
+    """Nobody wants to know."""
 
 
 def report_broken_off(final_info: dict[str, Any], reset_info: dict[str, Any]) -> None:
     """Move the report of an episode that a wrapper ended from outside to its last step."""
     if "episode" in reset_info:
         final_info["episode"] = reset_info.pop("episode")
-
-
-def build_envs(
-    factories: Sequence[Callable[[], Any]], first: int = 0
-) -> list[gymnasium.Env[Any, Any]]:
-    """Call the factories, and check that the environments have equal spaces.
-
-    Args:
-        factories: Functions that return one environment each.
-        first: Index of the first one in its vector environment.
-
-    Raises:
-        ConfigError: If a factory refuses its settings.
-        EnvError: If a factory raises, returns no environment, or one whose spaces differ
-            from the first's.
-        MissingExtraError: If a package that an environment needs is not installed.
-    """
-    envs: list[gymnasium.Env[Any, Any]] = []
-    index = first
-    try:
-        for index, factory in enumerate(factories, start=first):
-            env = factory()
-            if not isinstance(env, gymnasium.Env):
-                raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
-            if any(env is other for other in envs):
-                raise TypeError(
-                    "the factory returned the same environment twice; let it build a new one"
-                )
-            envs.append(env)
-            check_equal_spaces(envs[0], env, index, first)
-    except (ConfigError, MissingExtraError):
-        close_all(envs)
-        raise
-    except Exception as error:
-        close_all(envs)
-        raise EnvError(
-            f"environment {index} could not be built: {type(error).__name__}: {error}"
-        ) from error
-    return envs
-
-
-def check_equal_spaces(one: Any, other: Any, index: int, first: int = 0) -> None:
-    """Refuse an environment whose spaces differ from those of environment `first`.
-
-    Raises:
-        SpaceError: If the observation or action spaces of the two are not equal.
-    """
-    for name in ("observation_space", "action_space"):
-        expected, given = getattr(one, name), getattr(other, name)
-        if expected != given:
-            raise SpaceError(
-                f"the {name} of environment {index} is {given}, that of environment {first} is "
-                f"{expected}: all environments must have equal spaces"
-            )
-
-
-def close_all(envs: Iterable[gymnasium.Env[Any, Any]]) -> None:
-    """Close environments; the first exception is raised after all were closed."""
-    first_error: Exception | None = None
-    for env in envs:
-        try:
-            env.close()
-        except Exception as error:
-            first_error = first_error or error
-    if first_error is not None:
-        raise EnvError(f"closing an environment failed: {first_error}") from first_error
-
-
-def row_writer(view: FlatView, columns: dict[str, Array]) -> Callable[[int, Any], None]:
-    """A function `write(i, observation)` that copies an observation into row i of the columns."""
-    writers = {
-        key: within_range(key, view.leaves[key], column_writer(key, column))
-        for key, column in columns.items()
-    }
-    if view.is_single:
-        return writers[""]
-
-    def write(i: int, observation: Any) -> None:
-        for key, value in view.read(observation):
-            writers[key](i, value)
-
-    return write
-
-
-def masked_writer(
-    write: Callable[[int, Any], None], masks: MaskLayout, columns: dict[str, Array]
-) -> Callable[[int, Any], None]:
-    """`write`, and then a check that every choice has a legal action in row i."""
-    leaves = {leaf: columns[leaf] for leaf in masks.leaves}
-
-    def write_checked(i: int, observation: Any) -> None:
-        write(i, observation)
-        problem = masks.illegal_part({leaf: column[i] for leaf, column in leaves.items()})
-        if problem is not None:
-            raise SpaceError(problem)
-
-    return write_checked
-
-
-def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:
-    """A function `write(i, value)` that copies a value into row i of a column."""
-    shape, dtype = column.shape[1:], column.dtype
-
-    def write(i: int, value: Any) -> None:
-        # Assignment alone would broadcast a wrong shape, and cut floats down to integers, without a
-        # word.
-        if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
-            value = converted(key, value, shape, dtype)
-        column[i] = value
-
-    return write
-
-
-def within_range(
-    key: str, leaf: gymnasium.Space[Any], write: Callable[[int, Any], None]
-) -> Callable[[int, Any], None]:
-    """`write`, after a check that categories exist: networks would take another one's place."""
-    if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
-        return write
-    low = np.asarray(leaf.start)
-    high = low + (leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec)
-
-    def write_checked(i: int, value: Any) -> None:
-        if ((value < low) | (value >= high)).any():
-            name = f"observation {key!r}" if key else "the observation"
-            raise SpaceError(f"{name} is {value}, which is not in {leaf}")
-        write(i, value)
-
-    return write_checked
-
-
-def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """`value` as an array that may be stored under `dtype`.
-
-    Raises:
-        SpaceError: If its shape is not `shape`, or it is not a number of the kind that the space
-            holds.
-    """
-    name = f"observation {key!r}" if key else "the observation"
-    array = np.asarray(value)
-    if array.shape != shape:
-        raise SpaceError(f"{name} has shape {array.shape}, its space says {shape}")
-    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f"):
-        raise SpaceError(f"{name} has dtype {array.dtype}, its space says {dtype}")
-    if array.dtype.kind in "iu" and dtype.kind in "iu" and (array.astype(dtype) != array).any():
-        raise SpaceError(f"{name} holds {array.min()} to {array.max()}, which {dtype} can not hold")
-    return array
 
 
 def checked_info(info: Any) -> dict[str, Any]:

@@ -2,64 +2,46 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
 import os
 import pickle
-import select
-import signal
 import time
+import weakref
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from multiprocessing.reduction import send_handle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.envs.buffers import StepBuffers, map_shared, open_shared
-from maze_train.envs.stepping import StepReport
-from maze_train.envs.vector import ArrayTree, MazeVectorEnv, StepResult
-from maze_train.envs.worker import (
-    DONE,
-    FAILED,
-    MAP,
-    QUIT,
-    RESET,
-    STEP,
-    WorkerTask,
-    worker_main,
+from maze_train.envs.journal import Journal, episode_seed
+from maze_train.envs.stepping import ON_NON_FINITE, StepReport
+from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepResult
+from maze_train.envs.worker import BEGIN, MAP, OWN, QUIT, RESET, RESTORE, STEP
+from maze_train.envs.workers import (
+    Worker,
+    WorkerFailedError,
+    WorkerStarter,
+    available_cores,
+    check_spaces,
+    close_at_exit,
+    stop_workers,
+    warn,
 )
-from maze_train.errors import ConfigError, SpaceError, WorkerError
+from maze_train.errors import ConfigError, EnvError, MazeTrainError, WorkerError
 from maze_train.spaces.describe import FlatView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
 
     import gymnasium
+
+    from maze_train.envs.journal import EpisodeRecord
 
 __all__ = ["SubprocVectorEnv"]
 
 START_METHODS = ("forkserver", "spawn", "fork")
-
-CLOSE_GRACE_S = 5.0
-"""How long workers may take to close their environments before they are killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A worker process, seen from its parent."""
-
-    index: int
-    first: int
-    stop: int
-    process: BaseProcess
-    conn: Connection
-    descriptor: int
-    poller: select.poll
-
-    def __str__(self) -> str:
-        return f"worker {self.index} (environments {self.first} to {self.stop - 1})"
 
 
 class SubprocVectorEnv(MazeVectorEnv):
@@ -70,7 +52,12 @@ class SubprocVectorEnv(MazeVectorEnv):
     infos are described at `MazeVectorEnv`.
 
     A worker that raises, dies or hangs ends the whole vector environment with a `WorkerError`; no
-    process is left.
+    process is left. With `on_worker_failure="restart"` it is told on stderr and started again; its
+    environments play their episodes again up to the step that failed, and make that step, so that
+    no number is another one. Where that fails too, the worker is started once more, and its
+    environments begin new episodes, as described at `MazeVectorEnv`.
+
+    Workers survive SIGINT, SIGTERM and SIGUSR1: the parent decides.
 
     Args:
         env_factories: One function per environment, each of which returns a new environment.
@@ -79,10 +66,17 @@ class SubprocVectorEnv(MazeVectorEnv):
             more than there are environments.
         start_method: `forkserver`, `spawn` or `fork`. With the first two, a script needs the guard
             `if __name__ == "__main__":` around what it runs.
-        timeout_s: Seconds after which a worker that does not answer counts as hung, > 0.
+        timeout_s: Seconds after which a worker that does not answer counts as hung, > 0. Where
+            episodes are played again it holds for each of their steps.
         copy: Whether to return copies of the observations instead of the internal buffers.
         step_infos: Whether to return the infos of every step, which then have to travel between
             processes.
+        on_worker_failure: `fail`, or `restart` a worker that raises, dies or hangs in a step or a
+            reset. A number that is not finite is no failure of the worker.
+        max_worker_restarts: How many times workers are started again at most, >= 0.
+        on_non_finite: What to do about NaN and infinities in rewards, observations, and last
+            observations of truncated episodes: `raise`, or `skip`: the episode is given up. In the
+            first observation of an episode they are always an error.
 
     Raises:
         ConfigError: If an argument is out of its range.
@@ -99,17 +93,34 @@ class SubprocVectorEnv(MazeVectorEnv):
         timeout_s: float = 300.0,
         copy: bool = False,
         step_infos: bool = False,
+        on_worker_failure: Literal["fail", "restart"] = "fail",
+        max_worker_restarts: int = 10,
+        on_non_finite: Literal["raise", "skip"] = "raise",
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
         check_at_least("n_workers", n_workers, 0)
         check_one_of("start_method", start_method, START_METHODS)
         check_positive("timeout_s", timeout_s)
+        check_one_of("on_worker_failure", on_worker_failure, ("fail", "restart"))
+        check_at_least("max_worker_restarts", max_worker_restarts, 0)
+        check_one_of("on_non_finite", on_non_finite, ON_NON_FINITE)
         if not env_factories:
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
         self.timeout_s = timeout_s
+        self.on_worker_failure = on_worker_failure
+        self.max_worker_restarts = max_worker_restarts
         self._workers: list[Worker] = []
+        self._memory = -1
+        # Before multiprocessing waits for its children, which do not end by its SIGTERM.
+        self._at_exit = partial(close_at_exit, weakref.ref(self), os.getpid())
+        atexit.register(self._at_exit)
+        count = min(n_workers or available_cores(), len(env_factories))
         try:
-            self._start(env_factories, n_workers, start_method)
+            self._starter = WorkerStarter(
+                env_factories, count, start_method, step_infos, on_non_finite
+            )
+            for i in range(count):
+                self._workers.append(self._starter.start(i, self._workers))
             self._share_memory(len(env_factories))
         except BaseException:
             self.close()
@@ -136,8 +147,13 @@ class SubprocVectorEnv(MazeVectorEnv):
             WorkerError: If an environment raises or returns something invalid, or a worker dies or
                 hangs.
         """
-        report = self._call(RESET, pickle.dumps((self._seed_for(seed), options)))
-        return self._observations(), self._infos(report or StepReport())
+        self._journal.invalidate()
+        content = pickle.dumps((self._seed_for(seed), options))
+        report = self._call(RESET, content) or StepReport()
+        self._journal.begin(options)
+        self._journal.ended(report.lost)
+        report.lost = []
+        return self._observations(), self._infos(report)
 
     def step(self, actions: Any) -> StepResult:
         """Step every environment once.
@@ -151,166 +167,229 @@ class SubprocVectorEnv(MazeVectorEnv):
             infos.
 
         Raises:
+            EnvError: If there was no reset before.
             ShapeError: If the actions have the wrong shape.
             SpaceError: If the actions have the wrong type.
             WorkerError: If an environment raises or returns something invalid, or a worker dies or
                 hangs.
         """
         self._put_actions(actions)
+        for kept, column in self._before:
+            kept[...] = column
         return self._step_result(self._call(STEP))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let the workers close their environments and end; kill those that take too long."""
         if hasattr(self, "_workers"):
-            self._stop()
+            atexit.unregister(self._at_exit)
+            stop_workers(self._workers, QUIT)
+            if self._memory >= 0:
+                os.close(self._memory)
+                self._memory = -1
 
-    def _start(
-        self, factories: Sequence[Callable[[], Any]], n_workers: int, start_method: str
-    ) -> None:
-        import cloudpickle  # Imported here, since only worker processes and their parents need it.
+    def _own_states(self) -> Sequence[dict[str, Any] | None]:
+        states: list[dict[str, Any] | None] = []
+        if not self._offers_own_state:
+            return [None] * self.num_envs
+        problem = None
+        try:
+            for worker in self._workers:
+                worker.send(OWN)
+            for worker in self._workers:
+                told: Any = [None] * (worker.stop - worker.first)
+                # The next step finds a worker that died. Until then the journal knows as much.
+                with suppress(WorkerFailedError):
+                    told = worker.receive("telling the state of its environments", self.timeout_s)
+                problem = problem or (told if isinstance(told, str) else None)
+                states += told
+        except BaseException:
+            self.close()
+            raise
+        if problem is not None:
+            raise EnvError(problem)
+        return states
 
-        context = multiprocessing.get_context(start_method)
-        n = len(factories)
-        count = min(n_workers or available_cores(), n)
-        bounds = [n * i // count for i in range(count + 1)]
-        for i in range(count):
-            first, stop = bounds[i], bounds[i + 1]
-            ours, theirs = context.Pipe()
-            inherited = [w.conn for w in self._workers] + [ours] if start_method == "fork" else []
-            task = WorkerTask(
-                cloudpickle.dumps(list(factories[first:stop])), first, n, self.step_infos
-            )
-            process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
-                target=worker_main,
-                args=(theirs, inherited, task),
-                name=f"maze-env-worker-{i}",
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            poller = select.poll()
-            poller.register(ours.fileno(), select.POLLIN)
-            self._workers.append(Worker(i, first, stop, process, ours, ours.fileno(), poller))
+    def _restore(
+        self, root: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
+    ) -> list[tuple[int, str]]:
+        self._journal.invalidate()
+        try:
+            for worker in self._workers:
+                part = records[worker.first : worker.stop]
+                worker.hand_over(RESTORE, pickle.dumps((root, part, allow_new_episodes)))
+            return sum_lists(self._receive("playing episodes again"))
+        except BaseException:
+            self.close()
+            raise
 
     def _share_memory(self, num_envs: int) -> None:
         """Learn the spaces from the workers, and give them the memory to step into."""
         described = self._receive("building its environments")
-        observation_space, action_space, metadata, self.render_mode = described[0]
-        for worker, (other_observation, other_action, *_) in zip(
-            self._workers, described, strict=True
-        ):
-            if (other_observation, other_action) != (observation_space, action_space):
-                raise SpaceError(
-                    f"the spaces of environment {worker.first} are {other_observation} and "
-                    f"{other_action}, those of environment 0 are {observation_space} and "
-                    f"{action_space}: all environments must have equal spaces"
-                )
+        observation_space, action_space, metadata, self.render_mode, _ = described[0]
+        self._offers_own_state = any(offers for *_, offers in described)
+        for worker, spaces in zip(self._workers, described, strict=True):
+            check_spaces(worker, spaces[:2], described[0][:2])
+        self._spaces = (observation_space, action_space)
         self._describe(observation_space, action_space, num_envs, metadata)
         observation = FlatView(observation_space)
         nbytes = StepBuffers.nbytes(observation, self._action, num_envs)
-        descriptor = open_shared(nbytes)
-        try:
-            for worker in self._workers:
-                self._send(worker, MAP)
-                send_handle(worker.conn, descriptor, worker.process.pid)
-            self._receive("mapping the shared memory")
-        finally:
-            memory = map_shared(descriptor, nbytes)
-        self._buffers = StepBuffers.over(memory, observation, self._action, num_envs)
+        self._memory = open_shared(nbytes)
+        for worker in self._workers:
+            self._send_memory(worker)
+        self._receive("mapping the shared memory")
+        memory = map_shared(os.dup(self._memory), nbytes)
+        self._buffers = buffers = StepBuffers.over(memory, observation, self._action, num_envs)
+        self._journal = Journal(buffers.actions)
+        self._obs_before: dict[str, Array] = {}
+        self._before: list[tuple[Array, Array]] = []
+        if self.on_worker_failure == "restart":
+            self._obs_before = {key: column.copy() for key, column in buffers.obs.items()}
+            self._rewards_before = buffers.rewards.copy()
+            self._before = [(self._obs_before[key], buffers.obs[key]) for key in buffers.obs]
+            self._before.append((self._rewards_before, buffers.rewards))
+
+    def _send_memory(self, worker: Worker) -> None:
+        worker.send(MAP)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            send_handle(worker.conn, self._memory, worker.process.pid)
 
     def _call(self, command: bytes, content: bytes = b"") -> StepReport | None:
         """Let all workers obey a command, and join what they report."""
         if self.closed:
             raise WorkerError("this vector environment is closed: build a new one")
-        what = "a step" if command == STEP else "a reset"
         try:
             for worker in self._workers:
-                self._send(worker, command, content)
-            parts = [part for part in self._receive(what) if part is not None]
+                worker.send(command, content)
+            failures: list[WorkerFailedError] = []
+            parts = self._receive(CALLS[command], failures)
+            for failure in failures:
+                parts[failure.worker.index] = self._repair(failure, command, content)
         except BaseException:
             # Also after Ctrl+C: replies left in the pipe would be taken for those to the next call.
             self.close()
             raise
-        return StepReport(*map(sum_lists, zip(*parts, strict=True))) if parts else None
+        reports = [part for part in parts if part is not None]
+        return joined(reports) if reports else None
 
-    def _send(self, worker: Worker, command: bytes, content: bytes = b"") -> None:
-        # A broken pipe is no news here: the reader finds it, after what the worker had to say
-        # before it ended.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            os.write(worker.descriptor, command)
-            if content:
-                worker.conn.send_bytes(content)
+    def _receive(self, what: str, failures: list[WorkerFailedError] | None = None) -> list[Any]:
+        """One reply of each worker, in their order; None for one with no content.
 
-    def _receive(self, what: str) -> list[Any]:
-        """One reply of each worker, unpickled, in their order; None for one with no content."""
+        Failures are appended to the list; without one, the first is raised.
+        """
         deadline = time.monotonic() + self.timeout_s
         replies = []
         # Waiting for one after the other wakes this process less often than waiting for all.
         for worker in self._workers:
-            if not worker.poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
-                raise self._hung(worker, what)
-            replies.append(self._reply(worker, what))
+            try:
+                replies.append(worker.receive(what, self.timeout_s, deadline))
+            except WorkerFailedError as failure:
+                if failures is None:
+                    raise self._error(failure) from None
+                # Without its frames, which would keep this object alive.
+                failures.append(failure.with_traceback(None))
+                replies.append(None)
         return replies
 
-    def _reply(self, worker: Worker, what: str) -> Any:
-        try:
-            kind = os.read(worker.descriptor, 1)
-            if kind == DONE:
-                return None
-            content = pickle.loads(worker.conn.recv_bytes())
-        except (EOFError, OSError):
-            raise self._died(worker, what) from None
-        if kind == FAILED:
-            text, trace, configuration_error = content
-            if configuration_error is not None:
-                raise configuration_error
-            raise WorkerError(f"{worker}: {text}\n\nIn the worker process:\n{trace}")
-        return content
+    def _repair(
+        self, failure: WorkerFailedError, command: bytes, content: bytes
+    ) -> StepReport | None:
+        """Start a worker again until it obeys the command; returns its report."""
+        index, given_up = failure.worker.index, 0
+        while True:
+            told = f"{failure.text}{self._seeds_of(failure, command)}"
+            spent = self.worker_restarts >= self.max_worker_restarts
+            if self.on_worker_failure == "fail" or failure.final or spent:
+                raise self._error(failure, told)
+            warn(
+                f"{told}; it is started again (restart {self.worker_restarts + 1} of at most "
+                f"{self.max_worker_restarts}), and its environments "
+                f"{'begin new episodes' if given_up else 'are put back where they were'}"
+                f"{failure.appendix}"
+            )
+            try:
+                worker = self._replace(index)
+                if given_up:
+                    return self._begin_anew(worker, command, given_up)
+                return self._again(worker, command, content)
+            except WorkerFailedError as another:
+                failure = another.with_traceback(None)
+                given_up += 1
 
-    def _died(self, worker: Worker, what: str) -> WorkerError:
-        worker.process.join(CLOSE_GRACE_S)
-        code = worker.process.exitcode
-        how = f"exit code {code}"
-        if code is not None and code < 0:
-            how = f"signal {signal.Signals(-code).name}"
-            if -code == signal.SIGKILL:
-                how += "; was memory exhausted?"
-        hint = ""
-        if what.startswith("building") and code == 1:
-            hint = '. A script that starts processes needs the guard `if __name__ == "__main__":`'
-        worker.process.kill()
-        return WorkerError(f"{worker} died in {what} ({how}){hint}")
+    def _replace(self, index: int) -> Worker:
+        """End what is left of a worker, and start it again."""
+        stop_workers([self._workers.pop(index)], QUIT)
+        worker = self._starter.start(index, self._workers)
+        self._workers.insert(index, worker)
+        self.worker_restarts += 1
+        spaces = worker.receive("building its environments", self.timeout_s)[:2]
+        check_spaces(worker, spaces, self._spaces)
+        self._send_memory(worker)
+        worker.receive("mapping the shared memory", self.timeout_s)
+        return worker
 
-    def _hung(self, worker: Worker, what: str) -> WorkerError:
-        worker.process.kill()
-        return WorkerError(
-            f"{worker} hangs: it did not finish {what} within timeout_s = {self.timeout_s:g} "
-            "seconds, and was killed"
-        )
+    def _again(self, worker: Worker, command: bytes, content: bytes) -> StepReport | None:
+        """Put the environments of a new worker back, and let it obey the command."""
+        if command == STEP:
+            records = [
+                self._journal.record_of(i, self._obs_before, self._rewards_before)
+                for i in range(worker.first, worker.stop)
+            ]
+            worker.hand_over(RESTORE, pickle.dumps((self.root_seed, records, False)))
+            problems = worker.receive("playing episodes again", self.timeout_s)
+            if problems:
+                raise WorkerFailedError(worker, f"{worker}: {problems[0][1]}", names_seed=True)
+        worker.send(command, content)
+        report: StepReport | None = worker.receive(CALLS[command], self.timeout_s)
+        return report
 
-    def _stop(self) -> None:
-        for worker in self._workers:
-            self._send(worker, QUIT)
-            # Frees a worker that is blocked on sending us something.
-            worker.conn.close()
-        deadline = time.monotonic() + CLOSE_GRACE_S
-        for worker in self._workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-        for worker in self._workers:
-            if worker.process.is_alive():
-                worker.process.kill()
-            worker.process.join()
-            worker.process.close()
-        self._workers = []
+    def _begin_anew(self, worker: Worker, command: bytes, given_up: int) -> StepReport:
+        """Begin new episodes in a new worker, after so many were given up."""
+        started = [self._started(i, command) + given_up - 1 for i in worker.envs]
+        worker.send(BEGIN, pickle.dumps((self.root_seed, started)))
+        report: StepReport = worker.receive("a reset", self.timeout_s)
+        report.lost *= given_up
+        return report
+
+    def _started(self, i: int, command: bytes) -> int:
+        """How many episodes an environment has started when it obeys the command."""
+        return 1 if command == RESET else self._journal.episodes[i]
+
+    def _seeds_of(self, failure: WorkerFailedError, command: bytes) -> str:
+        """The seeds of the episodes of a worker, for a message that does not name one."""
+        if failure.names_seed or self.root_seed is None:
+            return ""
+        seeds = [
+            episode_seed(self.root_seed, i, self.num_envs, self._started(i, command))
+            for i in failure.worker.envs
+        ]
+        return f"; seeds of its episodes: {', '.join(map(str, seeds))}"
+
+    def _error(self, failure: WorkerFailedError, told: str | None = None) -> MazeTrainError:
+        """The error that ends this vector environment."""
+        if failure.error is not None:
+            return failure.error
+        restarts = ""
+        if told is not None:
+            limit = f"max_worker_restarts = {self.max_worker_restarts}"
+            reason = limit if self.on_worker_failure == "restart" else "on_worker_failure = fail"
+            restarts = f" (workers were restarted {self.worker_restarts} times; {reason})"
+        return WorkerError(f"{told or failure.text}{restarts}{failure.appendix}")
 
 
-def sum_lists(lists: tuple[list[Any], ...]) -> list[Any]:
+CALLS = {STEP: "a step", RESET: "a reset"}
+"""What workers do, for messages."""
+
+
+def joined(reports: Sequence[StepReport]) -> StepReport:
+    """What several workers report, in one."""
+    return StepReport(
+        final=sum_lists([report.final for report in reports]),
+        ordinary=sum_lists([report.ordinary for report in reports]),
+        lost=sum_lists([report.lost for report in reports]),
+        continuing=sum_lists([report.continuing for report in reports]),
+    )
+
+
+def sum_lists(lists: Sequence[list[Any]]) -> list[Any]:
     """The lists in a row."""
     return list(chain.from_iterable(lists))
-
-
-def available_cores() -> int:
-    """Number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

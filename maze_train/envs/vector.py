@@ -11,14 +11,16 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from maze_train.errors import ShapeError, SpaceError
+from maze_train.envs.journal import Journal, read_state
+from maze_train.errors import EnvError, ShapeError, SpaceError
 from maze_train.seeding import draw_seed
 from maze_train.spaces.describe import FlatView, flat_space
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from maze_train.envs.buffers import StepBuffers
+    from maze_train.envs.journal import EpisodeRecord
     from maze_train.envs.stepping import StepReport
 
 __all__ = ["MazeVectorEnv", "StepResult"]
@@ -41,6 +43,15 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
     overwritten by the next step, unless `copy` is set; final observations, rewards and flags are
     always copies.
 
+    An episode that was given up in a step, because a worker process could not be repaired or a
+    number that is not finite was skipped, is in `infos["lost"]`, a mask `[num_envs]` that is there
+    only then. Such a row is no transition: `infos["ignored"][i]` is True as well, the reward is 0,
+    the flags are False, and the returned observation is the first of the next episode.
+
+    `state_dict` and `load_state_dict` let the running episodes go on in other objects: an episode
+    is played again from its seed and its actions. An environment that offers `state_dict()` and
+    `load_state_dict(state)` itself, as all of its wrappers have to, is not played again.
+
     Args:
         copy: Whether to return copies of the observations.
         step_infos: Whether to return the infos of every step and autoreset; else only those of
@@ -55,12 +66,15 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
             newest last: n by key (the key of a lone observation is empty).
         monitored: Whether `final_info["episode"]` alone tells the ends, returns (`r`) and lengths
             (`l`) of episodes, because wrappers end them early or change rewards for training.
+        worker_restarts: Number of worker processes that were started again; 0 without workers.
     """
 
     root_seed: int | None = None
+    worker_restarts: int = 0
     frame_stack: dict[str, int]
     monitored: bool
     _buffers: StepBuffers
+    _journal: Journal
     _action: FlatView
     _is_single: bool
 
@@ -73,6 +87,96 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def can_be_restored(self) -> bool:
+        """Whether the running episodes can be kept: not those of vector environments of others."""
+        return hasattr(self, "_journal")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every environment is, as plain values and arrays; between two calls only.
+
+        It does not depend on how the environments are spread over processes.
+
+        Returns:
+            `root_seed` and, in `envs`, one dict per environment: the fields of
+            `maze_train.envs.journal.EpisodeRecord`. No seed and no dicts before the first reset.
+
+        Raises:
+            EnvError: If the state is not known because the last call failed, or holds something
+                else than plain values.
+        """
+        self._check_has_state("state_dict()")
+        if self.root_seed is None:
+            return {"root_seed": None, "envs": []}
+        for i, own in enumerate(self._own_states()):
+            if own is not None:
+                self._journal.rebase(i, own)
+        records = self._records(self._buffers.obs, self._buffers.rewards)
+        envs = [record.to_dict(i) for i, record in enumerate(records)]
+        return {"root_seed": self.root_seed, "envs": envs}
+
+    def load_state_dict(
+        self, state: dict[str, Any], *, allow_new_episodes: bool = False
+    ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
+        """Put every environment where it was.
+
+        Args:
+            state: What `state_dict` returned, of as many environments of the same kind.
+            allow_new_episodes: Whether an environment that does not do the same again begins its
+                next episode instead.
+
+        Returns:
+            The observations to act on, [num_envs, ...], which mean nothing after a state from
+            before the first reset; and which environments begin a new episode, [num_envs].
+
+        Raises:
+            EnvError: If the state does not fit, an environment raises, or it does not do the same
+                again and must not begin a new episode.
+        """
+        self._check_has_state("load_state_dict()")
+        buffers = self._buffers
+        root, records = read_state(state, buffers.actions, buffers.obs)
+        began: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        self.root_seed = None
+        if root is None:
+            return self._observations(), began
+        problems = self._restore(root, records, allow_new_episodes)
+        if problems and not allow_new_episodes:
+            raise EnvError(
+                f"{problems[0][1]}: the environment does not do the same again from the same seed "
+                "and actions; checkpoint.allow_new_episodes=true lets such environments begin new "
+                "episodes"
+            )
+        self.root_seed = root
+        self._journal.load(records)
+        began[[i for i, _ in problems]] = True
+        self._journal.ended(began.nonzero()[0].tolist())
+        return self._observations(), began
+
+    def _check_has_state(self, call: str) -> None:
+        if self.closed:
+            raise EnvError(f"{call} was called after close()")
+        if not self.can_be_restored:
+            raise EnvError(
+                f"{call}: the running episodes of {type(self).__name__} can not be kept, because "
+                "vector environments of others neither tell their state nor take one seed per "
+                "episode: use env.backend=gymnasium"
+            )
+
+    def _own_states(self) -> Sequence[dict[str, Any] | None]:
+        """What each environment tells of its own state."""
+        raise NotImplementedError
+
+    def _restore(
+        self, root: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
+    ) -> list[tuple[int, str]]:
+        """Put the environments where their records say, see `EnvSlice.restore`."""
+        raise NotImplementedError
+
+    def _records(self, obs: Mapping[str, Array], rewards: Array) -> list[EpisodeRecord]:
+        """What puts each environment where it is, or was when these were its last numbers."""
+        return [self._journal.record_of(i, obs, rewards) for i in range(self.num_envs)]
 
     def _describe(
         self,
@@ -112,9 +216,12 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
         """Copy actions into the buffers.
 
         Raises:
+            EnvError: If there was no reset before.
             ShapeError: If they do not have one row per environment, in the shape of the space.
             SpaceError: If they are floats where the space holds integers, or a part is missing.
         """
+        if self.root_seed is None:
+            raise EnvError("step() was called before the first reset(): call reset() first")
         parts = {"": actions} if self._action.is_single else actions
         for key, column in self._buffers.actions.items():
             if key not in parts:
@@ -135,8 +242,12 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
         return columns[""] if self._is_single else columns
 
     def _step_result(self, report: StepReport | None) -> StepResult:
-        """What `step` returns."""
-        buffers = self._buffers
+        """Keep what was done in the journal; returns what `step` returns."""
+        buffers, journal = self._buffers, self._journal
+        journal.record()
+        if report is not None:
+            journal.ended([i for i, _ in report.final], report.continuing)
+            journal.ended(report.lost)
         return (
             self._observations(),
             buffers.rewards.copy(),
@@ -156,6 +267,10 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
             infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, i)
         for i, info in report.ordinary:
             infos = self._add_info(infos, info, i)
+        if report.lost:
+            lost = np.zeros(self.num_envs, np.bool_)
+            lost[report.lost] = True
+            infos |= {"lost": lost, "ignored": lost.copy()}
         return infos
 
     def _add_info(

@@ -13,6 +13,7 @@ import pickle
 import select
 import signal
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,26 +21,57 @@ from multiprocessing.reduction import recv_handle
 from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.buffers import StepBuffers, map_shared
-from maze_train.envs.stepping import EnvSlice, StepReport, build_envs
+from maze_train.envs.building import build_envs
+from maze_train.envs.finite import NonFiniteError
+from maze_train.envs.layers import offers_own_state
+from maze_train.envs.stepping import EnvSlice
 from maze_train.envs.wrappers import described_metadata
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError
+from maze_train.files import process_runs
 from maze_train.spaces.describe import FlatView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
     import gymnasium
 
-__all__ = ["DONE", "FAILED", "MAP", "QUIT", "REPORT", "RESET", "STEP", "WorkerTask", "worker_main"]
+__all__ = [
+    "ALIVE",
+    "BEGIN",
+    "DONE",
+    "FAILED",
+    "MAP",
+    "OWN",
+    "QUIT",
+    "REPORT",
+    "RESET",
+    "RESTORE",
+    "SIGNALS",
+    "STEP",
+    "WorkerTask",
+    "worker_main",
+]
 
 STEP, RESET, MAP, QUIT = b"s", b"r", b"m", b"q"
 """Commands: step; reset (seed, options); map the memory whose descriptor follows; close the
 environments and end."""
 
-DONE, REPORT, FAILED = b"d", b"i", b"f"
-"""Replies: done, nothing to tell; done, with what is pickled; failed, with message and
-traceback."""
+RESTORE, BEGIN, OWN = b"p", b"b", b"o"
+"""Commands: put the environments back (arguments of `EnvSlice.restore`, in a file whose descriptor
+follows); begin new episodes (arguments of `EnvSlice.begin`); tell the own states of
+environments."""
+
+DONE, REPORT, FAILED, ALIVE = b"d", b"i", b"f", b"a"
+"""Replies: done, nothing to tell; done, with what is pickled; failed, with message and traceback;
+not done yet, but on the way."""
+
+ALIVE_S = 0.1
+"""How often a worker that plays episodes again says so."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that reach all processes of a job: Ctrl+C, and those of a cluster that wants it to end.
+The parent decides what to do about them; it may want to save first."""
 
 ORPHAN_CHECK_MS = 2000
 """How often an idle worker looks whether its parent lives. The end of the pipe normally tells; but
@@ -58,6 +90,10 @@ class WorkerTask:
     """Number of environments of the whole vector environment."""
     step_infos: bool
     """Whether to report the infos of every step."""
+    on_non_finite: str
+    """What to do about numbers that are not finite."""
+    parent: int
+    """Process that gives the commands."""
 
 
 def worker_main(conn: Connection, inherited: Sequence[Connection], task: WorkerTask) -> None:
@@ -87,11 +123,16 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], task: WorkerT
 
 def prepare_process() -> None:
     """Give up what a process that steps environments must not have from its parent."""
-    # Ctrl+C reaches the whole process group; the parent decides what to do about it, and it may
-    # want to save first.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in SIGNALS:
+        # Not SIG_IGN, which programs that an environment starts would inherit.
+        signal.signal(number, survive)
+        signal.siginterrupt(number, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     limit_threads()
+
+
+def survive(number: int, frame: object) -> None:
+    """Do nothing about a signal."""
 
 
 def limit_threads() -> None:
@@ -109,36 +150,64 @@ def limit_threads() -> None:
 
 def serve(conn: Connection, envs: Sequence[gymnasium.Env[Any, Any]], task: WorkerTask) -> None:
     """Tell the parent about the environments, map the memory it sends, obey its commands."""
-    reply(conn, REPORT, encode_spaces(envs[0]))
-    parent = os.getppid()
+    reply(conn, REPORT, encode_spaces(envs))
+    starter = os.getppid()
     poller = select.poll()
     descriptor = conn.fileno()
     poller.register(descriptor, select.POLLIN)
     env_slice: EnvSlice | None = None
     while True:
         while not poller.poll(ORPHAN_CHECK_MS):
-            if os.getppid() != parent:
+            # The fork server that started this process may end before the parent.
+            if os.getppid() != starter and not process_runs(task.parent):
                 return
         command = os.read(descriptor, 1)
-        if command == STEP and env_slice is not None:
-            report = env_slice.step()
-        elif command == RESET and env_slice is not None:
-            report = env_slice.reset(*pickle.loads(conn.recv_bytes()))
-        elif command == MAP:
-            env_slice = EnvSlice(
-                envs,
-                map_buffers(conn, envs[0], task.num_envs).rows(task.first, task.first + len(envs)),
-                first=task.first,
-                num_envs=task.num_envs,
-                step_infos=task.step_infos,
-            )
+        if command == MAP:
+            env_slice = map_slice(conn, envs, task)
             report = None
+        elif command and command != QUIT and env_slice is not None:
+            report = obey(command, env_slice, conn)
         else:
             return
         if report is None:
             os.write(descriptor, DONE)
         else:
-            reply(conn, REPORT, encode_report(report))
+            reply(conn, REPORT, encode(report))
+
+
+def obey(command: bytes, env_slice: EnvSlice, conn: Connection) -> Any:
+    """Do what the parent asks for; returns what to reply."""
+    if command == STEP:
+        return env_slice.step()
+    if command == OWN:
+        try:
+            return env_slice.own_states()
+        except EnvError as error:
+            return str(error)
+    if command == RESET:
+        return env_slice.reset(*pickle.loads(conn.recv_bytes()))
+    if command == BEGIN:
+        return env_slice.begin(*pickle.loads(conn.recv_bytes()))
+    with open(recv_handle(conn), "rb") as file:
+        file.seek(0)  # Both sides share the position.
+        seed, records, allow_new_episodes = pickle.load(file)
+    return env_slice.restore(
+        seed, records, allow_new_episodes=allow_new_episodes, progress=pulse(conn.fileno())
+    )
+
+
+def pulse(descriptor: int) -> Callable[[], None]:
+    """A function that tells the parent from time to time that this worker lives."""
+    last = time.monotonic()
+
+    def beat() -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > ALIVE_S:
+            os.write(descriptor, ALIVE)
+            last = now
+
+    return beat
 
 
 def reply(conn: Connection, kind: bytes, content: bytes) -> None:
@@ -147,30 +216,45 @@ def reply(conn: Connection, kind: bytes, content: bytes) -> None:
     conn.send_bytes(content)
 
 
-def map_buffers(conn: Connection, env: gymnasium.Env[Any, Any], num_envs: int) -> StepBuffers:
-    """The arrays of the whole vector environment in the memory that the parent sends."""
-    observation, action = FlatView(env.observation_space), FlatView(env.action_space)
-    nbytes = StepBuffers.nbytes(observation, action, num_envs)
-    return StepBuffers.over(map_shared(recv_handle(conn), nbytes), observation, action, num_envs)
+def map_slice(
+    conn: Connection, envs: Sequence[gymnasium.Env[Any, Any]], task: WorkerTask
+) -> EnvSlice:
+    """The environments over the memory of the whole vector environment, which the parent sends."""
+    observation, action = FlatView(envs[0].observation_space), FlatView(envs[0].action_space)
+    nbytes = StepBuffers.nbytes(observation, action, task.num_envs)
+    memory = map_shared(recv_handle(conn), nbytes)
+    buffers = StepBuffers.over(memory, observation, action, task.num_envs)
+    return EnvSlice(
+        envs,
+        buffers.rows(task.first, task.first + len(envs)),
+        first=task.first,
+        num_envs=task.num_envs,
+        step_infos=task.step_infos,
+        on_non_finite=task.on_non_finite,
+    )
 
 
-def encode_spaces(env: gymnasium.Env[Any, Any]) -> bytes:
-    """What the parent needs to know about an environment: its spaces, metadata and render mode."""
+def encode_spaces(envs: Sequence[gymnasium.Env[Any, Any]]) -> bytes:
+    """What the parent needs to know about the environments.
+
+    Spaces, metadata and render mode, and whether one of them offers its state.
+    """
     import cloudpickle  # Imported here, since only worker processes and their parents need it.
 
+    env, offers = envs[0], any(map(offers_own_state, envs))
     metadata = described_metadata(env)
-    described = (env.observation_space, env.action_space, metadata, env.render_mode)
+    described = (env.observation_space, env.action_space, metadata, env.render_mode, offers)
     return bytes(cloudpickle.dumps(described))
 
 
-def encode_report(report: StepReport) -> bytes:
-    """The infos of a step.
+def encode(report: Any) -> bytes:
+    """A reply.
 
     Raises:
         EnvError: If they hold something that can not be sent to another process.
     """
     try:
-        return pickle.dumps((report.final, report.ordinary))
+        return pickle.dumps(report)
     except Exception as error:
         raise EnvError(
             f"infos can not be sent to the main process ({error}): remove what can not be pickled "
@@ -178,9 +262,15 @@ def encode_report(report: StepReport) -> bytes:
         ) from error
 
 
-def describe_failure(error: Exception) -> tuple[str, str, MazeTrainError | None]:
-    """One line, the traceback of what the environment raised, and an error of the configuration."""
+def describe_failure(error: Exception) -> tuple[str, str, MazeTrainError | None, bool]:
+    """What the parent is told about an exception.
+
+    Returns:
+        One line, the traceback of what the environment raised, the error if it is one of the
+        configuration, and whether starting the worker again is no remedy.
+    """
     message = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
     cause = error.__cause__ or error
     trace = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
-    return message, trace, error if isinstance(error, (ConfigError, MissingExtraError)) else None
+    told = error if isinstance(error, (ConfigError, MissingExtraError)) else None
+    return message, trace, told, told is not None or isinstance(cause, NonFiniteError)

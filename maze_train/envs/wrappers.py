@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.checks import check_at_least, check_positive
-from maze_train.envs.stepping import column_writer
+from maze_train.envs.rows import column_writer
 from maze_train.errors import ConfigError, EnvError
 from maze_train.seeding import Seeds
 from maze_train.spaces.describe import FlatView, join_keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -37,6 +38,7 @@ class LearnerEvents(EventInterface, prefix="train"):
     grad_norm = Event("L2 norm of the gradient before clipping, mean over minibatches.")
     gradient_steps = Event("Gradient steps taken.", reduce="sum")
     learning_rate = Event("Learning rate of the last update.", reduce="last")
+    skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
 
 
 class Learner(ABC, Generic[Experience, Prepared, Batch]):
@@ -56,6 +58,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         lr: Learning rate or its schedule.
         grad_clip: Bound of the gradient; 0: no clipping.
         grad_clip_by: `global_norm`, `norm` or `value`, see `clip_gradients`.
+        on_non_finite: `raise`: a gradient that is not finite ends training; `skip`: its step is
+            left out, unless no step of an update is left.
         device: Where the modules and their updates live.
         seed: Seed of the learner's own random numbers (order of minibatches).
     """
@@ -68,6 +72,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         lr: float | Schedule,
         grad_clip: float = 0.0,
         grad_clip_by: str = "global_norm",
+        on_non_finite: str = "raise",
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -79,6 +84,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self._active: list[ModuleOptimizer] = []
         self.grad_clip = grad_clip
         self.grad_clip_by = grad_clip_by
+        self.on_non_finite = on_non_finite
         self.generator = torch.Generator().manual_seed(seed)
         self.weights_seq_no = 0
         self._optimizer = optimizer
@@ -152,7 +158,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             if self.should_module_be_updated(module_id)
         }
         if prepared:
-            self._take_steps(prepared, statistics)
+            self._take_steps(prepared, statistics, progress)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
@@ -168,39 +174,80 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             raise ConfigError("module_id", f"no such module; there are: {known}", unknown[0])
         return dict(experience)
 
-    def _take_steps(self, prepared: Mapping[str, Prepared], statistics: Statistics) -> None:
+    def _take_steps(
+        self, prepared: Mapping[str, Prepared], statistics: Statistics, progress: Progress
+    ) -> None:
         modules = [self.modules[module_id] for module_id in prepared]
         for module in modules:
             module.train()
+        # A look at each norm would stall a GPU; there all are looked at after the update.
+        looks = self.device.type == "cpu" or self.on_non_finite == "skip"
         norms: list[Tensor] = []
-        for minibatch in self.minibatches(prepared, statistics):
+        skipped: list[int] = []
+        for i, minibatch in enumerate(self.minibatches(prepared, statistics)):
             losses = self.compute_losses(minibatch, statistics)
             if self.should_stop(statistics):
                 break
             # A module without a loss must not move: the momentum of its optimizer would do that.
             self._active = [o for (name, _), o in self.optimizers.items() if name in losses]
             self.compute_gradients(losses)
-            norms.append(self.postprocess_gradients())
+            norm = self.postprocess_gradients()
+            if looks and not math.isfinite(norm):
+                skipped.append(i)
+                if self.on_non_finite == "raise":
+                    break
+                continue
+            norms.append(norm)
             self.apply_gradients()
         for module in modules:
             module.eval()
-        self._check_finite(norms)
+        self._check_finite(norms, skipped, statistics, progress)
         statistics.record(LearnerEvents.gradient_steps, float(len(norms)))
         for norm in norms:
             statistics.record(LearnerEvents.grad_norm, norm)
+        if skipped:
+            statistics.record(LearnerEvents.skipped_steps, float(len(skipped)))
 
-    def _check_finite(self, norms: list[Tensor]) -> None:
-        """One look at all norms after the update: a look after each step would stall a GPU."""
-        if not norms:
+    def _check_finite(
+        self,
+        norms: list[Tensor],
+        skipped: list[int],
+        statistics: Statistics,
+        progress: Progress,
+    ) -> None:
+        """Refuse gradients that are not finite, all or each, as the settings say."""
+        bad = list(skipped)
+        if not bad and norms:
+            bad = torch.isfinite(torch.stack(norms)).logical_not().nonzero().flatten().tolist()
+        if not bad or (self.on_non_finite == "skip" and norms):
             return
-        finite = torch.isfinite(torch.stack(norms))
-        if not bool(finite.all()):
-            first = int((~finite).nonzero()[0])
-            raise TrainingError(
-                f"update {self.weights_seq_no}: the gradient of minibatch {first} is not finite. "
-                "Check observations and rewards for NaN and infinite or huge values; a smaller "
-                "algorithm.lr or an algorithm.max_grad_norm may help"
-            )
+        numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}
+        named = "".join(f", {tag} = {value}" for tag, value in numbers.items())
+        raise TrainingError(
+            f"epoch {progress.epoch + 1}, update {self.weights_seq_no}: the gradient of minibatch "
+            f"{bad[0]} is not finite{named}. A smaller algorithm.lr or an algorithm.max_grad_norm "
+            "may help; algorithm.on_non_finite=skip leaves such steps out"
+        )
+
+    def check_weights(self) -> None:
+        """Refuse weights that are not finite.
+
+        Raises:
+            TrainingError: If there is one, with its module and name.
+        """
+        for module_id, module in self.modules.items():
+            for name, value in module.state_dict().items():
+                if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                    raise TrainingError(
+                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
+                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
+                    )
+
+    def forget_episodes(self, envs: Tensor) -> None:
+        """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.
+
+        Nothing, unless a learner follows episodes from one update to the next.
+        """
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates and other scheduled settings."""

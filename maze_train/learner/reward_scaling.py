@@ -60,8 +60,9 @@ class RewardScaler:
         Args:
             rewards: Raw rewards, `[T, B]`.
             done: Whether an episode ended at the step, `[T, B]` bool.
-            valid: Whether a row is a transition, `[T, B]` bool; None: all are. Other rows neither
-                count nor pass time, and their rewards are scaled like the others.
+            valid: Whether a row is a transition, `[T, B]` bool; None: all are. Other rows do not
+                count, a new episode begins after them, and their rewards are scaled like the
+                others.
 
         Returns:
             Scaled rewards, `[T, B]`, a new tensor in the dtype of the rewards.
@@ -92,10 +93,10 @@ class RewardScaler:
         if steps == 0:
             return rewards, carry
         discounts, goes_on = torch.full_like(rewards, self.gamma), done.logical_not().double()
-        if valid is not None:  # other rows hand on what they got
+        if valid is not None:  # a new episode begins after any other row
             rewards = rewards.where(valid, 0.0)
             discounts.masked_fill_(~valid, 1.0)
-            goes_on.masked_fill_(~valid, 1.0)
+            goes_on.masked_fill_(~valid, 0.0)
         inputs, decays = rewards.clone(), discounts.clone()
         inputs[0] += discounts[0] * carry
         decays[1:] *= goes_on[:-1]
@@ -108,6 +109,11 @@ class RewardScaler:
         if var <= (RESOLUTION * mean) ** 2:
             return 1.0
         return float((var + EPSILON) ** 0.5)
+
+    def forget(self, envs: Tensor) -> None:
+        """Begin the sums of some environments anew, `[B]` bool: their episodes were lost."""
+        if self._carry.shape == envs.shape:
+            self._carry = self._carry.masked_fill(envs, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics and running sums, as tensors."""

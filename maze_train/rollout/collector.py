@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from maze_train.data.rollout import RolloutStorage
+from maze_train.errors import EnvError
 from maze_train.rollout.acting import Actor, env_actions
 from maze_train.rollout.episodes import (
     EpisodeTracker,
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.acting import ActingModel, RecurrentModel
-    from maze_train.types import Array, ArrayTree
+    from maze_train.types import Array, ArrayTree, Tensor
 
 __all__ = ["RolloutCollector"]
 
@@ -38,6 +41,8 @@ class RolloutCollector:
         env_seed: Seed of the episodes.
         action_seed: Seed of the actions.
         device: Where the policy lives.
+        allow_new_episodes: Whether an environment that can not be put back where a state says
+            begins a new episode; else that is an error.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class RolloutCollector:
         env_seed: int,
         action_seed: int,
         device: torch.device | str = "cpu",
+        allow_new_episodes: bool = False,
     ) -> None:
         self.env = env
         self.num_steps = num_steps
@@ -56,7 +62,9 @@ class RolloutCollector:
         self.episodes = EpisodeTracker(self.num_envs)
         self.generator = torch.Generator().manual_seed(action_seed)
         self._env_seed = env_seed
+        self._allow_new_episodes = allow_new_episodes
         self._obs: ArrayTree | None = None
+        self._memory: Tensor | None = None
         self._actor: Actor | None = None
         self._storage: RolloutStorage | None = None
 
@@ -81,6 +89,7 @@ class RolloutCollector:
         noise_rows = noise.to(self.device).unbind(0)
         on_cpu = self.device.type == "cpu"
         reports = FinishedEpisodes()
+        restarts_before = self.env.worker_restarts
         storage.start(self._obs)
         for step in range(self.num_steps):
             obs = storage.acting_obs(step)
@@ -102,6 +111,7 @@ class RolloutCollector:
         if actor.state_size:
             storage.write_state(self.num_steps, actor.state)
         rollout = storage.rollout()
+        reports.worker_restarts = self.env.worker_restarts - restarts_before
         return rollout, self._finished(rollout, reports)
 
     def _actor_and_storage(
@@ -110,6 +120,8 @@ class RolloutCollector:
         """What acts with `model`, and the memory for its rollouts; both are kept."""
         if self._actor is None or self._storage is None or self._actor.model is not model:
             self._actor = Actor(model, self.num_envs, self.device)
+            if self._memory is not None:
+                self._actor.state, self._memory = self._memory.to(self.device), None
             self._storage = RolloutStorage(
                 self.env.single_observation_space,
                 self.num_steps,
@@ -125,8 +137,7 @@ class RolloutCollector:
             return reports
         ignored = None if rollout.ignored is None else rollout.ignored.numpy()
         finished = self.episodes.follow(rollout.rewards.numpy(), rollout.ended.numpy(), ignored)
-        finished.successes = reports.successes
-        return finished
+        return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _read_infos(
         self,
@@ -141,18 +152,66 @@ class RolloutCollector:
         for env in (truncated & ~terminated).nonzero()[0]:
             self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
         reports.successes += successes_of(infos).values()
+        if "lost" in infos:
+            reports.lost += int(infos["lost"].sum())
         if self.env.monitored:
             for episode_return, length in final_reports(infos).values():
                 reports.returns.append(episode_return)
                 reports.lengths.append(length)
 
     def state_dict(self) -> dict[str, Any]:
-        """Random generator of the actions."""
-        return {"generator": self.generator.get_state()}
+        """Where the environments stand, what the policy remembers, and what actions are drawn from.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; the environments start new episodes."""
+        Valid between two rollouts.
+        """
+        memory = self._memory if self._actor is None else self._actor.state
+        return {
+            "generator": self.generator.get_state(),
+            "episodes": self.episodes.state_dict(),
+            "has_begun": self._obs is not None,
+            "env": self.env.state_dict() if self.env.can_be_restored else None,
+            "memory": memory,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> Array:
+        """Continue from `state`.
+
+        Returns:
+            Which environments begin a new episode, `[B]` bool.
+
+        Raises:
+            EnvError: If an environment can not be put back, and new episodes are not allowed.
+        """
+        lost = np.zeros(self.num_envs, np.bool_)
         self.generator.set_state(state["generator"])
-        self.episodes = EpisodeTracker(self.num_envs)
-        self._obs = None
-        self._actor = None
+        self.episodes.load_state_dict(state["episodes"])
+        self._obs, self._actor, self._memory = None, None, state["memory"]
+        if state["has_begun"] and state["env"] is not None:
+            self._obs, lost = self.env.load_state_dict(
+                state["env"], allow_new_episodes=self._allow_new_episodes
+            )
+        elif state["has_begun"]:
+            self._begin_anew()
+            lost[:] = True
+        self.episodes.forget(lost)
+        if self._memory is not None:
+            self._memory = self._memory.clone()
+            self._memory[torch.from_numpy(lost)] = 0.0
+        return lost
+
+    def _begin_anew(self) -> None:
+        """Begin new episodes in environments that can not be put back.
+
+        Raises:
+            EnvError: If that is not allowed.
+        """
+        if not self._allow_new_episodes:
+            raise EnvError(
+                f"the running episodes of {type(self.env).__name__} were not kept, because vector "
+                "environments of others can not be put back where they were: set "
+                "checkpoint.allow_new_episodes=true to begin new ones, or use env.backend=gymnasium"
+            )
+        # Others than those that were played before, and the same each time.
+        generator = torch.Generator()
+        generator.set_state(self.generator.get_state())
+        self._obs, _ = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))

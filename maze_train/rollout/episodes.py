@@ -32,6 +32,8 @@ class TrainingEpisodeEvents(EventInterface, prefix="train"):
     episode_length_mean = Event("Mean number of steps.")
     episodes = Event("Number of episodes that ended.", reduce="sum")
     success_rate = Event("Share of successes among those whose last info has `is_success`.")
+    lost_episodes = Event("Number of episodes lost with a worker or a bad number.", reduce="sum")
+    worker_restarts = Event("Number of workers that were started again.", reduce="sum")
 
 
 @dataclass
@@ -47,9 +49,19 @@ class FinishedEpisodes:
     successes: list[float] = field(default_factory=list)
     """1.0 or 0.0 for those whose last info has `is_success`."""
 
+    lost: int = 0
+    """Number of episodes that did not end but were lost, and are not counted above."""
+
+    worker_restarts: int = 0
+    """Number of workers that were started again."""
+
     def record(self, statistics: Statistics) -> None:
         """Add the episodes to statistics."""
         events = TrainingEpisodeEvents
+        if self.lost:
+            statistics.record(events.lost_episodes, float(self.lost))
+        if self.worker_restarts:
+            statistics.record(events.worker_restarts, float(self.worker_restarts))
         if not self.returns:
             return
         for event in (
@@ -114,22 +126,37 @@ class EpisodeTracker:
         Args:
             rewards: Raw rewards, `[T, B]`.
             done: Whether an episode ended at the step, `[T, B]`.
-            ignored: Rows that are no steps, `[T, B]`; their rewards are 0. None: there are none.
+            ignored: Rows that are no steps, `[T, B]`; their rewards are 0, and a new episode begins
+                after them. None: there are none.
 
         Returns:
-            The episodes that ended, in order of time, then environment.
+            The episodes that ended, in order of time, then environment. One that was lost, so that
+            an ignored row follows without an end, is not among them.
         """
         finished = FinishedEpisodes()
         starts = np.zeros(len(self.returns), dtype=np.int64)
-        for t, b in np.argwhere(done):
+        for t, b in np.argwhere(done if ignored is None else done | ignored):
             self._add(b, slice(starts[b], t + 1), rewards, ignored)
-            finished.returns.append(float(self.returns[b]))
-            finished.lengths.append(int(self.lengths[b]))
+            if done[t, b]:
+                finished.returns.append(float(self.returns[b]))
+                finished.lengths.append(int(self.lengths[b]))
             self.returns[b] = self.lengths[b] = 0
             starts[b] = t + 1
         for b, start in enumerate(starts):
             self._add(b, slice(start, len(rewards)), rewards, ignored)
         return finished
+
+    def forget(self, envs: Array) -> None:
+        """Begin anew in some environments, `[B]` bool: their episodes were lost."""
+        self.returns[envs] = self.lengths[envs] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns and lengths of the running episodes."""
+        return {"returns": self.returns.copy(), "lengths": self.lengths.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.returns, self.lengths = state["returns"].copy(), state["lengths"].copy()
 
     def _add(self, env: int, rows: slice, rewards: Array, ignored: Array | None) -> None:
         self.returns[env] += rewards[rows, env].sum(dtype=np.float64)

@@ -96,6 +96,7 @@ class ACRunner(TrainingRunner):
             env_seed=self.seeds.integer(f"{stream}episodes"),
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
+            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
         )
 
     def before_training(self, trainer: Trainer) -> None:
@@ -124,7 +125,7 @@ class ACDevRunner(ACRunner):
 
     def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
         """Environments stepped one after the other."""
-        return SequentialVectorEnv(factories)
+        return SequentialVectorEnv(factories, on_non_finite=self.algorithm.on_non_finite)
 
 
 class ACLocalRunner(ACRunner):
@@ -146,4 +147,7 @@ class ACLocalRunner(ACRunner):
             n_workers=config.n_workers,
             start_method=config.start_method,
             timeout_s=config.worker_timeout_s,
+            on_worker_failure=config.on_worker_failure,
+            max_worker_restarts=config.max_worker_restarts,
+            on_non_finite=self.algorithm.on_non_finite,
         )

@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import yaml
 
 from maze_train.config.loading import config_to_dict
+from maze_train.config.resuming import CHECKPOINTS, checkpoint_name, continued, run_to_resume
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.errors import ConfigError, EnvError
-from maze_train.files import atomic_write
+from maze_train.files import exclusive
+from maze_train.runners.run_dir import check_is_free, make_run_dir, write_config
 from maze_train.seeding import Seeds, draw_seed
 from maze_train.targets import build_target
 from maze_train.tracking.build import build_writers
-from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.rows import RunInfo, read_rows
 from maze_train.tracking.tracker import Tracker
+from maze_train.training.checkpoint_schedule import Checkpoints
+from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.evaluators import Evaluator, MultiEvaluator, RolloutEvaluator
+from maze_train.training.generators import seed_generators
+from maze_train.training.interruption import Interruption
 from maze_train.training.model_selection import BestModelSelection
+from maze_train.training.outcome import Limits
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
-from maze_train.training.trainer import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from gymnasium import Env
     from torch import nn
 
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.training.trainer import Trainer, TrainingSummary
+    from maze_train.tracking.rows import MetricsRow
+    from maze_train.tracking.writers import MetricsWriter
+    from maze_train.training.checkpoints import Checkpoint
+    from maze_train.training.outcome import TrainingSummary
+    from maze_train.training.trainer import Trainer
 
 __all__ = ["TrainingResult", "TrainingRunner"]
 
@@ -77,6 +84,9 @@ class TrainingRunner(ABC):
     """
 
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        self.resumed_dir = run_to_resume(config)
+        if self.resumed_dir is not None:
+            config = continued(config, self.resumed_dir)
         self.config = _resolved(config)
         self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None
@@ -123,35 +133,69 @@ class TrainingRunner(ABC):
     # -- the run ---------------------------------------------------------------------------------
 
     def run(self) -> TrainingResult:
-        """Train until a limit is reached.
+        """Train until a limit is reached; a run that is continued goes on at its checkpoint.
 
         Raises:
             ConfigError: Before anything is written, if the parts of the configuration do not fit.
+            Interrupted: After SIGINT, SIGTERM or SIGUSR1; a checkpoint was saved.
             MazeTrainError: If training failed; what was written up to then stays.
+            RunDirectoryError: If another process trains in the directory, or every checkpoint of a
+                run that is continued is damaged.
         """
         with self, _torch_threads(self.config.runner.torch_threads):
-            self._check_run_dir()
-            _seed_global_generators(self.seeds.integer("global"))
+            if self.resumed_dir is None:
+                check_is_free(self.config.run_dir)
+            seed_generators(self.seeds.integer("global"))
             model = self.build_model()
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
-            self.run_dir = self._create_run_dir()
-            selection = self._build_model_selection(model)
-            tracker = Tracker(writers, self._run_info())
-            trainer = self.build_trainer(
-                model,
-                tracker=tracker,
-                evaluator=evaluator,
-                model_selection=selection,
-                limits=self._limits(),
-                evaluation_interval=self.config.evaluation.interval,
-                selection_metric=self.config.evaluation.selection_metric,
-            )
+            self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._name)
+            with exclusive(self.run_dir):
+                return self._run_in(self.run_dir, model, evaluator, writers)
+
+    def _run_in(
+        self,
+        run_dir: Path,
+        model: nn.Module,
+        evaluator: Evaluator | None,
+        writers: list[MetricsWriter],
+    ) -> TrainingResult:
+        """Train in a directory that no other process uses."""
+        config = self.config
+        store = CheckpointStore(
+            run_dir / CHECKPOINTS,
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+            mode=config.evaluation.mode,
+        )
+        resumed = None
+        if self.resumed_dir is not None:
+            store.clean()
+            resumed = store.load(checkpoint_name(config.resume))
+        write_config(run_dir, self.config_text)
+        selection = self._build_model_selection(model, run_dir)
+        tracker = Tracker(writers, self._run_info(run_dir, resumed))
+        interruption = Interruption()
+        is_on = config.checkpoint.is_on
+        trainer = self.build_trainer(
+            model,
+            tracker=tracker,
+            evaluator=evaluator,
+            model_selection=selection,
+            limits=self._limits(),
+            evaluation_interval=config.evaluation.interval,
+            selection_metric=config.evaluation.selection_metric,
+            checkpoints=Checkpoints(store, config.checkpoint, resumed) if is_on else None,
+            interruption=interruption,
+        )
+        if resumed is not None:
+            trainer.load_state_dict(resumed.state)
+        with interruption:
             summary = self._train(trainer, tracker)
-            selection.keep_if_none(trainer.epoch)
+        selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         policy = self._trained_policy(model)
-        return TrainingResult(self.run_dir, summary, tracker.history, policy)
+        return TrainingResult(run_dir, summary, tracker.history, policy)
 
     def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
         """Train, and write a summary whatever happens."""
@@ -159,15 +203,26 @@ class TrainingRunner(ABC):
             try:
                 self.before_training(trainer)
                 trainer.train()
-            except KeyboardInterrupt:
-                trainer.stop_reason = "interrupted"
-                raise
-            except BaseException:
-                trainer.stop_reason = "error"
+            except BaseException as error:
+                is_signal = isinstance(error, KeyboardInterrupt)
+                trainer.stop_reason = "interrupted" if is_signal else "error"
                 raise
             finally:
                 tracker.finish(trainer.summary().as_dict())
+                if trainer.stop_reason in ("interrupted", "error"):
+                    self._tell_how_to_continue(trainer)
         return trainer.summary()
+
+    def _tell_how_to_continue(self, trainer: Trainer) -> None:
+        """Say where a run stopped that did not come to its end, and how to go on."""
+        latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
+        stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
+        if latest is None:
+            text = f"{stopped}; there is no checkpoint"
+        else:
+            text = f"{stopped}; last checkpoint: {latest}\nto go on: maze-run resume={self.run_dir}"
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -228,24 +283,30 @@ class TrainingRunner(ABC):
             return None
         return evaluators[0] if len(evaluators) == 1 else MultiEvaluator(evaluators)
 
-    def _build_model_selection(self, model: nn.Module) -> BestModelSelection:
-        assert self.run_dir is not None
+    def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
         observation_space, action_space = self.spaces
-        writer = PolicyWriter(model, observation_space, action_space, self.config_text)
+        writer = PolicyWriter(observation_space, action_space, self.config_text)
         return BestModelSelection(
             model,
             save=writer,
-            best_dir=self.run_dir / "best",
-            dump_dir=self.run_dir / "policies",
+            best_dir=run_dir / "best",
+            dump_dir=run_dir / "policies",
             dump_interval=self.config.evaluation.dump_interval,
             mode=self.config.evaluation.mode,
         )
 
-    def _run_info(self) -> RunInfo:
+    def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
         config = self.config
+        title = f"{config.algorithm.name.upper()} on {env_name(config.env)}"
+        past_rows: list[MetricsRow] = []
+        if resumed is not None:
+            title = f"{title}, continued from {resumed.path.name}"
+            past_rows = read_rows(run_dir / "metrics.csv", resumed.epoch)
         return RunInfo(
-            run_dir=self.run_dir,
-            title=f"{config.algorithm.name.upper()} on {env_name(config.env)}",
+            run_dir=run_dir,
+            title=title,
+            past_rows=tuple(past_rows),
+            resumed_at_step=None if resumed is None else resumed.env_steps,
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
@@ -272,36 +333,17 @@ class TrainingRunner(ABC):
         seed = self.seeds.integer("acting")
         return TrainedPolicy(model.cpu(), observation_space, action_space, seed)  # type: ignore[arg-type]  # an ActingModel
 
-    # -- run directory ---------------------------------------------------------------------------
-
     @property
     def config_text(self) -> str:
         """The configuration as YAML."""
-        # Without the directory: who repeats the run wants another one.
-        return yaml.safe_dump(config_to_dict(replace(self.config, run_dir=None)), sort_keys=False)
+        # Without the directories: who repeats the run wants another one.
+        config = replace(self.config, run_dir=None, resume=None)
+        return yaml.safe_dump(config_to_dict(config), sort_keys=False)
 
-    def _check_run_dir(self) -> None:
-        run_dir = self.config.run_dir
-        if run_dir is not None and (Path(run_dir) / "config.yaml").exists():
-            problem = "holds a run already; name another directory, or remove it"
-            raise ConfigError("run_dir", problem, run_dir)
-
-    def _create_run_dir(self) -> Path:
-        """Create the directory of the run and write its configuration."""
+    @property
+    def _name(self) -> str:
         config = self.config
-        name = f"{env_name(config.env)}-{config.algorithm.name}-{config.runner.name}"
-        text = self.config_text
-        try:
-            if config.run_dir is None:
-                run_dir = _new_directory(Path("outputs") / name)
-            else:
-                run_dir = Path(config.run_dir)
-            with atomic_write(run_dir / "config.yaml") as file:
-                file.write(text.encode())
-        except OSError as error:
-            problem = f"can not be written: {error}"
-            raise ConfigError("run_dir", problem, config.run_dir or "outputs") from error
-        return run_dir
+        return f"{env_name(config.env)}-{config.algorithm.name}-{config.runner.name}"
 
 
 def _resolved(config: TrainConfig) -> TrainConfig:
@@ -355,24 +397,3 @@ def _torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _seed_global_generators(seed: int) -> None:
-    """Seed the generators that a user's environment or network (dropout) may draw from."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.manual_seed(seed)
-
-
-def _new_directory(parent: Path) -> Path:
-    """A directory named after the time, with a number if there is one of that second already."""
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    number = 1
-    while True:
-        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return path

@@ -65,6 +65,9 @@ class RunInfo:
     past_rows: tuple[MetricsRow, ...] = ()
     """Rows of the epochs before the checkpoint from which this run continues (see `read_rows`)."""
 
+    resumed_at_step: int | None = None
+    """Environment steps at that checkpoint; None: the run begins."""
+
     def is_better(self, score: float, best: float) -> bool:
         """Whether a score is better than the best one so far."""
         return score > best if self.mode == "max" else score < best

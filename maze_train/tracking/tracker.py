@@ -58,6 +58,10 @@ class Tracker:
         """
         self._forward("advance", progress_fraction, env_steps)
 
+    def sync(self) -> None:
+        """Put all rows where they outlive this process and this machine's power."""
+        self._forward("sync")
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Forward the outcome of the run: plain values by name.
 

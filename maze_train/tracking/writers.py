@@ -27,9 +27,10 @@ __all__ = ["CSVWriter", "JSONSummaryWriter", "MetricsWriter", "TensorBoardWriter
 class MetricsWriter:
     """Base of writers: a writer overrides what it needs; the rest does nothing.
 
-    The order of calls is `start`, any number of `write` and `advance`, `finish` if training came to
-    its end, and `close` in any case. A writer holds all its state itself, so that several runs in
-    one process do not meet. An `OSError` makes the tracker drop the writer; training goes on.
+    The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
+    came to its end, and `close` in any case. A writer holds all its state itself, so that several
+    runs in one process do not meet. An `OSError` makes the tracker drop the writer; training goes
+    on.
     """
 
     def start(self, run: RunInfo) -> None:
@@ -45,6 +46,9 @@ class MetricsWriter:
             progress_fraction: Share of the running epoch that is done, in [0, 1].
             env_steps: Environment steps since the start of training.
         """
+
+    def sync(self) -> None:
+        """Put all rows on disk: a checkpoint is about to be written that counts on them."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Take the outcome of the run: plain values by name."""
@@ -78,6 +82,8 @@ class CSVWriter(MetricsWriter):
         self._columns = []
         if run.past_rows:
             self._grow((name for row in run.past_rows for name in row), run.past_rows)
+        elif self._path.exists() and run.resumed_at_step is not None:
+            self._path.unlink()  # rows of epochs that will be repeated
         elif self._path.exists():
             # Whose rows these are is not for a writer to judge: they are kept, out of the way.
             os.replace(self._path, self._path.with_suffix(".previous.csv"))
@@ -91,6 +97,12 @@ class CSVWriter(MetricsWriter):
         assert self._file is not None
         self._file.write(_csv_line(_cell(row.get(name)) for name in self._columns))
         self._file.flush()
+
+    def sync(self) -> None:
+        """Have the system write the file; an `OSError` tells that it is gone."""
+        if self._file is not None and self._path is not None:
+            os.fsync(self._file.fileno())
+            self._path.stat()
 
     def close(self) -> None:
         """Close the file."""
@@ -133,7 +145,7 @@ class TensorBoardWriter(MetricsWriter):
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        purge_step = int(run.past_rows[-1][ENV_STEPS]) + 1 if run.past_rows else None
+        purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
         self._writer = SummaryWriter(
             str(run.run_dir), purge_step=purge_step, flush_secs=self._flush_interval_s
         )
@@ -146,6 +158,11 @@ class TensorBoardWriter(MetricsWriter):
         for name, value in row.items():
             if name != ENV_STEPS:
                 self._writer.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Wait until all points are in the event file."""
+        if self._writer is not None:
+            self._writer.flush()
 
     def close(self) -> None:
         """Write what is left and end the thread of the event file."""

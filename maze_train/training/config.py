@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError, nearest
 
-__all__ = ["EVALUATION_METRICS", "AlgorithmConfig", "EvaluationConfig"]
+__all__ = ["EVALUATION_METRICS", "AlgorithmConfig", "CheckpointConfig", "EvaluationConfig"]
 
 EVALUATION_METRICS = (
     "episode_return_mean",
@@ -54,6 +54,11 @@ class AlgorithmConfig:
     patience: int = 0
     """Evaluations without a new best after which training stops; 0: never."""
 
+    on_non_finite: Literal["raise", "skip"] = "raise"
+    """What happens where an observation, reward, loss or gradient is NaN or infinite: raise: the
+    run ends with an error that names it; skip: the episode or the gradient step is left out and
+    counted."""
+
     device: str = "cpu"
     """Where the learner computes: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."""
 
@@ -61,6 +66,7 @@ class AlgorithmConfig:
         check_at_least("n_epochs", self.n_epochs, 0)
         check_at_least("epoch_length", self.epoch_length, 1)
         check_at_least("patience", self.patience, 0)
+        check_one_of("on_non_finite", self.on_non_finite, ("raise", "skip"))
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
 
@@ -131,3 +137,37 @@ class EvaluationConfig:
         """The metric that selects the best policy, with the default filled in."""
         prefix = "eval" if self.n_episodes > 0 else "train"
         return self.metric or f"{prefix}/episode_return_mean"
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, from which a run can be continued, and how many are kept."""
+
+    interval: int = 1
+    """Epochs from one checkpoint to the next; 0: none at the ends of epochs."""
+
+    interval_minutes: float = 0.0
+    """Minutes after which there is a checkpoint at the latest, also within an epoch; 0: no limit.
+    With both intervals 0 there are no checkpoints at all, else there is always one at the end, and
+    one when a signal ends the run."""
+
+    keep_last: int = 2
+    """Newest checkpoints that are kept. >= 1."""
+
+    keep_best: int = 0
+    """Checkpoints with the best scores that are kept besides. >= 0."""
+
+    allow_new_episodes: bool = False
+    """Whether environments that can not be put back where they were begin new episodes when a run
+    is continued; else that is an error."""
+
+    def __post_init__(self) -> None:
+        check_at_least("interval", self.interval, 0)
+        check_at_least("interval_minutes", self.interval_minutes, 0)
+        check_at_least("keep_last", self.keep_last, 1)
+        check_at_least("keep_best", self.keep_best, 0)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are checkpoints."""
+        return self.interval > 0 or self.interval_minutes > 0

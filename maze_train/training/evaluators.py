@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +12,11 @@ from maze_train.checks import check_at_least
 from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
 from maze_train.rollout.episodes import successes_of
 from maze_train.spaces.tensors import as_tensors
+from maze_train.training.generators import generators_kept
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.types import Array
@@ -31,6 +30,13 @@ class Evaluator(ABC):
     @abstractmethod
     def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
         """Metrics of a policy by name, such as `eval/episode_return_mean`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes from one evaluation to the next, as plain values, arrays and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most have no state)
+        """Continue from `state`."""
 
     def close(self) -> None:  # noqa: B027 (most evaluators hold nothing)
         """Release what the evaluator holds; calling it again does nothing."""
@@ -52,6 +58,15 @@ class MultiEvaluator(Evaluator):
         for evaluator in self.evaluators:
             metrics.update(evaluator.evaluate(policy))
         return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all evaluators, in their order."""
+        return {"evaluators": [evaluator.state_dict() for evaluator in self.evaluators]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        for evaluator, part in zip(self.evaluators, state["evaluators"], strict=True):
+            evaluator.load_state_dict(part)
 
     def close(self) -> None:
         """Close all evaluators."""
@@ -99,7 +114,7 @@ class RolloutEvaluator(Evaluator):
 
     def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
         """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
-        with _global_generators_kept(), torch.no_grad():
+        with generators_kept(), torch.no_grad():
             if self._env is None:
                 self._env = self._make_env(self._num_envs)
             returns, lengths, successes = self._play(policy, self._env)
@@ -129,9 +144,11 @@ class RolloutEvaluator(Evaluator):
         while (episode < n).any():
             actions = self._act(actor, env, obs, generator)
             obs, rewards, terminated, truncated, infos = env.step(actions)
-            ignored = infos.get("ignored", False)
+            ignored = np.asarray(infos.get("ignored", False))
             running_return += rewards
-            running_length += ~np.asarray(ignored)
+            running_length += ~ignored
+            if ignored.any():  # an episode that was lost is played again, with another seed
+                running_return[ignored] = running_length[ignored] = 0.0
             told = successes_of(infos)
             ended = terminated | truncated
             for i in np.flatnonzero(ended):
@@ -159,15 +176,3 @@ class RolloutEvaluator(Evaluator):
         if self._env is not None:
             self._env.close()
             self._env = None
-
-
-@contextlib.contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    """Put the global random generators back: a user's environment or network may draw from them."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])

@@ -35,7 +35,8 @@ class BestModelSelection(ModelSelectionBase):
 
     Args:
         model: The policy that is being trained.
-        save: Writes the current policy into a directory; None: weights are kept in memory only.
+        save: Writes weights and what is known of their score into a directory; None: weights are
+            kept in memory only.
         best_dir: Where the best policy is written to.
         dump_dir: Where `epoch_<n>` directories of regular dumps go.
         dump_interval: Updates of the score from one regular dump to the next; 0: none.
@@ -46,7 +47,7 @@ class BestModelSelection(ModelSelectionBase):
         self,
         model: nn.Module,
         *,
-        save: Callable[[Path, dict[str, Any]], None] | None = None,
+        save: Callable[[Path, dict[str, Tensor], dict[str, Any]], None] | None = None,
         best_dir: Path | None = None,
         dump_dir: Path | None = None,
         dump_interval: int = 0,
@@ -73,27 +74,30 @@ class BestModelSelection(ModelSelectionBase):
         if is_best:
             self.best_score, self.best_epoch, self.updates_since_best = score, epoch, 0
             self._best_weights = copy_of_weights(self.model)
-            self._write(self._best_dir, score, epoch)
+            self._write(self._best_dir, self._best_weights, score, epoch)
         if self._dump_interval and self._dump_dir and self.updates % self._dump_interval == 0:
-            self._write(self._dump_dir / f"epoch_{epoch:06d}", score, epoch)
+            directory = self._dump_dir / f"epoch_{epoch:06d}"
+            self._write(directory, copy_of_weights(self.model), score, epoch)
         return is_best
 
     def keep_if_none(self, epoch: int) -> None:
         """Keep the current policy if no score has selected one: training leaves a policy."""
         if self._best_weights is None:
             self._best_weights = copy_of_weights(self.model)
-            self._write(self._best_dir, math.nan, epoch)
+            self._write(self._best_dir, self._best_weights, math.nan, epoch)
 
     def _is_best(self, score: float) -> bool:
         if math.isnan(score):
             return False
         return math.isnan(self.best_score) or self._sign * score > self._sign * self.best_score
 
-    def _write(self, directory: Path | None, score: float, epoch: int) -> None:
+    def _write(
+        self, directory: Path | None, weights: dict[str, Tensor], score: float, epoch: int
+    ) -> None:
         if self._save is not None and directory is not None:
             finite = score if math.isfinite(score) else None
             try:
-                self._save(directory, {"score": finite, "epoch": epoch})
+                self._save(directory, weights, {"score": finite, "epoch": epoch})
             except OSError as error:
                 # The copy in memory remains, and training is worth more than a file.
                 print(f"warning: {directory} could not be written: {error}", file=sys.stderr)
@@ -118,12 +122,14 @@ class BestModelSelection(ModelSelectionBase):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Continue from `state`; the best policy on disk becomes that of the state."""
         self.best_score = state["best_score"]
         self.best_epoch = state["best_epoch"]
         self._best_weights = state["best_weights"]
         self.updates = state["updates"]
         self.updates_since_best = state["updates_since_best"]
+        if self._best_weights is not None:
+            self._write(self._best_dir, self._best_weights, self.best_score, self.best_epoch)
 
 
 def copy_of_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -21,14 +21,12 @@ from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.serialize import space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
-from maze_train.training.model_selection import copy_of_weights
 from maze_train.trees import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gymnasium import spaces
-    from torch import nn
 
     from maze_train.rollout.acting import ActingModel, RecurrentModel
 
@@ -38,10 +36,9 @@ WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "sco
 
 
 class PolicyWriter:
-    """Writes the current weights of a model, with all that is needed to act, into a directory.
+    """Writes weights, with all that is needed to act, into a directory.
 
     Args:
-        model: The model.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         config_text: Configuration of the run, as YAML.
@@ -49,12 +46,10 @@ class PolicyWriter:
 
     def __init__(
         self,
-        model: nn.Module,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         config_text: str,
     ) -> None:
-        self._model = model
         self._config_text = config_text
         self._spaces = json.dumps(
             {
@@ -63,9 +58,10 @@ class PolicyWriter:
             },
         )
 
-    def __call__(self, directory: Path, score: dict[str, Any]) -> None:
+    def __call__(
+        self, directory: Path, weights: dict[str, torch.Tensor], score: dict[str, Any]
+    ) -> None:
         """Write the policy; the weights come last: a directory that has them is complete."""
-        weights = copy_of_weights(self._model)
         texts = {SPACES: self._spaces, CONFIG: self._config_text, SCORE: json.dumps(score)}
         for name, text in texts.items():
             with atomic_write(directory / name) as file:

@@ -5,30 +5,47 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError, nearest
 from maze_train.events import Event, EventInterface, Statistics
+from maze_train.files import atomic_write
 from maze_train.learner.progress import Progress
 from maze_train.rollout.episodes import TrainingEpisodeEvents
+from maze_train.training.generators import generator_states, load_generator_states
+from maze_train.training.interruption import Interrupted, Interruption
+from maze_train.training.outcome import Limits, TrainingSummary
+from maze_train.training.state_files import dumps, loads
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import BinaryIO
 
     from torch import nn
 
     from maze_train.learner.group import LearnerGroup
     from maze_train.tracking.tracker import Tracker
+    from maze_train.training.checkpoint_schedule import Checkpoints
     from maze_train.training.config import AlgorithmConfig
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.model_selection import BestModelSelection
 
-__all__ = ["Limits", "TimeEvents", "Trainer", "TrainingSummary"]
+__all__ = ["TimeEvents", "Trainer"]
+
+PROGRESS = (
+    "epoch",
+    "updates",
+    "env_steps",
+    "wall_time_s",
+    "final_eval_return_mean",
+    "_score",
+    "_updates_in_epoch",
+    "_epoch_began_s",
+    "_epoch_began_steps",
+)
+"""Attributes of a trainer that say where training stands."""
 
 
 class TimeEvents(EventInterface, prefix="time"):
@@ -37,45 +54,10 @@ class TimeEvents(EventInterface, prefix="time"):
     collect_s = Event("Collecting experience.", reduce="sum")
     update_s = Event("Updating the weights.", reduce="sum")
     evaluate_s = Event("Evaluating the policy.", reduce="sum")
+    checkpoint_s = Event("Writing checkpoints, that of the epoch before included.", reduce="sum")
     epoch_s = Event("The whole epoch.", reduce="sum")
     total_s = Event("Since training began.", reduce="last")
     steps_per_second = Event("Environment steps per second of the epoch.", reduce="last")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When training stops; 0 means no limit."""
-
-    n_epochs: int = 0
-    total_steps: int = 0
-    patience: int = 0
-    max_wall_time_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class TrainingSummary:
-    """The outcome of training, as in summary.json."""
-
-    stop_reason: str
-    """total_steps, n_epochs, patience, max_wall_time_s, interrupted or error."""
-
-    epochs: int
-    updates: int
-    env_steps: int
-    wall_time_s: float
-    steps_per_second: float
-    """Environment steps of training over the whole wall time, evaluations included."""
-
-    best_metric: float
-    """Best value of the metric that selects the policy; NaN if there was none."""
-
-    best_epoch: int
-    final_eval_return_mean: float
-    """Mean return of the last evaluation; NaN if there was none."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values by name."""
-        return asdict(self)
 
 
 class Trainer(ABC):
@@ -94,6 +76,8 @@ class Trainer(ABC):
         limits: When to stop; None: those of the algorithm.
         evaluation_interval: Epochs from one evaluation to the next.
         selection_metric: Metric that `model_selection` is told.
+        checkpoints: Writes where training stands; None: nothing is written.
+        interruption: Tells whether a signal came; None: no signals are taken.
     """
 
     def __init__(
@@ -108,6 +92,8 @@ class Trainer(ABC):
         limits: Limits | None = None,
         evaluation_interval: int = 1,
         selection_metric: str = "eval/episode_return_mean",
+        checkpoints: Checkpoints | None = None,
+        interruption: Interruption | None = None,
     ) -> None:
         self.algorithm_config = config
         self.learners = learners
@@ -118,14 +104,22 @@ class Trainer(ABC):
         self.limits = limits or Limits(n_epochs=config.n_epochs, patience=config.patience)
         self.evaluation_interval = evaluation_interval
         self.selection_metric = selection_metric
+        self.checkpoints = checkpoints
+        self.interruption = interruption or Interruption()
         self.epoch = 0
         self.updates = 0
         self.env_steps = 0
         self.wall_time_s = 0.0
         self.final_eval_return_mean = math.nan
         self.stop_reason = ""
+        self._score: float | None = None
         self._resumed_at = time.perf_counter()
+        self._updates_in_epoch = 0
+        self._epoch_began_s = 0.0
+        self._epoch_began_steps = 0
         self._statistics = Statistics()
+        # The metrics of an epoch that waits for its evaluation.
+        self._row: dict[str, float] | None = None
 
     @abstractmethod
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
@@ -142,6 +136,7 @@ class Trainer(ABC):
 
         Raises:
             ConfigError: If nothing would end training.
+            Interrupted: After a signal; a checkpoint was saved, unless it came twice.
         """
         if n_epochs is not None:
             check_at_least("n_epochs", n_epochs, 1)
@@ -149,26 +144,48 @@ class Trainer(ABC):
             raise ConfigError("limits", "nothing would end training; set one, or pass n_epochs")
         self._resumed_at = time.perf_counter() - self.wall_time_s
         last_epoch = self.limits.n_epochs if n_epochs is None else self.epoch + n_epochs
-        self.stop_reason = self._limit_reached(last_epoch)
-        while not self.stop_reason:
-            self._run_epoch(last_epoch)
+        with self.interruption.deferred():
+            try:
+                self._run_epochs(last_epoch)
+            except Interrupted as stop:
+                if self.checkpoints is not None and not stop.at_once:
+                    stop.checkpoint = self._save_checkpoint(within_epoch=True)
+                raise
         return self.summary()
 
-    def _run_epoch(self, last_epoch: int) -> None:
-        started, steps_before = time.perf_counter(), self.env_steps
+    def _run_epochs(self, last_epoch: int) -> None:
+        ended = self.epoch + (self._row is not None)
+        self.stop_reason = self._limit_reached(last_epoch, ended)
+        while self._row is not None or not self.stop_reason:
+            if self._row is None:
+                self._update_for_an_epoch(last_epoch)
+                self._row = self._closed_row(last_epoch)
+            self._finish_epoch(self._row)
+            if self.checkpoints is not None and self.checkpoints.is_due(self.epoch):
+                self._save_checkpoint()
+            self.interruption.check()
+        if self.checkpoints is not None:
+            self._save_checkpoint()
+
+    def _update_for_an_epoch(self, last_epoch: int) -> None:
+        """Make the updates that are left of the running epoch."""
         length = self.algorithm_config.epoch_length
-        for i in range(length):
+        while self._updates_in_epoch < length and not self.stop_reason:
             self.env_steps += self.update_once(self.progress(last_epoch), self._statistics)
             self.updates += 1
+            self._updates_in_epoch += 1
             self.wall_time_s = time.perf_counter() - self._resumed_at
             self.stop_reason = self._limit_reached()
-            if self.stop_reason:
-                break
-            self.tracker.advance((i + 1) / length, self.env_steps)
-        self.epoch += 1
-        self.stop_reason = self.stop_reason or self._limit_reached(last_epoch)
+            if not self.stop_reason:
+                self.tracker.advance(self._updates_in_epoch / length, self.env_steps)
+            if self.checkpoints is not None and self.checkpoints.is_overdue():
+                self._save_checkpoint(within_epoch=True)
+            self.interruption.check()
+
+    def _closed_row(self, last_epoch: int) -> dict[str, float]:
+        """The metrics of the updates of an epoch."""
         row: dict[str, float] = {
-            "epoch": self.epoch,
+            "epoch": self.epoch + 1,
             "updates": self.updates,
             "env_steps": self.env_steps,
             **self._statistics.reduce(),
@@ -176,37 +193,86 @@ class Trainer(ABC):
         self._statistics.clear()
         # A training metric first: when it ends the run, there is still an evaluation to come.
         self._select(row)
-        row.update(self._evaluate_if_due(row))
-        now = time.perf_counter()
-        self.wall_time_s = now - self._resumed_at
-        row[TimeEvents.epoch_s.tag] = now - started
-        row[TimeEvents.total_s.tag] = self.wall_time_s
-        row[TimeEvents.steps_per_second.tag] = (self.env_steps - steps_before) / (now - started)
-        self.tracker.write(row)
+        self.stop_reason = self.stop_reason or self._limit_reached(last_epoch, self.epoch + 1)
+        return row
 
-    def _limit_reached(self, last_epoch: int = 0) -> str:
-        """The limit that is reached, or an empty string; between epochs `last_epoch` counts."""
+    def _finish_epoch(self, closed: dict[str, float]) -> None:
+        """Evaluate, and write the row of the epoch."""
+        row = {**closed, **self._evaluate_if_due(closed)}
+        self.wall_time_s = time.perf_counter() - self._resumed_at
+        seconds = self.wall_time_s - self._epoch_began_s
+        row[TimeEvents.epoch_s.tag] = seconds
+        row[TimeEvents.total_s.tag] = self.wall_time_s
+        row[TimeEvents.steps_per_second.tag] = (self.env_steps - self._epoch_began_steps) / seconds
+        self.tracker.write(row)
+        self.epoch += 1
+        self._row = None
+        self._updates_in_epoch = 0
+        self._epoch_began_s, self._epoch_began_steps = self.wall_time_s, self.env_steps
+
+    def _limit_reached(self, last_epoch: int = 0, epochs: int = -1) -> str:
+        """The limit that is reached, or an empty string.
+
+        Args:
+            last_epoch: Number of the epoch after which training ends; 0: none.
+            epochs: Epochs that ended; -1: one is running, which patience and `last_epoch` wait for.
+        """
         if 0 < self.limits.total_steps <= self.env_steps:
             return "total_steps"
-        if 0 < last_epoch <= self.epoch:
+        if 0 < last_epoch <= epochs:
             return "n_epochs"
         if 0 < self.limits.max_wall_time_s <= self.wall_time_s:
             return "max_wall_time_s"
+        selection = self.model_selection
+        if epochs > 0 and selection is not None:
+            return "patience" if selection.patience_is_exhausted(self.limits.patience) else ""
         return ""
+
+    def _save_checkpoint(self, within_epoch: bool = False) -> Path | None:
+        """Write where training stands; returns the checkpoint, or None if it could not be written.
+
+        Raises:
+            TrainingError: If a weight is not finite: the last good checkpoint is kept.
+        """
+        assert self.checkpoints is not None
+        started = time.perf_counter()
+        self.learners.foreach_learner(lambda learner: learner.check_weights())
+        self.tracker.sync()
+        path = self.checkpoints.save(
+            self.state_dict(),
+            epoch=self.epoch,
+            updates=self.updates,
+            env_steps=self.env_steps,
+            score=self._score,
+            within_epoch=within_epoch and (self._row is not None or self._updates_in_epoch > 0),
+        )
+        self._statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
+        return path
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
         """Evaluate every so many epochs and at the end, and offer the score for selection."""
-        due = self.epoch % self.evaluation_interval == 0 or bool(self.stop_reason)
+        due = (self.epoch + 1) % self.evaluation_interval == 0 or bool(self.stop_reason)
         if not due:
             return {}
         metrics: dict[str, float] = {}
         if self.evaluator is not None:
             started = time.perf_counter()
-            metrics = self.evaluate()
+            metrics = self._evaluate_unless_interrupted(self.evaluator)
             self._select(metrics)
             metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
         self._check_metric({*row, *metrics})
         return metrics
+
+    def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
+        """Evaluate; after a signal all is as if that had not begun."""
+        state, generators = evaluator.state_dict(), generator_states()
+        try:
+            with self.interruption.immediate():
+                return self.evaluate()
+        except Interrupted:
+            evaluator.load_state_dict(state)
+            load_generator_states(generators)
+            raise
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current policy; training goes on as if nothing had happened."""
@@ -221,7 +287,8 @@ class Trainer(ABC):
         selection = self.model_selection
         if selection is None or self.selection_metric not in metrics:
             return
-        selection.update(metrics[self.selection_metric], self.epoch)
+        self._score = metrics[self.selection_metric]
+        selection.update(self._score, self.epoch + 1)
         if not self.stop_reason and selection.patience_is_exhausted(self.limits.patience):
             self.stop_reason = "patience"
 
@@ -268,17 +335,16 @@ class Trainer(ABC):
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Learners, best policy and counters: everything but the environments."""
-        selection = self.model_selection
+        """Everything that influences later numbers; valid between two updates."""
+        selection, evaluator = self.model_selection, self.evaluator
         return {
             "learners": self.learners.state_dict(),
             "model_selection": None if selection is None else selection.state_dict(),
-            "progress": {
-                "epoch": self.epoch,
-                "updates": self.updates,
-                "env_steps": self.env_steps,
-                "wall_time_s": self.wall_time_s,
-            },
+            "evaluator": None if evaluator is None else evaluator.state_dict(),
+            "statistics": self._statistics.state_dict(),
+            "row": self._row,
+            "progress": {name: getattr(self, name) for name in PROGRESS},
+            "generators": generator_states(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -286,16 +352,37 @@ class Trainer(ABC):
         self.learners.load_state_dict(state["learners"])
         if self.model_selection is not None and state["model_selection"] is not None:
             self.model_selection.load_state_dict(state["model_selection"])
-        progress = state["progress"]
-        self.epoch = progress["epoch"]
-        self.updates = progress["updates"]
-        self.env_steps = progress["env_steps"]
-        self.wall_time_s = progress["wall_time_s"]
+        if self.evaluator is not None and state["evaluator"] is not None:
+            self.evaluator.load_state_dict(state["evaluator"])
+        self._statistics.load_state_dict(state["statistics"])
+        self._row = state["row"]
+        for name in PROGRESS:
+            setattr(self, name, state["progress"][name])
+        self.load_experience(state)
+        # Last: what was put back before may have drawn from them.
+        load_generator_states(state["generators"])
+
+    def load_experience(self, state: dict[str, Any]) -> None:  # noqa: B027 (not all have some)
+        """Continue from the part of `state` that belongs to the source of experience."""
 
     def save_state(self, file_path: str | Path | BinaryIO) -> None:
         """Write `state_dict` to a file of tensors and plain values."""
-        torch.save(self.state_dict(), file_path)
+        data = dumps(self.state_dict())
+        if isinstance(file_path, (str, Path)):
+            with atomic_write(Path(file_path)) as file:
+                file.write(data)
+        else:
+            file_path.write(data)
 
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        """Continue from a file that `save_state` wrote; it can not run code."""
-        self.load_state_dict(torch.load(file_path, map_location="cpu", weights_only=True))
+        """Continue from a file that `save_state` wrote; it can not run code.
+
+        Raises:
+            RunDirectoryError: If the file is damaged.
+        """
+        if isinstance(file_path, (str, Path)):
+            data = Path(file_path).read_bytes()
+        else:
+            data = file_path.read()
+        name = file_path if isinstance(file_path, (str, Path)) else "the state"
+        self.load_state_dict(loads(data, name))

@@ -159,3 +159,25 @@ def test_a_module_without_transitions_beside_another():
         torch.testing.assert_close(found, expected)
     for old, new in zip(before, other.parameters(), strict=True):
         assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_a_lost_episode_counts_up_to_where_it_was_lost(algorithm):
+    """As if it had been truncated before the row in which the next one begins."""
+    cut_off, _ = next_step_rollout()
+    final = [t * 2 + b for t, b in cut_off.truncated.nonzero().tolist()]
+    lost = replace(
+        cut_off,
+        truncated=torch.zeros_like(cut_off.truncated),
+        final_obs=cut_off.final_obs[:0],
+        final_positions=cut_off.final_positions[:0],
+    )
+    # What is truncated in the last row is followed by no row: there the rollout ends either way.
+    assert any(position < 24 for position in final)
+    updated = []
+    for rollout in (cut_off, lost):
+        learner = learner_of(algorithm)
+        learner.update(rollout, Progress())
+        updated.append(list(learner.module.parameters()))
+    for a, b in zip(*updated, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8)

@@ -196,6 +196,30 @@ def test_gradients_that_are_not_finite_end_training(bad):
     assert not learner.module.training
 
 
+def test_steps_that_are_not_finite_can_be_left_out():
+    """They change nothing and are counted; the others are as if they had not been there."""
+    skipping = LineLearner(make_module(), batch_size=1, on_non_finite="skip", grad_clip=0.5)
+    others = LineLearner(make_module(), batch_size=1, grad_clip=0.5)
+    data = make_data()
+    order = torch.randperm(10, generator=copy_of(skipping.generator))
+    data[order[6], 2] = torch.nan
+    row = skipping.update(data, Progress()).reduce()
+    assert (row["train/gradient_steps"], row["train/skipped_steps"]) == (9, 1)
+    kept = [data[order[i : i + 1]] for i in range(10) if i != 6]
+    others.minibatches = lambda prepared, statistics: iter({"default": part} for part in kept)
+    assert "train/skipped_steps" not in others.update(data, Progress()).reduce()
+    assert torch.equal(weights(skipping), weights(others))
+
+
+def test_an_update_without_a_finite_step_ends_training():
+    """Weights that are not finite never get better: left out for ever, nothing would be learned."""
+    learner = LineLearner(make_module(), on_non_finite="skip")
+    data = make_data()
+    data[:, 2] = torch.inf
+    with pytest.raises(TrainingError, match=r"epoch 3, update 0: the gradient of minibatch 0"):
+        learner.update(data, Progress(epoch=2))
+
+
 def copy_of(generator):
     """A generator in the same state."""
     twin = torch.Generator()

@@ -29,6 +29,7 @@ class SlowScaler:
         for t in range(len(rewards)):
             for b in range(rewards.shape[1]):
                 if not valid[t, b]:
+                    self.running[b] = 0.0
                     continue
                 self.running[b] = rewards[t, b] + GAMMA * self.running[b]
                 self.sums.append(self.running[b])
@@ -78,9 +79,19 @@ def test_rows_that_are_no_transitions_count_for_nothing():
     torch.testing.assert_close(scaled[torch.from_numpy(valid)], expected.flatten())
     torch.testing.assert_close(padded.state_dict(), plain.state_dict())
     nothing = torch.zeros(6, 2, dtype=torch.bool)
-    before = padded.state_dict()
+    before = {**padded.state_dict(), "carry": torch.zeros(2, dtype=torch.float64)}
     padded.scale(*tensors(rewards, done), nothing)
     torch.testing.assert_close(padded.state_dict(), before, rtol=0, atol=0)
+
+
+def test_sums_of_lost_episodes_begin_anew():
+    """In the environments that lost theirs, and nowhere else."""
+    scaler = RewardScaler(GAMMA, 0.0)
+    scaler.scale(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool))
+    scaler.forget(torch.tensor([False, True, False]))
+    assert scaler.state_dict()["carry"].tolist() == [1.0 + GAMMA, 0.0, 1.0 + GAMMA]
+    scaler.forget(torch.tensor([True]))
+    assert scaler.state_dict()["carry"][0] > 0, "the state of other environments"
 
 
 @pytest.mark.parametrize("cut", [1, 7, 19])

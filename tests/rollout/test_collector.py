@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from scripted_envs import ScriptedEnv, number_of
 
-from maze_train import SequentialVectorEnv, SubprocVectorEnv
+from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
 from maze_train.rollout.collector import RolloutCollector
@@ -256,20 +257,51 @@ def test_the_action_generator_is_state():
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_restored_collectors_count_the_episodes_that_they_play(fresh):
-    """New episodes start with nothing behind them: each length is one that the script allows."""
+def test_restored_collectors_continue(fresh):
+    """Rollouts and episodes are those of the collector whose state it was, bit for bit."""
     first, model = make_collector()
-    first.collect(model)
-    first.collect(model)
+    for _ in range(3):
+        first.collect(model)
     assert first.episodes.lengths.any()
+    state = first.state_dict()
     second, _ = make_collector(env_seed=6)
     if not fresh:
         second.collect(model)
-    second.load_state_dict(first.state_dict())
-    rollout, finished = second.collect(model)
-    ended = (rollout.terminated | rollout.truncated).nonzero().tolist()
-    firsts = {}
-    for (t, i), length in zip(ended, finished.lengths, strict=True):
-        firsts.setdefault(i, (t + 1, length))
-    assert all(steps == length for steps, length in firsts.values())
-    assert not rollout.obs[0, :, 1].any(), "every environment is in a new episode"
+    assert not second.load_state_dict(state).any()
+    for _ in range(3):
+        (rollout, finished), (expected, expected_finished) = (
+            second.collect(model),
+            first.collect(model),
+        )
+        assert_same(copies(rollout), copies(expected))
+        assert finished == expected_finished
+
+
+class Forgetful(ScriptedEnv):
+    """Observes something else each time it is built, in one of three environments."""
+
+    built: ClassVar[int] = 0
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        Forgetful.built += 1
+        self.offset = Forgetful.built if Forgetful.built % B == 0 else 0
+
+    def observe(self, *args):
+        return super().observe(*args) + self.offset
+
+
+def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
+    """Else it is an error; what was summed up of them is forgotten, that of others is kept."""
+    env = SequentialVectorEnv([Forgetful] * B)
+    first, model = RolloutCollector(env, T, env_seed=5, action_seed=7), make_model(env)
+    first.collect(model)
+    first.episodes.returns[:] = 100.0
+    state = first.state_dict()
+    again = SequentialVectorEnv([Forgetful] * B)
+    with pytest.raises(EnvError, match=r"environment 2 .*checkpoint\.allow_new_episodes"):
+        RolloutCollector(again, T, env_seed=5, action_seed=7).load_state_dict(state)
+    second = RolloutCollector(again, T, env_seed=5, action_seed=7, allow_new_episodes=True)
+    assert second.load_state_dict(state).tolist() == [False, False, True]
+    assert second.episodes.returns.tolist() == [100.0, 100.0, 0.0]
+    second.collect(model)

@@ -67,7 +67,11 @@ def test_files_of_the_run_directory() -> None:
     result = short_run(**{"tracking.plot": True})
     names = everything(Path("run"))
     assert [name for name in names if "tfevents" not in name] == [
-        "best", "best/config.yaml", "best/policy.pt", "best/score.json", "best/spaces.json",
+        ".lock", "best", "best/config.yaml", "best/policy.pt", "best/score.json",
+        "best/spaces.json", "checkpoints", "checkpoints/epoch_000002",
+        "checkpoints/epoch_000002/MANIFEST.json", "checkpoints/epoch_000002/state.safetensors",
+        "checkpoints/epoch_000003", "checkpoints/epoch_000003/MANIFEST.json",
+        "checkpoints/epoch_000003/state.safetensors", "checkpoints/latest",
         "config.yaml", "metrics.csv", "plots", "plots/learning_curve.png", "summary.json",
     ]  # fmt: skip
     assert sum("tfevents" in name for name in names) == 1

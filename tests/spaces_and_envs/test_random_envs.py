@@ -33,6 +33,7 @@ from maze_train import (
     build_actor_critic,
 )
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.training.model_selection import copy_of_weights
 from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
 from maze_train.trees import tree_leaves
 
@@ -134,7 +135,8 @@ def assert_close(ours: Any, theirs: Any) -> None:
 def check_acting(model: Any, spaces: Any, config: ModelConfig) -> None:
     """A policy that was saved and loaded acts as the one that learned, on one and on many."""
     with tempfile.TemporaryDirectory() as directory:
-        PolicyWriter(model, *spaces, "seed: 1\n")(Path(directory), {"score": 1.0})
+        writer = PolicyWriter(*spaces, "seed: 1\n")
+        writer(Path(directory), copy_of_weights(model), {"score": 1.0})
         read = read_spaces(Path(directory))
         restored = build_actor_critic(config, *read, 99)
         restored.load_state_dict(read_weights(Path(directory)))

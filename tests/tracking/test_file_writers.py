@@ -140,7 +140,7 @@ def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
     first = next(tmp_path.glob("events.*"))
     first.rename(first.with_name("events.out.tfevents.0000000001.first"))
     again = {**ROWS[1], "train/loss": 5.0}
-    write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path, past_rows=(ROWS[0],)), [again])
+    write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path, resumed_at_step=1000), [again])
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     points = [(e.step, e.value) for e in events.Scalars("train/loss")]
@@ -195,3 +195,31 @@ def test_closing_twice_is_harmless(kind: type[MetricsWriter], tmp_path: Path) ->
     write_all(writer, RunInfo(run_dir=tmp_path / "run"), ROWS)
     writer.close()
     assert (tmp_path / "run").exists()
+
+
+def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
+    """A file that vanished is told, points of TensorBoard are in its file."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer, board = CSVWriter(), TensorBoardWriter(flush_interval_s=1000)
+    for one in (writer, board):
+        one.sync()
+        one.start(RunInfo(run_dir=tmp_path))
+        one.write(ROWS[0])
+        one.sync()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert len(events.Scalars("train/loss")) == 1
+    (tmp_path / "metrics.csv").unlink()
+    with pytest.raises(FileNotFoundError):
+        writer.sync()
+    for one in (writer, board):
+        one.close()
+
+
+def test_rows_of_epochs_that_are_repeated_are_left_out(tmp_path: Path) -> None:
+    """Continued at its very beginning, a run starts its table anew."""
+    write_all(CSVWriter(), RunInfo(run_dir=tmp_path), ROWS)
+    write_all(CSVWriter(), RunInfo(run_dir=tmp_path, resumed_at_step=0), ROWS[:1])
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]

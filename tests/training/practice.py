@@ -20,7 +20,9 @@ from maze_train.nets.config import ModelConfig
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.tracker import Tracker
-from maze_train.training.trainer import Limits, Trainer
+from maze_train.training.evaluators import Evaluator
+from maze_train.training.outcome import Limits
+from maze_train.training.trainer import Trainer
 
 
 class ShortOrLongEnv(gymnasium.Env):
@@ -131,7 +133,7 @@ class CountingTrainer(Trainer):
         return self.tracker.history
 
 
-class ScriptedEvaluator:
+class ScriptedEvaluator(Evaluator):
     """Returns the scores that it was given, one after the other, then the last again."""
 
     def __init__(self, scores=(0.0,), name="eval/episode_return_mean"):

@@ -99,7 +99,7 @@ def test_best_and_regular_dumps_are_written(tmp_path):
     """Each new best is written, and every second policy whatever its score."""
     written = []
 
-    def save(directory, score):
+    def save(directory, weights, score):
         written.append((directory.relative_to(tmp_path).as_posix(), score))
 
     run(
@@ -154,7 +154,9 @@ def test_a_run_without_a_score_keeps_its_last_policy(tmp_path):
     written = []
     model = torch.nn.Linear(2, 1)
     selection = BestModelSelection(
-        model, save=lambda directory, score: written.append(score), best_dir=tmp_path / "best"
+        model,
+        save=lambda directory, weights, score: written.append(score),
+        best_dir=tmp_path / "best",
     )
     selection.update(math.nan, 1)
     selection.keep_if_none(3)

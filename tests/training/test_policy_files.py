@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.training.model_selection import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,
     TrainedPolicy,
@@ -48,7 +49,8 @@ def saved(tmp_path, name):
     """A saved policy, read into a new model, with the policy that was saved."""
     observation_space, action_space = CASES[name]
     model = make_model(observation_space, action_space)
-    PolicyWriter(model, observation_space, action_space, "seed: 1\n")(tmp_path, {"score": 2.0})
+    writer = PolicyWriter(observation_space, action_space, "seed: 1\n")
+    writer(tmp_path, copy_of_weights(model), {"score": 2.0})
     restored = make_model(*read_spaces(tmp_path), seed=2)
     restored.load_state_dict(read_weights(tmp_path))
     return TrainedPolicy(model, observation_space, action_space), TrainedPolicy(
@@ -188,8 +190,8 @@ def test_the_files_hold_what_is_needed_to_act(tmp_path):
     """Weights are tensors alone, the rest is text; later training does not change them."""
     observation_space, action_space = CASES["box-discrete"]
     model = make_model(observation_space, action_space)
-    writer = PolicyWriter(model, observation_space, action_space, "seed: 1\n")
-    writer(tmp_path, {"score": 2.0, "epoch": 3})
+    writer = PolicyWriter(observation_space, action_space, "seed: 1\n")
+    writer(tmp_path, copy_of_weights(model), {"score": 2.0, "epoch": 3})
     names = {"policy.pt", "spaces.json", "config.yaml", "score.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert json.loads((tmp_path / "score.json").read_text()) == {"score": 2.0, "epoch": 3}
@@ -290,8 +292,8 @@ def test_writing_again_replaces_the_files_and_leaves_nothing_else(tmp_path):
     observation_space, action_space = CASES["box-discrete"]
     for seed in (1, 2):
         model = make_model(observation_space, action_space, seed)
-        writer = PolicyWriter(model, observation_space, action_space, "seed: 1\n")
-        writer(tmp_path / "a" / "best", {"score": seed})
+        writer = PolicyWriter(observation_space, action_space, "seed: 1\n")
+        writer(tmp_path / "a" / "best", copy_of_weights(model), {"score": seed})
     names = {"policy.pt", "spaces.json", "config.yaml", "score.json"}
     assert {path.name for path in (tmp_path / "a" / "best").iterdir()} == names
     weights = read_weights(tmp_path / "a" / "best")

@@ -14,7 +14,7 @@ from maze_train.events import Event, EventInterface
 from maze_train.learner.config import Schedule
 from maze_train.learner.flat import get_flat_parameters
 from maze_train.training.model_selection import BestModelSelection
-from maze_train.training.trainer import Limits
+from maze_train.training.outcome import Limits
 
 
 class ScoreEvents(EventInterface, prefix="train"):

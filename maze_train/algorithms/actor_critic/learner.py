@@ -80,6 +80,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             lr=config.lr,
             grad_clip=config.max_grad_norm,
             grad_clip_by=config.grad_clip_by,
+            on_non_finite=config.on_non_finite,
             device=device,
             seed=seed,
         )
@@ -140,7 +141,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         """Advantages, targets and old values of a rollout, each `[T * B]`."""
         discounts, lambdas = discounts_and_lambdas(
             rollout.terminated,
-            rollout.truncated,
+            rollout.cut,
             self.config.gamma,
             self.config.gae_lambda,
             dtype=rollout.rewards.dtype,
@@ -268,6 +269,11 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         """
 
     # -- state -----------------------------------------------------------------------------------
+
+    def forget_episodes(self, envs: Tensor) -> None:
+        """Begin the sums of rewards anew for environments whose episode was lost, `[B]` bool."""
+        for scaler in self._reward_scalers.values():
+            scaler.forget(envs)
 
     def state_dict(self) -> dict[str, Any]:
         """What every learner has, and the statistics of rewards."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from maze_train.training.trainer import TimeEvents, Trainer
 
 if TYPE_CHECKING:
@@ -57,10 +59,11 @@ class ActorCritic(Trainer):
         return rollout.num_samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the environments."""
+        """Everything that influences later numbers; valid between two updates."""
         return {**super().state_dict(), "collector": self.collector.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; the environments start new episodes."""
-        super().load_state_dict(state)
-        self.collector.load_state_dict(state["collector"])
+    def load_experience(self, state: dict[str, Any]) -> None:
+        """Put the environments where they were."""
+        lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
+        if lost.any():
+            self.learners.foreach_learner(lambda learner: learner.forget_episodes(lost))

@@ -1,0 +1,80 @@
+"""Builds the environments of a vector environment, and closes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from maze_train.errors import ConfigError, EnvError, MissingExtraError, SpaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["build_envs", "check_equal_spaces", "close_all"]
+
+
+def build_envs(
+    factories: Sequence[Callable[[], Any]], first: int = 0
+) -> list[gymnasium.Env[Any, Any]]:
+    """Call the factories, and check that the environments have equal spaces.
+
+    Args:
+        factories: Functions that return one environment each.
+        first: Index of the first one in its vector environment.
+
+    Raises:
+        ConfigError: If a factory refuses its settings.
+        EnvError: If a factory raises, returns no environment, or one whose spaces differ
+            from the first's.
+        MissingExtraError: If a package that an environment needs is not installed.
+    """
+    envs: list[gymnasium.Env[Any, Any]] = []
+    index = first
+    try:
+        for index, factory in enumerate(factories, start=first):
+            env = factory()
+            if not isinstance(env, gymnasium.Env):
+                raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
+            if any(env is other for other in envs):
+                raise TypeError(
+                    "the factory returned the same environment twice; let it build a new one"
+                )
+            envs.append(env)
+            check_equal_spaces(envs[0], env, index, first)
+    except (ConfigError, MissingExtraError):
+        close_all(envs)
+        raise
+    except Exception as error:
+        close_all(envs)
+        raise EnvError(
+            f"environment {index} could not be built: {type(error).__name__}: {error}"
+        ) from error
+    return envs
+
+
+def check_equal_spaces(one: Any, other: Any, index: int, first: int = 0) -> None:
+    """Refuse an environment whose spaces differ from those of environment `first`.
+
+    Raises:
+        SpaceError: If the observation or action spaces of the two are not equal.
+    """
+    for name in ("observation_space", "action_space"):
+        expected, given = getattr(one, name), getattr(other, name)
+        if expected != given:
+            raise SpaceError(
+                f"the {name} of environment {index} is {given}, that of environment {first} is "
+                f"{expected}: all environments must have equal spaces"
+            )
+
+
+def close_all(envs: Iterable[gymnasium.Env[Any, Any]]) -> None:
+    """Close environments; the first exception is raised after all were closed."""
+    first_error: Exception | None = None
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise EnvError(f"closing an environment failed: {first_error}") from first_error

@@ -1,0 +1,170 @@
+"""Finds numbers that are not finite in what environments return."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.errors import EnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from maze_train.envs.buffers import Array
+
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = [
+    "FiniteCheck",
+    "NonFiniteError",
+    "check_columns",
+    "check_final",
+    "check_finite",
+    "check_finite_reward",
+    "non_finite_rows",
+]
+
+PIECE = 2**13
+"""Numbers per dot product: BLAS uses threads for longer ones."""
+
+WEIGHT = 2.0**-20
+"""So small that a piece of the largest numbers does not overflow."""
+
+
+class NonFiniteError(EnvError):
+    """An environment returned NaN or an infinity."""
+
+
+class FiniteCheck:
+    """Tells whether arrays hold finite numbers only; made once, asked after every step.
+
+    The test is a dot product with a small number, the fastest that numpy has: it is finite for
+    finite numbers, and an infinity or NaN stays one.
+
+    Args:
+        columns: Contiguous arrays; those that do not hold floats are passed over.
+    """
+
+    def __init__(self, columns: Mapping[str, Array]) -> None:
+        self._pieces: list[tuple[Array, Array]] = []
+        for column in columns.values():
+            if column.dtype.kind == "f":
+                flat = column.reshape(-1)
+                parts = [flat[k : k + PIECE] for k in range(0, len(flat), PIECE)]
+                self._pieces += [(part, np.full_like(part, WEIGHT)) for part in parts]
+
+    def passes(self) -> bool:
+        """Whether all numbers are finite now."""
+        try:
+            for part, weights in self._pieces:
+                if not math.isfinite(part.dot(weights)):
+                    return False
+        except RuntimeWarning:  # Of infinities of both signs, where warnings are errors.
+            return False
+        return True
+
+
+def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
+    """Refuse leaves of one observation that hold NaN or infinities.
+
+    Args:
+        columns: Leaves by key; the key of a lone leaf is empty.
+        what: What the message calls it.
+
+    Raises:
+        NonFiniteError: Naming the leaf, the value and its index.
+    """
+    for key, value in columns.items():
+        array = np.asarray(value)
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        index = tuple(int(k) for k in np.argwhere(~np.isfinite(array))[0])
+        where = f" at index {index}" if index else ""
+        name = f"{what} {key!r}" if key else f"the {what}"
+        raise NonFiniteError(f"{name} is {array[index]}{where}, expected a finite number")
+
+
+def check_finite_reward(reward: float) -> None:
+    """Refuse a reward that is NaN or infinite.
+
+    Raises:
+        NonFiniteError: Naming the value.
+    """
+    if not math.isfinite(reward):
+        raise NonFiniteError(f"reward is {reward}, expected a finite number")
+
+
+def non_finite_rows(columns: Mapping[str, Array]) -> Mask:
+    """Which rows of arrays [n, ...] hold NaN or infinities, [n]."""
+    bad = np.zeros(len(next(iter(columns.values()))), np.bool_)
+    for column in columns.values():
+        if column.dtype.kind == "f":
+            bad |= ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
+    return bad
+
+
+def check_columns(
+    columns: Mapping[str, Array],
+    lengths: Array,
+    rows: Mask | None = None,
+    rewards: Array | None = None,
+) -> None:
+    """Refuse NaN and infinities in what a vector environment returned.
+
+    Args:
+        columns: Observations, [n, ...] per leaf.
+        lengths: Steps of the episodes so far, [n], for the message.
+        rows: Which rows of the observations matter, [n]; None: all.
+        rewards: The rewards, [n], all of which matter; None: there are none.
+
+    Raises:
+        EnvError: Naming the environment, the leaf or the reward, the value and its index.
+    """
+    floats = [column for column in columns.values() if column.dtype.kind == "f"]
+    if rewards is not None:
+        floats.append(rewards)
+    if all(np.isfinite(column).all() for column in floats):
+        return
+    bad = non_finite_rows(columns)
+    if rows is not None:
+        bad &= rows
+    if rewards is not None:
+        bad |= ~np.isfinite(rewards)
+    for i in bad.nonzero()[0].tolist():
+        with naming(i, lengths):
+            if rewards is not None:
+                check_finite_reward(float(rewards[i]))
+            check_finite({key: column[i] for key, column in columns.items()})
+
+
+def check_final(final_obs: Array, lengths: Array, truncated: Mask) -> None:
+    """Refuse NaN and infinities in last observations of truncated episodes.
+
+    Args:
+        final_obs: One observation, or leaves by key, per environment.
+        lengths: Steps of the episodes, [n], for the message.
+        truncated: Which episodes were truncated, [n].
+
+    Raises:
+        EnvError: Naming the environment, the leaf, the value and its index.
+    """
+    for i in truncated.nonzero()[0].tolist():
+        leaves = final_obs[i] if isinstance(final_obs[i], dict) else {"": final_obs[i]}
+        with naming(i, lengths):
+            check_finite(leaves, "final observation")
+
+
+@contextmanager
+def naming(i: int, lengths: Array) -> Iterator[None]:
+    """Name the environment in the message about a number that is not finite."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise EnvError(
+            f"environment {i} failed at step {lengths[i]} of its episode: {error}"
+        ) from error

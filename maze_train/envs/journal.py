@@ -1,0 +1,310 @@
+"""What was done to each environment since its running episode began, so that it can be done again.
+
+An episode follows from its seed and the actions. The journal keeps the number of the episode and
+the actions; what is to be replayed is an `EpisodeRecord`.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.envs.layers import plain_copy
+from maze_train.errors import EnvError
+from maze_train.seeding import EpisodeSeeds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from maze_train.envs.buffers import Array
+
+__all__ = ["EpisodeRecord", "Journal", "episode_seed", "read_state"]
+
+CHUNK_BYTES = 2**18
+CHUNK_ROWS = (16, 1024)
+"""Fewest and most steps per chunk of memory."""
+
+
+@dataclass(slots=True)
+class EpisodeRecord:
+    """What puts one environment back where it was.
+
+    The record starts at its base: the start of the running episode, or an earlier one where the
+    running episode went on with the game of those before, or the state that the environment gave of
+    itself.
+    """
+
+    episodes: int
+    """Number of episodes that were started, the running one included."""
+    base_episodes: int
+    """Number of episodes that were started at the base; at most `episodes`."""
+    steps: int
+    """Steps of the running episode."""
+    options: dict[str, Any] | None
+    """Options of the reset at the base."""
+    own: dict[str, Any] | None
+    """What the environment told of itself at the base, if it did."""
+    actions: dict[str, Array]
+    """Actions since the base, [k, ...] per part."""
+    obs: dict[str, Array]
+    """The observation to act on, [...] per leaf."""
+    reward: float
+    """The last reward."""
+
+    @property
+    def num_actions(self) -> int:
+        """Number of actions since the base."""
+        return min((len(part) for part in self.actions.values()), default=0)
+
+    def difference(self, obs: Mapping[str, Array], reward: float) -> str | None:
+        """What is different after these actions, in words; None if every byte is the same."""
+        for key, expected in self.obs.items():
+            if obs[key].tobytes() != expected.tobytes():
+                name = f"observation {key!r}" if key else "the observation"
+                gap = np.abs(obs[key].astype(np.float64) - expected.astype(np.float64)).max()
+                return f"{name} differs by up to {gap:.3g}"
+        if reward != self.reward and not (math.isnan(reward) and math.isnan(self.reward)):
+            return f"the last reward is {reward:.9g} instead of {self.reward:.9g}"
+        return None
+
+    def to_dict(self, index: int) -> dict[str, Any]:
+        """Plain values and arrays, for the environment of this index.
+
+        Raises:
+            EnvError: If the options of the reset are no such values.
+        """
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["options"] = plain_copy(self.options, f"reset options of environment {index}")
+        return values
+
+
+@dataclass(slots=True)
+class Base:
+    """Where the record of an environment begins."""
+
+    episodes: int
+    step: int
+    """Step of the journal from which on the actions count."""
+    options: dict[str, Any] | None = None
+    own: dict[str, Any] | None = None
+    earlier: dict[str, Array] = field(default_factory=dict)
+    """Actions between the base and that step: those of a record that was loaded."""
+
+
+class Journal:
+    """Keeps the actions of `n` environments since their bases, and counts their episodes.
+
+    One step costs one assignment per part of the actions. Memory of the time before the oldest base
+    is given back.
+
+    Args:
+        columns: The arrays in which the actions of a step lie, [n, ...] per part.
+
+    Attributes:
+        episodes: Episodes started, by environment.
+    """
+
+    def __init__(self, columns: Mapping[str, Array]) -> None:
+        self._columns = dict(columns)
+        nbytes = max(1, sum(column.nbytes for column in columns.values()))
+        self._rows = int(np.clip(CHUNK_BYTES // nbytes, *CHUNK_ROWS))
+        self._n = len(next(iter(columns.values())))
+        self._valid = False
+        self.begin(None)
+
+    def begin(self, options: dict[str, Any] | None) -> None:
+        """All environments start their first episodes."""
+        with suppress(EnvError):  # It is told when a state is asked for.
+            options = plain_copy(options, "options")  # The environment may change its own.
+        self._restart()
+        self.episodes = [1] * self._n
+        self._episode_starts = [0] * self._n
+        self._bases = [Base(1, 0, options) for _ in range(self._n)]
+
+    def _restart(self) -> None:
+        self._chunks: list[tuple[int, dict[str, Array]]] = []
+        self._pairs: list[tuple[Array, Array]] = []
+        self._first = 0
+        self._row = 0
+        self._valid = True
+
+    def invalidate(self) -> None:
+        """Say that what is kept does not tell any more where the environments are."""
+        self._valid = False
+
+    def record(self) -> None:
+        """Keep the actions of the step that was made."""
+        row = self._row
+        if row == self._rows or not self._chunks:
+            self._next_chunk()
+            row = 0
+        for chunk, column in self._pairs:
+            chunk[row] = column
+        self._row = row + 1
+
+    def ended(self, indices: Iterable[int], continuing: Sequence[int] = ()) -> None:
+        """Episodes ended in the step that was recorded last, and new ones began.
+
+        Args:
+            indices: The environments.
+            continuing: Those whose new episode goes on with the game of the old one, so that it can
+                not be replayed alone.
+        """
+        now = self._first + self._row
+        for i in indices:
+            self.episodes[i] += 1
+            self._episode_starts[i] = now
+            if i not in continuing:
+                self._bases[i] = Base(self.episodes[i], now)
+
+    def rebase(self, i: int, own: dict[str, Any]) -> None:
+        """Let the record of an environment begin now, with what it tells of itself."""
+        self._bases[i] = Base(self.episodes[i], self._first + self._row, own=own)
+
+    def load(self, records: Sequence[EpisodeRecord]) -> None:
+        """Go on from records that all environments were put back by."""
+        self._restart()
+        self.episodes = [record.episodes for record in records]
+        self._episode_starts = [-record.steps for record in records]
+        self._bases = [
+            Base(record.base_episodes, 0, record.options, record.own, record.actions)
+            for record in records
+        ]
+
+    def record_of(self, i: int, obs: Mapping[str, Array], rewards: Array) -> EpisodeRecord:
+        """What puts an environment back.
+
+        Args:
+            i: The environment.
+            obs: The observations to act on, [n, ...] per leaf.
+            rewards: The last rewards, [n].
+
+        Raises:
+            EnvError: If the last step failed, or none of the environments was ever reset.
+        """
+        if not self._valid:
+            raise EnvError(
+                "the state of the environments is not known, because the last call failed: call "
+                "reset() or load_state_dict() first"
+            )
+        base = self._bases[i]
+        return EpisodeRecord(
+            episodes=self.episodes[i],
+            base_episodes=base.episodes,
+            steps=self._first + self._row - self._episode_starts[i],
+            options=base.options,
+            own=base.own,
+            actions={key: self._actions_of(i, key) for key in self._columns},
+            obs={key: np.array(column[i]) for key, column in obs.items()},
+            reward=float(rewards[i]),
+        )
+
+    def _actions_of(self, i: int, key: str) -> Array:
+        """The actions of environment i since its base, [k, ...]."""
+        base = self._bases[i]
+        parts = [base.earlier[key]] if base.earlier else []
+        for first, chunk in self._chunks:
+            used = self._row if first == self._first else self._rows
+            parts.append(chunk[key][max(0, base.step - first) : used, i])
+        column = self._columns[key]
+        parts.append(np.empty((0, *column.shape[1:]), column.dtype))
+        return np.concatenate(parts)
+
+    def _next_chunk(self) -> None:
+        self._first += self._row
+        self._row = 0
+        oldest = min(base.step for base in self._bases)
+        self._chunks = [kept for kept in self._chunks if kept[0] + self._rows > oldest]
+        chunk = {
+            key: np.empty((self._rows, *column.shape), column.dtype)
+            for key, column in self._columns.items()
+        }
+        self._chunks.append((self._first, chunk))
+        self._pairs = [(chunk[key], column) for key, column in self._columns.items()]
+
+
+def episode_seed(root: int, index: int, num_envs: int, episodes: int) -> int:
+    """The seed of the last one of `episodes` >= 1 episodes of an environment."""
+    seeds = EpisodeSeeds(root, index, num_envs)
+    seeds.episodes_started = episodes - 1
+    return seeds.next()
+
+
+def read_state(
+    state: Any, actions: Mapping[str, Array], obs: Mapping[str, Array]
+) -> tuple[int | None, list[EpisodeRecord]]:
+    """Root seed and records of the state of a vector environment; no records before a reset.
+
+    Args:
+        state: What `MazeVectorEnv.state_dict` returned.
+        actions: Arrays of actions of the environments that it is for, [n, ...] per part.
+        obs: Arrays of observations of these.
+
+    Raises:
+        EnvError: If the state is not one of as many environments, with such actions and
+            observations.
+    """
+    n = len(next(iter(actions.values())))
+    root = state.get("root_seed", ...) if isinstance(state, dict) else ...
+    envs = state.get("envs") if isinstance(state, dict) else None
+    if not isinstance(envs, list) or not (root is None or (type(root) is int and root >= 0)):
+        raise EnvError("the state is not one of a vector environment: expected root_seed and envs")
+    if root is None:
+        return None, []
+    if len(envs) != n:
+        raise EnvError(
+            f"the state is one of {len(envs)} environments, but there are {n}: resume with as many"
+        )
+    return root, [record_from(given, i, actions, obs) for i, given in enumerate(envs)]
+
+
+def record_from(
+    given: Any, i: int, actions: Mapping[str, Array], obs: Mapping[str, Array]
+) -> EpisodeRecord:
+    """The record of environment i, checked."""
+    expected = sorted(item.name for item in fields(EpisodeRecord))
+    if not isinstance(given, dict) or sorted(given) != expected:
+        raise EnvError(f"the state of environment {i} is not one: expected the keys {expected}")
+    record = EpisodeRecord(**given)
+    counts = (record.steps, record.base_episodes - 1, record.episodes - record.base_episodes)
+    for name, kind in (("options", dict), ("own", dict)):
+        if not isinstance(given[name], (kind, type(None))):
+            raise EnvError(f"{name} of environment {i} is {given[name]!r}: expected a dict or None")
+    if type(record.reward) is not float or not all(type(k) is int and k >= 0 for k in counts):
+        raise EnvError(f"the counts of environment {i} are damaged: {counts}, {record.reward!r}")
+    record.actions = checked_columns(record.actions, actions, f"actions of environment {i}", True)
+    record.obs = checked_columns(record.obs, obs, f"observation of environment {i}", False)
+    return record
+
+
+def checked_columns(
+    given: Any, expected: Mapping[str, Array], name: str, any_length: bool
+) -> dict[str, Array]:
+    """Copies of arrays that fit those of the environments.
+
+    Raises:
+        EnvError: If a key, dtype or shape differs, or lengths do.
+    """
+    keys = sorted(given) if isinstance(given, dict) else given
+    if keys != sorted(expected):
+        raise EnvError(f"the {name} in the state have the keys {keys}, not {sorted(expected)}")
+    lengths = set()
+    for key, column in expected.items():
+        array: Any = given[key]
+        if not isinstance(array, (np.ndarray, np.generic)) or array.dtype != column.dtype:
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise EnvError(f"the {name} in the state ({key!r}) are {kind}, not {column.dtype}")
+        shape = array.shape[1:] if any_length else array.shape
+        if shape != column.shape[1:] or (any_length and not array.ndim):
+            raise EnvError(
+                f"the {name} in the state ({key!r}) have shape {array.shape}, expected "
+                f"{('k', *column.shape[1:]) if any_length else column.shape[1:]}"
+            )
+        lengths.add(sum(array.shape[:1]) if any_length else 0)
+    if len(lengths) > 1:
+        raise EnvError(f"the {name} in the state differ in their lengths: {sorted(lengths)}")
+    return {key: np.array(given[key]) for key in expected}

@@ -1,0 +1,74 @@
+"""Directories of runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from maze_train.config.resuming import CONFIG_FILE
+from maze_train.errors import ConfigError
+from maze_train.files import atomic_write
+
+__all__ = ["check_is_free", "make_run_dir", "write_config"]
+
+
+def check_is_free(run_dir: str | None) -> None:
+    """Refuse a directory for a new run that holds one already.
+
+    Raises:
+        ConfigError: If it does.
+    """
+    if run_dir is not None and (Path(run_dir) / CONFIG_FILE).exists():
+        raise ConfigError(
+            "run_dir",
+            "holds a run already; continue it with resume=auto, name another directory, or remove "
+            "it",
+            run_dir,
+        )
+
+
+def make_run_dir(run_dir: str | None, name: str) -> Path:
+    """Create the directory of a new run.
+
+    Args:
+        run_dir: Its name; None: `outputs/<name>/<date>_<time>`.
+        name: What the run is about.
+
+    Raises:
+        ConfigError: If it can not be created.
+    """
+    try:
+        if run_dir is None:
+            return _new_directory(Path("outputs") / name)
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        return Path(run_dir)
+    except OSError as error:
+        problem = f"can not be written: {error}"
+        raise ConfigError("run_dir", problem, run_dir or "outputs") from error
+
+
+def write_config(run_dir: Path, text: str) -> None:
+    """Write the configuration of a run.
+
+    Raises:
+        ConfigError: If it can not be written.
+    """
+    try:
+        with atomic_write(run_dir / CONFIG_FILE) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError("run_dir", f"can not be written: {error}", str(run_dir)) from error
+
+
+def _new_directory(parent: Path) -> Path:
+    """A directory named after the time, with a number if there is one of that second already."""
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    number = 1
+    while True:
+        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path

@@ -1,0 +1,360 @@
+"""Checkpoints of a run: written whole or not at all, verified when read, the old ones removed.
+
+checkpoints/
+    latest                          name of the newest checkpoint, and the sha256 of its manifest
+    epoch_000025/                   after 25 epochs
+    epoch_000025_update_000253/     within the 26th epoch, after 253 updates
+        MANIFEST.json               counters, versions, digests
+        state.safetensors           see `state_files`
+
+Names that begin with a dot are work in progress, of a process whose number is at the end:
+`.tmp-` is being written, `.old-` is being replaced by a checkpoint of the same name, `.trash-` is
+being removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from maze_train.checks import check_at_least, check_one_of
+from maze_train.errors import RunDirectoryError
+from maze_train.files import fsync_directory, process_runs, write_synced
+from maze_train.training.manifests import (
+    MANIFEST,
+    MIGRATIONS,
+    SCHEMA,
+    Checkpoint,
+    CheckpointInfo,
+    DamagedError,
+    checkpoint_name,
+    make_manifest,
+    position,
+    read_checkpoint,
+    read_manifest,
+)
+from maze_train.training.state_files import STATE, digest, dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore"]
+
+LATEST = "latest"
+
+
+def _print_warning(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def _is_that(path: Path, name: str, sha256: str) -> bool:
+    """Whether a checkpoint has a manifest of this digest."""
+    with suppress(DamagedError, RunDirectoryError):
+        return read_manifest(path, name).sha256 == sha256
+    return False
+
+
+class CheckpointStore:
+    """The checkpoints of one run. One process writes (see `files.exclusive`), any may read.
+
+    Args:
+        directory: `<run directory>/checkpoints`; made by the first `save` if the run directory is
+            there.
+        keep_last: How many of the newest checkpoints are kept. >= 1.
+        keep_best: How many of those with the best scores are kept beside them. >= 0.
+        mode: `max` if larger scores are better, `min` if smaller ones are.
+        warn: Takes what went wrong without ending the run; None: it is printed on stderr.
+
+    Raises:
+        ConfigError: If a number or the mode is out of range.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep_last: int = 2,
+        keep_best: int = 0,
+        mode: str = "max",
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        check_at_least("keep_last", keep_last, 1)
+        check_at_least("keep_best", keep_best, 0)
+        check_one_of("mode", mode, ("max", "min"))
+        self.directory = directory
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+        self._sign = 1.0 if mode == "max" else -1.0
+        self._warn = warn or _print_warning
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def save(
+        self,
+        state: dict[str, Any],
+        *,
+        epoch: int,
+        updates: int,
+        env_steps: int,
+        score: float | None = None,
+        within_epoch: bool = False,
+    ) -> Path | None:
+        """Write a checkpoint; it is on disk when this returns, or nothing of it is.
+
+        A checkpoint of the same name is replaced. A process that is killed at any moment leaves the
+        checkpoints from before, or these and the new one. Then old checkpoints are removed, and
+        those of a branch that was left: with more epochs or updates than this one.
+
+        Args:
+            state: What `load` gives back, see `state_files.dumps`.
+            epoch: Epochs that are complete.
+            updates: Updates so far.
+            env_steps: Environment steps so far.
+            score: Score of the policy for `keep_best`; None, NaN: never among the best.
+            within_epoch: Whether an epoch is under way.
+
+        Returns:
+            Where the checkpoint is; None after a warning if the disk did not take it.
+
+        Raises:
+            TypeError: If the state holds something that can not be stored.
+        """
+        name = checkpoint_name(epoch, updates, within_epoch)
+        data = dumps(state)
+        manifest = make_manifest(
+            {STATE: digest(data)},
+            epoch=epoch,
+            updates=updates,
+            env_steps=env_steps,
+            score=score,
+            within_epoch=within_epoch,
+        )
+        try:
+            self._put_back_interrupted()
+            self._write(name, {STATE: data, MANIFEST: manifest})
+        except OSError as error:
+            self._warn(
+                f"checkpoint {self.directory / name} could not be written: {error}; "
+                f"{self._last_good()}; training goes on"
+            )
+            return None
+        self._remove_old(name, epoch, updates)
+        return self.directory / name
+
+    def _write(self, name: str, files: dict[str, bytes]) -> None:
+        """Write the files beside, put them in place, and point to them; or leave all as it was."""
+        if not self.directory.is_dir():
+            self.directory.mkdir()
+            fsync_directory(self.directory.parent)
+        beside, final, old = self._work("tmp", name), self.directory / name, self._work("old", name)
+        pointer, target = self._work("tmp", LATEST), (name, digest(files[MANIFEST]).sha256)
+        self._discard(beside)
+        try:
+            beside.mkdir()
+            for file_name, data in files.items():
+                write_synced(beside / file_name, data)
+            fsync_directory(beside)
+            if final.exists():
+                os.rename(final, old)
+            os.rename(beside, final)
+            beside = final
+            fsync_directory(self.directory)
+            write_synced(pointer, f"{' '.join(target)}\n".encode())
+            os.replace(pointer, self.directory / LATEST)
+        except BaseException:
+            with suppress(OSError):
+                pointer.unlink(missing_ok=True)
+            if beside == final and self._pointer() == target:
+                raise  # the new one counts already
+            self._discard(beside)
+            with suppress(OSError):
+                if old.exists():
+                    os.rename(old, final)
+            raise
+        with suppress(OSError):  # the pointer is in its place
+            fsync_directory(self.directory)
+        self._discard(old)
+
+    def _work(self, kind: str, name: str) -> Path:
+        return self.directory / f".{kind}-{name}-{os.getpid()}"
+
+    def _discard(self, path: Path) -> str:
+        """Remove a directory if it is there; no one sees a half of it. Returns what failed."""
+        trash = self._work("trash", path.name.lstrip("."))
+        try:
+            if path.exists():
+                with suppress(OSError):
+                    shutil.rmtree(trash, ignore_errors=True)
+                    os.rename(path, trash)
+                    path = trash
+                shutil.rmtree(path)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def _last_good(self) -> str:
+        names = [info.path.name for info in self.list()]
+        pointer = self._pointer()
+        if pointer is not None and pointer[0] in names:
+            return f"the last good one is still {pointer[0]}"
+        return f"the last good one is still {names[-1]}" if names else "there is no earlier one"
+
+    def _remove_old(self, name: str, epoch: int, updates: int) -> None:
+        """Remove what is neither among the newest nor among the best up to this checkpoint."""
+        present, unknown = self._survey()
+        infos = [info for info in present if info.epoch <= epoch and info.updates <= updates]
+        newest = sorted(infos, key=lambda info: (info.path.name == name, *info.order))
+        scored = [info for info in infos if info.score is not None]
+        best = sorted(scored, key=lambda info: (-self._sign * (info.score or 0.0), info.order))
+        kept = {info.path for info in (*newest[-self._keep_last :], *best[: self._keep_best])}
+        for path in self._directories():
+            if path not in kept | unknown and (problem := self._discard(path)):
+                self._warn(f"the old checkpoint {path} could not be removed: {problem}")
+
+    def clean(self) -> None:
+        """Remove what processes left that did not end by themselves; call it before training."""
+        with suppress(OSError):
+            self._put_back_interrupted()
+        for path, _, pid in (*self._leftovers("tmp"), *self._leftovers("trash")):
+            if pid == os.getpid() or not process_runs(pid):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with suppress(OSError):
+                        path.unlink()
+
+    def _put_back_interrupted(self) -> None:
+        """A checkpoint that was about to be replaced takes its place again."""
+        for path, name, pid in self._leftovers("old"):
+            if pid == os.getpid() or not process_runs(pid):
+                if (self.directory / name).exists():
+                    self._discard(path)
+                else:
+                    os.rename(path, self.directory / name)
+
+    def _leftovers(self, kind: str) -> Iterator[tuple[Path, str, int]]:
+        """Work in progress: path, name of the checkpoint, process."""
+        for path in self._paths():
+            if found := re.fullmatch(rf"\.{kind}-(.+)-(\d+)", path.name):
+                yield path, found[1], int(found[2])
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def load(self, name: str | None = None) -> Checkpoint | None:
+        """The newest checkpoint that is whole: every file of it is as it was written.
+
+        The one that `latest` names comes first, then those before it; without a valid `latest` all
+        of them, the newest first. Each one that is damaged is told in a warning.
+
+        Args:
+            name: Name of a checkpoint; then it is that one or none.
+
+        Returns:
+            The checkpoint; None if there is none at all.
+
+        Raises:
+            RunDirectoryError: If all are damaged, the one asked for is damaged or missing, or one
+                was written by a newer version.
+        """
+        if name is not None:
+            return self._load_named(name)
+        candidates = self._candidates()
+        pointer = self._pointer()
+        if not candidates and pointer is None and not (self.directory / LATEST).exists():
+            return None
+        if pointer is None:
+            self._warn(f"{self.directory / LATEST} is missing or damaged: looking at all of them")
+        names = tuple(candidates) if pointer is None else self._order(*pointer, candidates)
+        for candidate in names:
+            path = candidates.get(candidate, self.directory / candidate)
+            try:
+                return read_checkpoint(path, candidate)
+            except DamagedError as problem:
+                self._warn(f"checkpoint {path} is damaged and left out: {problem}")
+        raise RunDirectoryError(
+            f"{self.directory} holds no checkpoint that is whole ({len(names)} damaged): remove "
+            f"the directory to train from the beginning, or restore it from a copy"
+        )
+
+    def _load_named(self, name: str) -> Checkpoint:
+        path = self._candidates().get(name)
+        if path is None:
+            present = ", ".join(self._candidates()) or "none"
+            raise RunDirectoryError(
+                f"{self.directory} has no checkpoint {name!r}; there: {present}"
+            )
+        try:
+            return read_checkpoint(path, name)
+        except DamagedError as problem:
+            raise RunDirectoryError(f"checkpoint {path} is damaged: {problem}") from problem
+
+    def _order(self, target: str, sha256: str, candidates: dict[str, Path]) -> tuple[str, ...]:
+        """The names in the order in which they are tried, given what `latest` says."""
+        try:
+            fits = target in candidates and (
+                read_manifest(candidates[target], target).sha256 == sha256
+            )
+        except DamagedError:
+            fits = True  # of the two, this is the one that is known to be damaged
+        if not fits:
+            meant = next((n for n, path in candidates.items() if _is_that(path, n, sha256)), None)
+            if meant is None and target in candidates:
+                self._warn(f"{self.directory / LATEST} is damaged: looking at all of them")
+                return tuple(candidates)
+            if meant is not None:
+                self._warn(f"{self.directory / LATEST} is damaged: it means {meant}, not {target}")
+                target = meant
+        return (target, *(name for name in candidates if position(name) < position(target)))
+
+    def _pointer(self) -> tuple[str, str] | None:
+        """Name and digest of the manifest that `latest` holds; None if it is not valid."""
+        path = self.directory / LATEST
+        try:
+            if not path.is_file():
+                return None
+            with path.open("rb") as file:
+                text = file.read(1000).decode("ascii")
+        except (OSError, UnicodeDecodeError):
+            return None
+        found = re.fullmatch(r"(\S+) ([0-9a-f]{64})\n", text)
+        return (found[1], found[2]) if found and position(found[1]) else None
+
+    def _paths(self) -> tuple[Path, ...]:
+        try:
+            return tuple(sorted(self.directory.iterdir()))
+        except OSError:
+            return ()
+
+    def _directories(self) -> tuple[Path, ...]:
+        return tuple(path for path in self._paths() if position(path.name) and path.is_dir())
+
+    def _candidates(self) -> dict[str, Path]:
+        """Checkpoints by name, newest first, with those that a killed process was to replace."""
+        found = {name: path for path, name, _ in self._leftovers("old") if position(name)}
+        found |= {path.name: path for path in self._directories()}
+        return dict(sorted(found.items(), key=lambda item: position(item[0]), reverse=True))
+
+    def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
+        """What the manifests say, the oldest first; and checkpoints that may be whole all the same.
+
+        Of these nothing can be known: the disk does not answer, or a newer version wrote them.
+        """
+        infos, unknown = [], set()
+        for path in self._directories():
+            try:
+                infos.append(read_manifest(path, path.name))
+            except RunDirectoryError:
+                unknown.add(path)
+            except DamagedError as problem:
+                if isinstance(problem.__cause__, OSError):
+                    unknown.add(path)
+        return tuple(sorted(infos, key=lambda info: info.order)), unknown
+
+    def list(self) -> tuple[CheckpointInfo, ...]:
+        """What the manifests say, the oldest first; damaged checkpoints are left out."""
+        return self._survey()[0]

@@ -1,0 +1,54 @@
+"""The global random generators, from which environments and networks (dropout) may draw."""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["generator_states", "generators_kept", "load_generator_states", "seed_generators"]
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of Python, numpy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def generator_states() -> dict[str, Any]:
+    """Where the generators stand, as plain values, arrays and tensors."""
+    version, state, gauss = random.getstate()
+    is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # it has no types
+    return {
+        "python": (version, np.array(state, np.uint32), gauss),
+        "numpy": np.random.get_state(),  # noqa: NPY002
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if is_on_gpu else [],
+    }
+
+
+def load_generator_states(states: dict[str, Any]) -> None:
+    """Put the generators where `states` says; those of GPUs if there are as many as then."""
+    version, state, gauss = states["python"]
+    random.setstate((version, tuple(state.tolist()), gauss))
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put the generators back at the end of the block."""
+    states = generator_states()
+    try:
+        yield
+    finally:
+        load_generator_states(states)

@@ -1,0 +1,100 @@
+"""Signals that ask a run to end: the update in hand is finished and saved first."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Interrupted", "Interruption"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Ctrl-C; what clusters send before they kill; what Slurm sends with `--signal=USR1@60`."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run.
+
+    Args:
+        number: Number of the signal.
+        at_once: Whether it was asked for twice, so that nothing is to be finished first.
+
+    Attributes:
+        checkpoint: From where the run can be continued, once it was saved.
+    """
+
+    def __init__(self, number: int, at_once: bool = False) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+        self.at_once = at_once
+        self.checkpoint: Path | None = None
+
+
+class Interruption:
+    """Takes signals while a run goes on.
+
+    A signal raises `Interrupted`, except within `deferred`: there it is only noted, and `check`
+    raises it where the run can be saved. A second signal always raises. Used as a context manager,
+    which puts the handlers from before back at its end; in another thread than the main one it
+    takes no signals.
+    """
+
+    def __init__(self) -> None:
+        self._noted = 0
+        self._deferred = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal was noted."""
+        if self._noted:
+            raise Interrupted(self._noted)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Within this block a first signal is noted, and nothing else happens."""
+        with self._switched(True):
+            yield
+
+    @contextmanager
+    def immediate(self) -> Iterator[None]:
+        """Within this block, inside of `deferred`, a signal raises again."""
+        with self._switched(False):
+            self.check()
+            yield
+
+    @contextmanager
+    def _switched(self, deferred: bool) -> Iterator[None]:
+        before, self._deferred = self._deferred, deferred
+        try:
+            yield
+        finally:
+            self._deferred = before
+
+    def _take(self, number: int, frame: object) -> None:
+        at_once = bool(self._noted)
+        if not at_once:
+            self._noted = number
+            if self._deferred:
+                # The stream may be in use just now, or gone.
+                with suppress(OSError, RuntimeError):
+                    name = signal.Signals(number).name
+                    print(f"\n{name}: finishing the update; again: stop at once", file=sys.stderr)
+                return
+        raise Interrupted(number, at_once)

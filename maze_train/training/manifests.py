@@ -1,0 +1,277 @@
+"""What a checkpoint says of itself, and whether it is the one that was written.
+
+A manifest is valid only if its bytes are exactly those that its content is written as, and the
+digest in it fits: every flipped bit is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from maze_train.errors import RunDirectoryError
+from maze_train.training.state_files import STATE, FileDigest, digest, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+__all__ = [
+    "MANIFEST",
+    "MIGRATIONS",
+    "SCHEMA",
+    "Checkpoint",
+    "CheckpointInfo",
+    "DamagedError",
+    "checkpoint_name",
+    "make_manifest",
+    "position",
+    "read_checkpoint",
+    "read_manifest",
+]
+
+MANIFEST = "MANIFEST.json"
+MAX_MANIFEST_BYTES = 100_000
+
+SCHEMA = 1
+"""Version of the content of a state; it grows when what trainers save means something else."""
+
+MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({})
+"""By schema: a function that turns a state of it into one of the next schema."""
+
+NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?")
+
+
+class DamagedError(Exception):
+    """A checkpoint is not what was written; says which file and what is wrong."""
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What the manifest of a checkpoint says."""
+
+    path: Path
+    epoch: int
+    """Epochs that were complete."""
+
+    updates: int
+    env_steps: int
+    within_epoch: bool
+    """Whether the next epoch was under way."""
+
+    score: float | None
+    """Score of the policy; None if there was none."""
+
+    versions: dict[str, str]
+    """Versions of maze_train, torch, numpy, gymnasium and python that wrote it."""
+
+    created: str
+    """When, as ISO 8601 in UTC."""
+
+    nbytes: int
+    """Size of all files but the manifest."""
+
+    schema: int
+    sha256: str
+    """Digest of the manifest."""
+
+    files: dict[str, FileDigest]
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Sorts checkpoints of one run by time."""
+        return self.epoch, self.updates, self.path.name
+
+
+@dataclass(frozen=True)
+class Checkpoint(CheckpointInfo):
+    """A checkpoint whose files are whole, with the state that was saved."""
+
+    state: dict[str, Any] = field(repr=False, compare=False)
+
+
+def checkpoint_name(epoch: int, updates: int, within_epoch: bool) -> str:
+    """Name of the directory of a checkpoint."""
+    return f"epoch_{epoch:06d}" + (f"_update_{updates:06d}" if within_epoch else "")
+
+
+def position(name: str) -> tuple[int, ...]:
+    """Sorts names of checkpoints by time; empty for what is no such name."""
+    found = NAME.fullmatch(name)
+    return (int(found[1]), int(found[2] or -1)) if found else ()
+
+
+def make_manifest(
+    files: dict[str, FileDigest],
+    *,
+    epoch: int,
+    updates: int,
+    env_steps: int,
+    score: float | None,
+    within_epoch: bool,
+) -> bytes:
+    """The manifest of a checkpoint that is made now."""
+    return _canonical(
+        {
+            "schema": SCHEMA,
+            "versions": dict(_versions()),
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "epoch": int(epoch),
+            "updates": int(updates),
+            "env_steps": int(env_steps),
+            "within_epoch": bool(within_epoch),
+            "score": float(score) if score is not None and math.isfinite(score) else None,
+            "files": {
+                name: {"sha256": item.sha256, "bytes": item.nbytes} for name, item in files.items()
+            },
+            "bytes": sum(item.nbytes for item in files.values()),
+        }
+    )
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("maze-train", "torch", "numpy", "gymnasium"):
+        try:
+            versions[name.replace("-", "_")] = version(name)
+        except PackageNotFoundError:  # a copy of the sources that is not installed
+            versions[name.replace("-", "_")] = "unknown"
+    return MappingProxyType(versions)
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    """The only bytes of a manifest with this content; `sha256` is made anew."""
+    content = {key: value for key, value in content.items() if key != "sha256"}
+    content["sha256"] = hashlib.sha256(_text(content)).hexdigest()
+    return _text(content)
+
+
+def _text(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def read_manifest(path: Path, name: str) -> CheckpointInfo:
+    """The manifest of the checkpoint in `path`, whose name is, or was, `name`.
+
+    Raises:
+        DamagedError: If it is missing or damaged, or belongs to a checkpoint of another name.
+        RunDirectoryError: If a newer version wrote it.
+    """
+    if not path.is_dir():
+        raise DamagedError("the directory is missing")
+    data = _read(path / MANIFEST, None)
+    try:
+        content = json.loads(data)
+        valid = isinstance(content, dict) and _canonical(content) == data
+    except (ValueError, TypeError, RecursionError):
+        valid = False
+    if not valid:
+        raise DamagedError(f"{MANIFEST}: sha256 differs, or it is no manifest")
+    try:
+        _refuse_newer(path, content)
+        info = _info(path, content, digest(data).sha256)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedError(f"{MANIFEST}: not the content of a manifest ({error!r})") from error
+    own = checkpoint_name(info.epoch, info.updates, info.within_epoch)
+    if name != own:
+        raise DamagedError(f"{MANIFEST}: it is that of {own}")
+    return info
+
+
+def _refuse_newer(path: Path, content: dict[str, Any]) -> None:
+    schema = content["schema"]
+    if type(schema) is not int or schema < 1:
+        raise ValueError(f"schema {schema!r}")
+    if schema > SCHEMA:
+        raise RunDirectoryError(
+            f"checkpoint {path} was written by maze_train {content['versions']['maze_train']} with "
+            f"schema {schema}, this version reads up to {SCHEMA}: install a newer maze_train"
+        )
+
+
+def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
+    files = {}
+    for name, item in content["files"].items():
+        files[name] = FileDigest(item["sha256"], item["bytes"])
+        if type(files[name].nbytes) is not int or not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise ValueError(f"file {name!r}")
+    counters = [content[key] for key in ("epoch", "updates", "env_steps", "bytes")]
+    score, versions, created = content["score"], content["versions"], content["created"]
+    if (
+        STATE not in files
+        or any(type(value) is not int or value < 0 for value in counters)
+        or type(content["within_epoch"]) is not bool
+        or type(score) not in (type(None), float)
+        or (score is not None and not math.isfinite(score))
+        or any(type(value) is not str for value in (*versions.values(), created))
+    ):
+        raise ValueError("a value is of the wrong type")
+    epoch, updates, env_steps, nbytes = counters
+    return CheckpointInfo(
+        path=path,
+        epoch=epoch,
+        updates=updates,
+        env_steps=env_steps,
+        within_epoch=content["within_epoch"],
+        score=score,
+        versions=versions,
+        created=created,
+        nbytes=nbytes,
+        schema=content["schema"],
+        sha256=sha256,
+        files=files,
+    )
+
+
+def read_checkpoint(path: Path, name: str) -> Checkpoint:
+    """The checkpoint in `path`, every file of it verified; an older schema is brought up to date.
+
+    Raises:
+        DamagedError: If a file is missing or damaged.
+        RunDirectoryError: If a newer version wrote it, or no migration leads to this schema.
+    """
+    info = read_manifest(path, name)
+    contents = {}
+    for file_name, expected in info.files.items():
+        contents[file_name] = _read(path / file_name, expected.nbytes)
+        if digest(contents[file_name]) != expected:
+            raise DamagedError(f"{file_name}: sha256 differs")
+    try:
+        state = loads(contents[STATE], STATE)
+    except RunDirectoryError as error:
+        raise DamagedError(str(error)) from error
+    for schema in range(info.schema, SCHEMA):
+        if schema not in MIGRATIONS:
+            raise RunDirectoryError(
+                f"checkpoint {path} was written by maze_train {info.versions.get('maze_train')} "
+                f"with schema {schema}, which this version no longer reads: use that version"
+            )
+        state = MIGRATIONS[schema](state)
+    return Checkpoint(**vars(info), state=state)
+
+
+def _read(path: Path, nbytes: int | None) -> bytes:
+    """The content of a file of a known size; of a manifest if the size is None."""
+    try:
+        if not path.is_file():  # a pipe would never end
+            raise DamagedError(f"{path.name}: missing")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if nbytes is not None and size != nbytes:
+                raise DamagedError(f"{path.name}: is {size} bytes long, expected {nbytes}")
+            if nbytes is None and size > MAX_MANIFEST_BYTES:
+                raise DamagedError(f"{path.name}: is {size} bytes long, too long for a manifest")
+            return file.read(size)
+    except OSError as error:
+        raise DamagedError(f"{path.name}: can not be read: {error}") from error

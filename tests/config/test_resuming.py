@@ -1,0 +1,151 @@
+"""Which settings may differ where a run is continued, and where it is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from maze_train.config.loading import config_to_dict, load_config
+from maze_train.config.resuming import (
+    checkpoint_name,
+    continued,
+    run_to_resume,
+    stored_settings,
+)
+from maze_train.errors import ConfigError, RunDirectoryError
+
+BASE: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "algorithm": "ppo",
+    "seed": 3,
+    "runner.concurrency": 4,
+    "runner.torch_threads": 2,
+}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """The directory of a run."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    config = config_to_dict(load_config(BASE))
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"total_steps": 5},
+        {"total_steps": 10**9},
+        {"seed": None},
+        {"runner": "local"},
+        {"runner.torch_threads": 1},
+        {"runner.max_wall_time_s": 5},
+        {"algorithm.n_epochs": 3},
+        {"algorithm.patience": 3},
+        {"algorithm.device": "cuda"},
+        {"algorithm.on_non_finite": "skip"},
+        {"tracking.progress": "quiet"},
+        {"tracking.tensorboard": False},
+        {"checkpoint.interval": 7},
+        {"checkpoint.keep_best": 7},
+        {"evaluation.concurrency": 1},
+        {"evaluation.dump_interval": 2},
+    ],
+    ids=str,
+)
+def test_settings_that_may_change(run_dir, change):
+    """Where, how long, what is written; the seed that was drawn stays."""
+    values = {**BASE, "run_dir": str(run_dir), "resume": "auto", **change}
+    if change == {"runner": "local"}:
+        values = {**values, "runner.concurrency": 4}
+    config = continued(load_config(values), run_dir)
+    assert config.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "was"),
+    [
+        ("algorithm.gamma", 0.5, "0.99"),
+        ("algorithm.epoch_length", 3, "5"),
+        ("algorithm", "a2c", "PPO"),
+        ("env", "Acrobot-v1", "CartPole-v1"),
+        ("env.max_episode_steps", 7, "None"),
+        ("model.hidden_sizes", [3], "None"),
+        ("model.memory.size", 3, "None"),
+        ("evaluation.n_episodes", 3, "10"),
+        ("evaluation.mode", "min", "max"),
+        ("runner.concurrency", 2, "4"),
+        ("seed", 4, "3"),
+    ],
+)
+def test_settings_that_may_not_change(run_dir, key, value, was):
+    """The error names the key, both values, and the remedy."""
+    values = {**BASE, "run_dir": str(run_dir), "resume": "auto", key: value}
+    with pytest.raises(ConfigError, match=f"{was}.*changes its numbers.*start a new run") as caught:
+        continued(load_config(values), run_dir)
+    assert caught.value.key.startswith(key) or key.startswith(caught.value.key)
+
+
+def test_several_changes_are_all_named(run_dir):
+    """One message is enough to put all of them right."""
+    values = {**BASE, "algorithm.gamma": 0.5, "algorithm.clip_range": 0.3, "seed": 9}
+    with pytest.raises(ConfigError, match=r"also changed: algorithm\.gamma, seed"):
+        continued(load_config(values), run_dir)
+
+
+def test_where_a_run_is_looked_for(run_dir, tmp_path):
+    """A run, one of its checkpoints, or with auto the directory of the run, if it has begun."""
+
+    def found(**values):
+        return run_to_resume(load_config({**BASE, **values}))
+
+    assert found() is None
+    assert found(resume=str(run_dir)) == run_dir
+    checkpoint = str(run_dir / "checkpoints" / "epoch_000003")
+    assert found(resume=checkpoint) == run_dir
+    assert checkpoint_name(checkpoint) == "epoch_000003"
+    assert checkpoint_name(str(run_dir)) is None
+    assert checkpoint_name("auto") is None
+    assert found(resume="auto", run_dir=str(run_dir)) == run_dir
+    assert found(resume="auto", run_dir=str(tmp_path / "new")) is None
+    assert found(resume=str(run_dir), run_dir=str(run_dir)) == run_dir
+    with pytest.raises(ConfigError, match=r"resume = .*there is no run: expected a directory with"):
+        found(resume=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"run_dir = .*leave run_dir out"):
+        found(resume=str(run_dir), run_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"resume = 'auto'.*set run_dir"):
+        found(resume="auto")
+
+
+def test_settings_of_the_run_with_changes(run_dir):
+    """A change overrides; another runner keeps what all runners have."""
+    config = load_config(stored_settings(str(run_dir), {"total_steps": 7, "algorithm.n_epochs": 2}))
+    assert (config.total_steps, config.algorithm.n_epochs, config.seed) == (7, 2, 3)
+    assert config.resume == str(run_dir)
+    config = load_config(stored_settings(str(run_dir), {"runner": "local", "runner.n_workers": 3}))
+    assert config.runner.name == "local"
+    assert (config.runner.concurrency, config.runner.torch_threads) == (4, 2)
+    assert config.runner.n_workers == 3
+    continued(config, run_dir)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "seed: 1", "\x00", "runner: 3"])
+def test_a_damaged_configuration_is_named(run_dir, text):
+    """Whatever the file holds."""
+    (run_dir / "config.yaml").write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"config.yaml is damaged"):
+        stored_settings(str(run_dir), {})
+
+
+def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):
+    """A key that is not in its file counts as unchanged."""
+    path = Path(run_dir) / "config.yaml"
+    node = yaml.safe_load(path.read_text())
+    del node["checkpoint"], node["algorithm"]["on_non_finite"], node["algorithm"]["gamma"]
+    path.write_text(yaml.safe_dump(node))
+    continued(load_config({**BASE, "run_dir": str(run_dir), "resume": "auto"}), run_dir)

@@ -1,0 +1,606 @@
+"""Running episodes go on in other objects: by playing them again, or by their own state."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+from toy_envs import CountingEnv, FailingEnv, NestedEnv
+
+from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.journal import Journal, episode_seed
+from maze_train.envs.layers import own_state
+from maze_train.errors import EnvError, WorkerError
+from maze_train.seeding import EpisodeSeeds
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+    # Of Box2D, which crashes when they are errors.
+    pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:pkg_resources:UserWarning"),
+]
+
+N = 3
+
+REAL = [
+    ("CartPole-v1", 130),
+    ("Pendulum-v1", 250),
+    ("MountainCarContinuous-v0", 200),
+    ("LunarLander-v3", 250),
+    ("HalfCheetah-v5", 1050),
+    ("Hopper-v5", 100),
+    ("Ant-v5", 130),
+    ("Blackjack-v1", 10),
+    ("Taxi-v4", 250),
+    ("ALE/Pong-v5", 60),
+    ("ALE/Breakout-v5", 130),
+]
+"""Environments, and steps after which each is in the middle of an episode that is not the first,
+but for Pong and the car."""
+
+
+class JitterEnv(CountingEnv):
+    """Observes something that does not follow from the seed, from a step on."""
+
+    def __init__(self, at=1, **kwargs):
+        super().__init__(**kwargs)
+        self.at = at
+
+    def observe(self):
+        obs = super().observe()
+        if self.t >= self.at:
+            obs[0] = os.getpid() * 1000 + id(self) % 1000
+        return obs
+
+
+class ShorterEnv(CountingEnv):
+    """Ends its episodes earlier the second time."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__(length=8)
+        ShorterEnv.made += 1
+        if ShorterEnv.made > 1:
+            self.length = 3
+
+
+class OwnStateEnv(CountingEnv):
+    """Tells its state; plays no action again that it can not count."""
+
+    def __init__(self, length=1000, extra=None):
+        super().__init__(length)
+        self.steps_taken = 0
+        self.extra = extra
+        self.live = np.zeros(2)
+
+    def step(self, action):
+        self.steps_taken += 1
+        self.live += 1.0
+        return super().step(action)
+
+    def state_dict(self):
+        state = {
+            "t": self.t,
+            "live": self.live,
+            "trail": np.arange(self.t),
+            "list": [1.5, None, {"a": True}],
+        }
+        return state if self.extra is None else {**state, "extra": {"deep": [self.extra]}}
+
+    def load_state_dict(self, state):
+        assert state["list"] == [1.5, None, {"a": True}]
+        assert state["trail"].tolist() == list(range(state["t"]))
+        self.t = state["t"]
+        self.live = state["live"]
+
+
+class OptionEnv(CountingEnv):
+    """Starts at the step that the options of the reset say, and spoils the options."""
+
+    def reset(self, *, seed=None, options=None):
+        _, info = super().reset(seed=seed)
+        self.t = (options or {}).pop("start", 0)
+        return self.observe(), info
+
+
+class Stateful(gymnasium.Wrapper):
+    """A wrapper of somebody's without state methods."""
+
+
+def columns(tree):
+    """Arrays by key; a lone array has the key ''."""
+    return tree if isinstance(tree, dict) else {"": tree}
+
+
+def assert_same(one, other):
+    """Equal keys, dtypes and bytes."""
+    assert columns(one).keys() == columns(other).keys()
+    for key, column in columns(one).items():
+        assert column.dtype == columns(other)[key].dtype
+        assert column.tobytes() == columns(other)[key].tobytes(), key
+
+
+def flat_actions(space, rng_actions):
+    """A sample of a batched action space in the form that vector environments take."""
+    if isinstance(space.sample(), tuple):
+        gears, arms = rng_actions
+        return {"0": gears, "1/force": arms["force"]}
+    return rng_actions
+
+
+def play(vector, steps):
+    """Random steps."""
+    result = None
+    for _ in range(steps):
+        result = vector.step(flat_actions(vector.action_space, vector.action_space.sample()))
+    return result
+
+
+def assert_go_on_equally(one, others, steps):
+    """Every number of further steps is the same."""
+    for _ in range(steps):
+        actions = flat_actions(one.action_space, one.action_space.sample())
+        expected = one.step(actions)
+        for other in others:
+            given = other.step(actions)
+            for a, b in zip(expected[:4], given[:4], strict=True):
+                assert_same(a, b)
+            assert expected[4].keys() == given[4].keys()
+
+
+def is_plain(value):
+    """Whether a state holds what the contract allows."""
+    if isinstance(value, dict):
+        return all(type(key) is str for key in value) and all(map(is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return value is None or type(value) in (int, float, str, bool, np.ndarray)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", NestedEnv, CountingEnv])
+@pytest.mark.parametrize("steps", [0, 1, 5, 23])
+def test_round_trip_over_kinds_and_workers(env, steps):
+    """A state of one kind goes on in the other, with any number of workers, and back."""
+    factories = [EnvFactory.from_any(env)] * N
+    with (
+        SequentialVectorEnv(factories) as one,
+        SequentialVectorEnv(factories) as two,
+        SubprocVectorEnv(factories, n_workers=2, start_method="fork") as three,
+        SubprocVectorEnv(factories, n_workers=3, start_method="fork") as four,
+    ):
+        one.action_space.seed(1)
+        one.reset(seed=4)
+        two.reset(seed=9)
+        play(two, 4)
+        play(one, steps)
+        state = one.state_dict()
+        assert is_plain(state)
+        untouched = copy.deepcopy(state)
+        obs, began = two.load_state_dict(state)
+        assert_same(obs, one._observations())
+        assert began.tolist() == [False] * N
+        assert_same(three.load_state_dict(two.state_dict())[0], obs)
+        assert_same(four.load_state_dict(pickle.loads(pickle.dumps(three.state_dict())))[0], obs)
+        assert pickle.dumps(four.state_dict()) == pickle.dumps(state) == pickle.dumps(untouched)
+        assert two.root_seed == four.root_seed == 4
+        assert_go_on_equally(one, [two, three, four], 20)
+        assert pickle.dumps(four.state_dict()) == pickle.dumps(one.state_dict())
+
+
+@pytest.mark.parametrize(("name", "steps"), REAL)
+def test_real_environments_do_the_same_again(name, steps):
+    """In new objects and in ones that played something else, bit for bit."""
+    pytest.importorskip("ale_py" if name.startswith("ALE") else "gymnasium")
+    factories = [EnvFactory.from_any(name)] * 2
+    with (
+        SequentialVectorEnv(factories) as one,
+        SequentialVectorEnv(factories) as new,
+        SequentialVectorEnv(factories) as used,
+    ):
+        one.action_space.seed(2)
+        one.reset(seed=6)
+        used.reset(seed=7)
+        play(used, 9)
+        play(one, steps)
+        state = one.state_dict()
+        for other in (new, used):
+            assert_same(other.load_state_dict(state)[0], one._observations())
+        assert_go_on_equally(one, [new, used], 40)
+
+
+def test_bipedal_walker_is_told():
+    """Box2D's world survives its resets there, so a later episode depends on those before."""
+    factories = [EnvFactory.from_any("BipedalWalker-v3")]
+    with SequentialVectorEnv(factories) as one, SequentialVectorEnv(factories) as two:
+        one.action_space.seed(1)
+        one.reset(seed=1)
+        play(one, 30)
+        two.load_state_dict(one.state_dict())
+        assert_go_on_equally(one, [two], 30)
+        while one._journal.episodes[0] < 3:
+            play(one, 1)
+        play(one, 40)
+        with pytest.raises(EnvError, match="the observation differs by up to"):
+            two.load_state_dict(one.state_dict())
+
+
+def test_atari_episodes_of_one_game_are_played_from_its_start():
+    """Where a life was lost, the record begins with the game, not with the episode."""
+    pytest.importorskip("ale_py")
+    factories = [EnvFactory.from_any("ALE/Breakout-v5")] * 2
+    with SequentialVectorEnv(factories) as one:
+        one.action_space.seed(2)
+        one.reset(seed=6)
+        play(one, 130)
+        records = one.state_dict()["envs"]
+        assert any(0 < record["base_episodes"] < record["episodes"] for record in records)
+        assert any(record["steps"] < len(record["actions"][""]) for record in records)
+
+
+def test_before_the_first_reset():
+    """There is nothing to put back, and steps are refused."""
+    for kind in (SequentialVectorEnv, SubprocVectorEnv):
+        with kind([CountingEnv] * 2) as vector:
+            state = vector.state_dict()
+            assert state == {"root_seed": None, "envs": []}
+            vector.reset(seed=1)
+            assert not vector.load_state_dict(state)[1].any()
+            with pytest.raises(EnvError, match=r"call reset\(\) first"):
+                vector.step([0, 0])
+            vector.reset(seed=1)
+            assert vector.step([0, 0])[1].tolist() == [1.0, 1.0]
+
+
+def test_options_belong_to_the_first_episode():
+    """Options are kept as they were given, and forgotten with the first episode."""
+    with SequentialVectorEnv([OptionEnv] * 2) as one, SequentialVectorEnv([OptionEnv] * 2) as two:
+        options = {"start": 2}
+        one.reset(seed=0, options=options)
+        assert options == {"start": 2}
+        options["start"] = 9
+        play(one, 2)
+        assert two.load_state_dict(one.state_dict())[0][:, 1].tolist() == [4.0, 4.0]
+        assert_go_on_equally(one, [two], 8)
+        assert one.state_dict()["envs"][0]["options"] is None
+        one.reset(seed=0, options={"callback": print})
+        with pytest.raises(EnvError, match=r"reset options of environment 0\['callback'\]"):
+            one.state_dict()
+
+
+@pytest.mark.parametrize("n_workers", [0, 1, 2])
+def test_an_environment_that_differs(n_workers):
+    """It is an error that names everything; allowed, it begins the next episode of its own."""
+
+    def make():
+        factories = [CountingEnv, lambda: JitterEnv(length=9), CountingEnv]
+        if not n_workers:
+            return SequentialVectorEnv(factories)
+        return SubprocVectorEnv(factories, n_workers=n_workers, start_method="fork")
+
+    with make() as one, make() as two:
+        one.reset(seed=5)
+        for _ in range(4):
+            one.step([0, 1, 2])
+        state = one.state_dict()
+        seed = episode_seed(5, 1, 3, 1)
+        words = (
+            rf"environment 1 could not be put back.*after 4 actions.*seed {seed}.*the observation "
+            r"differs by up to \d.*checkpoint\.allow_new_episodes=true"
+        )
+        with pytest.raises(EnvError, match=words):
+            two.load_state_dict(state)
+        with pytest.raises(EnvError, match=r"call reset\(\) first"):
+            two.step([0, 0, 0])
+        obs, began = two.load_state_dict(state, allow_new_episodes=True)
+        assert began.tolist() == [False, True, False]
+        assert obs[1].tolist() == [episode_seed(5, 1, 3, 2) % 1000, 0.0]
+        assert obs[0].tolist() == one._observations()[0].tolist()
+        assert [record["episodes"] for record in two.state_dict()["envs"]] == [1, 2, 1]
+        assert two.step([0, 0, 0])[1].tolist() == [5.0, 1.0, 5.0]
+
+
+def test_an_episode_that_ends_early():
+    """It ends after k of n actions."""
+    ShorterEnv.made = 0
+    with SequentialVectorEnv([ShorterEnv]) as one, SequentialVectorEnv([ShorterEnv]) as two:
+        one.reset(seed=5)
+        play(one, 6)
+        with pytest.raises(EnvError, match=r"after 6 actions.*ended, already after 3 of them"):
+            two.load_state_dict(one.state_dict())
+
+
+def test_a_reward_that_differs():
+    """The observation alone does not tell everything."""
+    with SequentialVectorEnv([CountingEnv]) as one, SequentialVectorEnv([CountingEnv]) as two:
+        one.reset(seed=5)
+        play(one, 2)
+        state = one.state_dict()
+        state["envs"][0]["reward"] = 2.5
+        with pytest.raises(EnvError, match=r"the last reward is 2 instead of 2\.5"):
+            two.load_state_dict(state)
+
+
+def test_an_exception_while_it_is_played_again():
+    """It is reported as ever, with the step of the episode."""
+
+    def make(how):
+        return [lambda: FailingEnv(how, at=3)]
+
+    with SequentialVectorEnv(make("nothing")) as one:
+        one.reset(seed=5)
+        play(one, 4)
+        state = one.state_dict()
+    with (
+        SequentialVectorEnv(make("raise")) as two,
+        pytest.raises(EnvError, match=r"environment 0 failed at step 3 of the episode.*wheel"),
+    ):
+        two.load_state_dict(state)
+    with SubprocVectorEnv(make("raise")) as three:
+        with pytest.raises(WorkerError, match="failed at step 3 of the episode"):
+            three.load_state_dict(state)
+        assert three.closed
+
+
+def test_steps_are_counted_on():
+    """A later message names the step of the episode, not the one since it was put back."""
+    with SequentialVectorEnv([CountingEnv] * 2) as one:
+        one.reset(seed=5)
+        play(one, 4)
+        state = one.state_dict()
+    for kind in (SequentialVectorEnv, SubprocVectorEnv):
+        with kind([lambda: FailingEnv("raise", at=7)] * 2) as two:
+            two.load_state_dict(state)
+            play(two, 2)
+            with pytest.raises(EnvError, match="environment 0 failed at step 7 of the episode"):
+                play(two, 1)
+
+
+def test_nan_equals_itself():
+    """Observations are compared byte by byte."""
+
+    class NanEnv(CountingEnv):
+        def observe(self):
+            return np.array([np.nan if self.t % 2 else -0.0, self.t], np.float32)
+
+    journal = SequentialVectorEnv([NanEnv])
+    journal._slice._finite.passes = lambda: True
+    journal.reset(seed=0)
+    play(journal, 3)
+    with SequentialVectorEnv([NanEnv]) as other:
+        assert np.isnan(other.load_state_dict(journal.state_dict())[0][0, 0])
+
+
+def damaged(change):
+    """A state with something changed."""
+    with SequentialVectorEnv([CountingEnv] * 2) as one:
+        one.reset(seed=5)
+        play(one, 2)
+        state = one.state_dict()
+    change(state, state["envs"][0])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state, env: state["envs"].pop(), "1 environments, but there are 2"),
+        (lambda state, env: state.pop("envs"), "expected root_seed and envs"),
+        (lambda state, env: state.update(root_seed="x"), "expected root_seed and envs"),
+        (lambda state, env: env.pop("steps"), "expected the keys"),
+        (lambda state, env: env.update(steps=-1), "counts of environment 0"),
+        (lambda state, env: env.update(base_episodes=9), "counts of environment 0"),
+        (lambda state, env: env.update(reward="1"), "counts of environment 0"),
+        (lambda state, env: env.update(options=3), "options of environment 0"),
+        (lambda state, env: env.update(own=[3]), "own of environment 0"),
+        (lambda state, env: env.update(actions={}), r"have the keys \[\], not \[''\]"),
+        (lambda state, env: env.update(actions=None), "have the keys None"),
+        (lambda state, env: env["actions"].update({"": [1, 2]}), "are list, not int64"),
+        (lambda state, env: env["actions"].update({"": np.zeros(2)}), "float64, not int64"),
+        (lambda state, env: env["actions"].update({"": np.int64(1)}), "shape"),
+        (lambda state, env: env["actions"].update({"": np.array(1)}), "shape"),
+        (lambda state, env: env["actions"].update({"": np.zeros((2, 1), int)}), "shape"),
+        (lambda state, env: env["obs"].update({"": np.zeros(3, np.float32)}), "shape"),
+        (lambda state, env: env["obs"].update({"x": np.zeros(3)}), "have the keys"),
+        (lambda state, env: env.update(own={"layers": ["X"], "states": []}), "own state is of"),
+        (lambda state, env: env.update(own={}), "own state is of"),
+    ],
+)
+def test_a_state_that_does_not_fit(change, words):
+    """Every damage is an EnvError, and the environments can be reset afterwards."""
+    state = damaged(change)
+    with SequentialVectorEnv([CountingEnv] * 2) as vector:
+        with pytest.raises(EnvError, match=words):
+            vector.load_state_dict(state)
+        vector.reset(seed=0)
+        assert vector.step([0, 0])[1].tolist() == [1.0, 1.0]
+    for wrong in (None, 3, [], {}, {"root_seed": 1}):
+        with SequentialVectorEnv([CountingEnv]) as vector, pytest.raises(EnvError):
+            vector.load_state_dict(wrong)
+
+
+def test_after_a_failed_call():
+    """The state is not known any more, until a reset or a load."""
+    with SequentialVectorEnv([FailingEnv]) as vector:
+        vector.reset(seed=0)
+        state = vector.state_dict()
+        with pytest.raises(EnvError, match="wheel"):
+            play(vector, 3)
+        with pytest.raises(EnvError, match="the last call failed"):
+            vector.state_dict()
+        vector.load_state_dict(state)
+        vector.state_dict()
+    with pytest.raises(EnvError, match="after close"):
+        vector.state_dict()
+    with pytest.raises(EnvError, match="after close"):
+        vector.load_state_dict(state)
+
+
+def test_foreign_environments_refuse():
+    """They say why, and what to do."""
+    vector = ForeignVectorEnv(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+    vector.reset(seed=0)
+    with pytest.raises(EnvError, match=r"ForeignVectorEnv can not be kept.*env\.backend=gymnasium"):
+        vector.state_dict()
+    with pytest.raises(EnvError, match=r"env\.backend=gymnasium"):
+        vector.load_state_dict({})
+    assert vector.worker_restarts == 0
+    assert not vector.can_be_restored
+    vector.close()
+    assert SequentialVectorEnv([CountingEnv]).can_be_restored
+
+
+def test_memory_is_given_back():
+    """Chunks before the oldest base go; what is left tells every action since each base."""
+    rng = np.random.default_rng(0)
+    columns = {"a": np.zeros((4, 2)), "b": np.zeros(4, np.int64)}
+    journal = Journal(columns)
+    journal._rows = 16
+    since, longest = [[] for _ in range(4)], 0
+    for _ in range(2000):
+        columns["a"][:] = rng.random((4, 2))
+        columns["b"][:] = rng.integers(9, size=4)
+        journal.record()
+        for i, actions in enumerate(since):
+            actions.append((*columns["a"][i], columns["b"][i]))
+        ended = np.flatnonzero(rng.random(4) < 0.05).tolist()
+        journal.ended(ended)
+        for i in ended:
+            since[i] = []
+        longest = max(longest, *map(len, since))
+        assert len(journal._chunks) <= longest // 16 + 2
+        i = int(rng.integers(4))
+        record = journal.record_of(i, {"": np.zeros(4)}, np.zeros(4))
+        given = [(*a, b) for a, b in zip(record.actions["a"], record.actions["b"], strict=True)]
+        assert given == since[i]
+        assert record.steps == len(given)
+    assert 32 < longest < 200
+
+
+def test_seed_of_an_episode():
+    """It is the one that the environment was reset with."""
+    seeds = EpisodeSeeds(7, 2, 5)
+    drawn = [seeds.next() for _ in range(40)]
+    assert [episode_seed(7, 2, 5, k + 1) for k in range(40)] == drawn
+
+
+@pytest.mark.parametrize("kind", ["sequential", "workers"])
+def test_own_state_instead_of_actions(kind):
+    """No action is played again, the journal begins at the state, and episodes go on."""
+
+    def factory():
+        return EnvFactory.from_any(OwnStateEnv, length=40)
+
+    def make():
+        if kind == "sequential":
+            return SequentialVectorEnv([factory()] * 2)
+        return SubprocVectorEnv([factory()] * 2, n_workers=2)
+
+    with make() as one, make() as two:
+        one.reset(seed=3)
+        play(one, 47)
+        state = one.state_dict()
+        assert is_plain(state)
+        assert [len(record["actions"][""]) for record in state["envs"]] == [0, 0]
+        assert [record["steps"] for record in state["envs"]] == [7, 7]
+        assert_same(two.load_state_dict(state)[0], one._observations())
+        untouched = pickle.dumps(state)
+        if kind == "sequential":
+            assert [env.unwrapped.steps_taken for env in two.envs] == [0, 0]
+        assert_go_on_equally(one, [two], 60)
+        assert pickle.dumps(one.state_dict()) == pickle.dumps(two.state_dict())
+        assert pickle.dumps(state) == untouched
+
+
+def test_own_state_counts_steps_on():
+    """A later message names the step of the episode."""
+
+    class Failing(OwnStateEnv):
+        def step(self, action):
+            if self.t == 6:
+                raise RuntimeError("the wheel came off")
+            return super().step(action)
+
+    with SequentialVectorEnv([Failing]) as one, SequentialVectorEnv([Failing]) as two:
+        one.reset(seed=3)
+        play(one, 5)
+        two.load_state_dict(one.state_dict())
+        play(two, 1)
+        with pytest.raises(EnvError, match="failed at step 7 of the episode"):
+            play(two, 1)
+
+
+def test_own_state_keeps_endless_episodes_short():
+    """After `state_dict` the memory of earlier actions is given back."""
+    with SequentialVectorEnv([lambda: OwnStateEnv(10**9)]) as vector:
+        vector.reset(seed=0)
+        vector._journal._rows = 16
+        for _ in range(10):
+            for _ in range(40):
+                vector.step([0])
+            vector.state_dict()
+        assert len(vector._journal._chunks) <= 4
+
+
+def test_own_state_that_is_not_plain():
+    """It is refused with the path of what is wrong, in this process and in a worker."""
+    for kind in (SequentialVectorEnv, SubprocVectorEnv):
+        with kind([lambda: OwnStateEnv(extra={1, 2})]) as vector:
+            vector.reset(seed=0)
+            words = r"OwnStateEnv\.state_dict\(\)\['extra'\]\['deep'\]\[0\] is set"
+            with pytest.raises(EnvError, match=words):
+                vector.state_dict()
+            vector.step([0])
+
+
+def wrapped(*, unknown=False):
+    """An environment that tells its state, in all wrappers that are known."""
+    config = {
+        "wrappers": [
+            {"_target_": "gymnasium.wrappers.ClipReward", "min_reward": -100.0},
+            {"_target_": "maze_train.ObservationStackWrapper", "n": 3},
+        ],
+        "training_wrappers": [{"_target_": "maze_train.RewardScalingWrapper", "scale": 0.5}],
+        "max_episode_steps": 12,
+    }
+    factory = EnvFactory.from_any(OwnStateEnv)
+    for name, value in config.items():
+        setattr(factory.config, name, value)
+    return (lambda: Stateful(factory())) if unknown else factory
+
+
+def test_own_state_through_wrappers():
+    """Wrappers that are known give theirs; one that is not has the episode played again."""
+    for unknown in (False, True):
+        factories = [wrapped(unknown=unknown)] * 2
+        with SequentialVectorEnv(factories) as one, SequentialVectorEnv(factories) as two:
+            one.reset(seed=3)
+            play(one, 17)
+            state = one.state_dict()
+            assert len(state["envs"][0]["actions"][""]) == (5 if unknown else 0)
+            assert (state["envs"][0]["own"] is None) is unknown
+            assert_same(two.load_state_dict(state)[0], one._observations())
+            for _ in range(20):
+                expected, given = one.step([0, 0]), two.step([0, 0])
+                for a, b in zip(expected[:4], given[:4], strict=True):
+                    assert_same(a, b)
+                assert repr(expected[4]) == repr(given[4])
+
+
+def test_own_state_of_other_layers():
+    """A state is refused where the wrappers are others."""
+    env = wrapped()()
+    env.reset(seed=0)
+    state = own_state(env)
+    assert state["layers"][0] == "RewardScalingWrapper"
+    with SequentialVectorEnv([lambda: OwnStateEnv(5)]) as vector:
+        vector.reset(seed=0)
+        record = vector.state_dict()
+        record["envs"][0]["own"] = state
+        with pytest.raises(EnvError, match=r"own state is of the layers.*same wrappers"):
+            vector.load_state_dict(record)

@@ -1,0 +1,561 @@
+"""Workers that raise, die or hang are started again, and no number of the training changes."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_envs import CountingEnv, NestedEnv
+
+from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train.envs.atari import EpisodicLifeWrapper
+from maze_train.envs.journal import episode_seed
+from maze_train.errors import ConfigError, EnvError, WorkerError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+START_METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """After every test there is no child process, no open file more, nothing new in /dev/shm."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    assert multiprocessing.active_children() == []
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def columns(tree):
+    """Arrays by key; a lone array has the key ''."""
+    return tree if isinstance(tree, dict) else {"": tree}
+
+
+def actions_for(vector):
+    """Random actions in the form that the vector environment takes."""
+    sample = vector.action_space.sample()
+    return {"0": sample[0], "1/force": sample[1]["force"]} if isinstance(sample, tuple) else sample
+
+
+def assert_equal_steps(one, other):
+    """Two steps gave the same bytes and the same infos."""
+    for a, b in zip(one[:4], other[:4], strict=True):
+        for key, column in columns(a).items():
+            assert column.tobytes() == columns(b)[key].tobytes()
+    assert repr(one[4]) == repr(other[4])
+
+
+class Faulty(CountingEnv):
+    """Fails as told at a step of its first episodes: once, or whenever it is there again."""
+
+    def __init__(self, how, at=3, marker=None, length=100):
+        super().__init__(length)
+        self.how, self.at, self.marker = how, at, marker
+        if self._again("constructor"):
+            raise ValueError("no such level")
+
+    def _again(self, how):
+        """Whether to fail in this way now; with a marker only the first time."""
+        if how not in self.how:
+            return False
+        if self.marker is None:
+            return True
+        marker = Path(f"{self.marker}.{how}")
+        if marker.exists():
+            return False
+        marker.touch()
+        return True
+
+    def reset(self, *, seed=None, options=None):
+        if self._again("reset"):
+            raise RuntimeError("the door is locked")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        result = super().step(action)
+        if self.t == self.at:
+            if self._again("raise"):
+                raise RuntimeError("the wheel came off")
+            if self._again("kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._again("exit"):
+                os._exit(7)
+            if self._again("hang"):
+                time.sleep(60.0)
+            if self._again("stop"):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if self._again("nan"):
+                return (result[0], float("nan"), *result[2:])
+        return result
+
+
+class Jittery(CountingEnv):
+    """Does not do the same again in another process."""
+
+    def observe(self):
+        obs = super().observe()
+        obs[0] += os.getpid() % 1000 if self.t else 0
+        return obs
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("env", ["CartPole-v1", NestedEnv])
+def test_killed_workers_change_no_number(env, start_method, capfd):
+    """Workers are killed at random steps; all numbers are those of an undisturbed run."""
+    rng = np.random.default_rng(5)
+    factories = [EnvFactory.from_any(env)] * 5
+    with (
+        SequentialVectorEnv(factories) as one,
+        SubprocVectorEnv(
+            factories, n_workers=2, start_method=start_method, on_worker_failure="restart"
+        ) as many,
+    ):
+        one.action_space.seed(1)
+        one.reset(seed=4)
+        many.reset(seed=4)
+        kills = 0
+        for _ in range(80):
+            if rng.random() < 0.05:
+                process = many._workers[rng.integers(2)].process
+                process.kill()
+                process.join()
+                kills += 1
+            actions = actions_for(one)
+            expected, given = one.step(actions), many.step(actions)
+            assert_equal_steps(expected, given)
+        assert many.worker_restarts == kills > 2
+        assert pickle.dumps(one.state_dict()) == pickle.dumps(many.state_dict())
+    assert capfd.readouterr().err.count("warning: worker") == kills
+
+
+def test_a_kill_in_the_middle_of_a_step(tmp_path, capfd):
+    """Also when the worker has stepped a part of its environments already."""
+    with (
+        SequentialVectorEnv([CountingEnv] * 4) as one,
+        SubprocVectorEnv(
+            [CountingEnv, CountingEnv, lambda: Faulty("kill", 7, tmp_path / "m", 5), CountingEnv],
+            n_workers=1,
+            on_worker_failure="restart",
+        ) as never,
+        SubprocVectorEnv(
+            [lambda: CountingEnv(5)] * 2 + [lambda: Faulty("kill", 4, tmp_path / "n", 5)],
+            n_workers=1,
+            on_worker_failure="restart",
+        ) as many,
+        SequentialVectorEnv([lambda: CountingEnv(5)] * 3) as three,
+    ):
+        for vector in (one, never, many, three):
+            vector.reset(seed=1)
+        for _ in range(20):
+            assert_equal_steps(one.step([0, 1, 2, 0]), never.step([0, 1, 2, 0]))
+            assert_equal_steps(three.step([0, 1, 2]), many.step([0, 1, 2]))
+        assert (never.worker_restarts, many.worker_restarts) == (0, 1)
+    text = capfd.readouterr().err
+    seeds = ", ".join(str(episode_seed(1, i, 3, 1)) for i in range(3))
+    assert re.search(
+        r"^warning: worker 0 \(environments 0 to 2\) died in a step \(signal SIGKILL; was memory "
+        rf"exhausted\?\); seeds of its episodes: {seeds}; it is started again \(restart 1 of at "
+        r"most 10\), and its environments are put back where they were$",
+        text,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raise", r"environment 1 failed at step 3 of the episode with seed \d+: RuntimeError"),
+        ("exit", r"died in a step \(exit code 7\)"),
+        ("hang", r"hangs: it did not finish a step within timeout_s = 1\.5 seconds"),
+        ("stop", r"hangs: it did not finish a step within timeout_s = 1\.5 seconds"),
+    ],
+)
+def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
+    """It is told once, and the run goes on as if nothing had been."""
+    faulty = Faulty
+    with (
+        SequentialVectorEnv([CountingEnv] * 3) as one,
+        SubprocVectorEnv(
+            [CountingEnv, lambda: faulty(how, 3, tmp_path / "m", 5), CountingEnv],
+            n_workers=3,
+            timeout_s=1.5,
+            on_worker_failure="restart",
+        ) as many,
+    ):
+        one.reset(seed=1)
+        many.reset(seed=1)
+        for _ in range(12):
+            assert_equal_steps(one.step([0, 0, 0]), many.step([0, 0, 0]))
+        assert many.worker_restarts == 1
+    text = capfd.readouterr().err
+    assert text.count("warning: ") == 1
+    assert re.search(rf"warning: worker 1 \(environments 1 to 1\).*{words}", text)
+    assert ("test_worker_restart.py" in text) is (how == "raise")
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_failure_that_comes_again(how, capfd):
+    """The environments of the worker begin new episodes; their rows are no transitions."""
+    faulty = Faulty
+    with SubprocVectorEnv(
+        [CountingEnv, lambda: faulty(how, 3), CountingEnv],
+        n_workers=2,
+        on_worker_failure="restart",
+    ) as vector:
+        vector.reset(seed=1)
+        for _ in range(2):
+            assert vector.step([0, 0, 0])[4] == {}
+        obs, rewards, terminated, truncated, infos = vector.step([0, 0, 0])
+        assert infos["lost"].tolist() == infos["ignored"].tolist() == [False, True, True]
+        assert infos["lost"].dtype == infos["ignored"].dtype == np.bool_
+        assert sorted(infos) == ["ignored", "lost"]
+        assert rewards.tolist() == [3.0, 0.0, 0.0]
+        assert not (terminated | truncated).any()
+        seeds = [episode_seed(1, i, 3, k) % 1000 for i, k in ((0, 1), (1, 2), (2, 2))]
+        assert obs.tolist() == [[seeds[0], 3.0], [seeds[1], 0.0], [seeds[2], 0.0]]
+        assert vector.worker_restarts == 2
+        assert vector.step([0, 0, 0])[1].tolist() == [4.0, 1.0, 1.0]
+        assert [record["episodes"] for record in vector.state_dict()["envs"]] == [1, 2, 2]
+        assert [record["steps"] for record in vector.state_dict()["envs"]] == [4, 1, 1]
+    text = capfd.readouterr().err
+    assert text.count("warning: ") == 2
+    assert "put back where they were" in text
+    assert "begin new episodes" in text
+
+
+def test_an_observation_that_differs(capfd):
+    """An environment that does not do the same again loses its episode, and is named."""
+    with SubprocVectorEnv(
+        [lambda: Jittery(9)] * 2, n_workers=2, on_worker_failure="restart"
+    ) as vector:
+        vector.reset(seed=1)
+        vector.step([0, 0])
+        vector._workers[1].process.kill()
+        infos = vector.step([0, 0])[4]
+        assert infos["lost"].tolist() == [False, True]
+        assert vector.worker_restarts == 2
+    assert re.search(
+        r"worker 1 \(environments 1 to 1\): environment 1 could not be put back where it was: "
+        r"after 1 actions in the episode with seed \d+, the observation differs by up to \d+; it",
+        capfd.readouterr().err,
+    )
+
+
+def test_the_budget(capfd):
+    """Every start counts, for the whole life of the vector environment."""
+    faulty = Faulty
+    vector = SubprocVectorEnv(
+        [CountingEnv, lambda: faulty("raise", 2)],
+        n_workers=2,
+        on_worker_failure="restart",
+        max_worker_restarts=5,
+    )
+    vector.reset(seed=1)
+    lost = 0
+    words = r"(?s)worker 1 .*seed \d+: RuntimeError.*restarted 5 times; max_worker_restarts = 5\)"
+    for _ in range(5):
+        lost += "lost" in vector.step([0, 0])[4]
+    with pytest.raises(WorkerError, match=rf"{words}.*test_worker_restart\.py"):
+        vector.step([0, 0])
+    assert lost == 2
+    assert vector.closed
+    assert capfd.readouterr().err.count("warning: ") == 5
+    with pytest.raises(WorkerError, match="closed"):
+        vector.step([0, 0])
+
+
+def test_no_restart_unless_allowed():
+    """By default a failure ends it, and the message says that there were no restarts."""
+    faulty = Faulty
+    vector = SubprocVectorEnv([lambda: faulty("exit", 1)], n_workers=1)
+    vector.reset(seed=1)
+    seed = episode_seed(1, 0, 1, 1)
+    with pytest.raises(
+        WorkerError, match=rf"episodes: {seed} \(.*restarted 0 times; on_worker_failure = fail"
+    ):
+        vector.step([0])
+
+
+def test_a_reset_that_fails_once(tmp_path, capfd):
+    """The reset is made again with the same seed; options too."""
+    faulty = Faulty
+    with SubprocVectorEnv(
+        [CountingEnv, lambda: faulty("reset", 1, tmp_path / "m")],
+        n_workers=2,
+        on_worker_failure="restart",
+    ) as vector:
+        obs, infos = vector.reset(seed=1, options={"a": 1})
+        assert obs[:, 0].tolist() == [episode_seed(1, i, 2, 1) % 1000 for i in range(2)]
+        assert list(infos["options"]) == ["{'a': 1}"] * 2
+        assert "lost" not in infos
+        assert vector.worker_restarts == 1
+    assert "failed in the reset of the episode" in capfd.readouterr().err
+
+
+def test_a_reset_that_fails_again(tmp_path, capfd):
+    """The next seeds are tried, one per start."""
+
+    class Picky(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            if seed in (episode_seed(1, 1, 2, 1), episode_seed(1, 1, 2, 2)):
+                raise RuntimeError("I do not like this seed")
+            return super().reset(seed=seed, options=options)
+
+    with SubprocVectorEnv([CountingEnv, Picky], n_workers=2, on_worker_failure="restart") as vector:
+        obs, infos = vector.reset(seed=1)
+        expected = [episode_seed(1, 0, 2, 1) % 1000, episode_seed(1, 1, 2, 3) % 1000]
+        assert obs[:, 0].tolist() == expected
+        assert "lost" not in infos
+        assert vector.worker_restarts == 3
+        state = vector.state_dict()
+        assert [record["episodes"] for record in state["envs"]] == [1, 3]
+    with SequentialVectorEnv([CountingEnv] * 2) as other:
+        assert other.load_state_dict(state)[0].tolist() == obs.tolist()
+    capfd.readouterr()
+
+
+def test_a_constructor_that_fails_later(tmp_path, capfd):
+    """At the very start it always fails; where it fails at a restart, there are others."""
+
+    class Once(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            made = len(list(tmp_path.iterdir()))
+            (tmp_path / str(made)).touch()
+            if made == 1:
+                raise ValueError("the licence server is busy")
+
+    with SubprocVectorEnv([Once], n_workers=1, on_worker_failure="restart") as vector:
+        vector.reset(seed=1)
+        vector.step([0])
+        vector._workers[0].process.kill()
+        assert vector.step([0])[4]["lost"].tolist() == [True]
+        assert vector.worker_restarts == 2
+    faulty = Faulty
+    with pytest.raises(WorkerError, match="could not be built: ValueError: no such level"):
+        SubprocVectorEnv([lambda: faulty("constructor")], n_workers=1, on_worker_failure="restart")
+    assert "licence server" in capfd.readouterr().err
+
+
+def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
+    """After `state_dict`, actions before it are not played again."""
+
+    class Own(CountingEnv):
+        def step(self, action):
+            with (tmp_path / "steps").open("a") as file:
+                file.write(f"{self.t} ")
+            return super().step(action)
+
+        def state_dict(self):
+            return {"t": self.t}
+
+        def load_state_dict(self, state):
+            self.t = state["t"]
+
+    with SubprocVectorEnv([lambda: Own(1000)], n_workers=1, on_worker_failure="restart") as vector:
+        vector.reset(seed=1)
+        for _ in range(4):
+            vector.step([0])
+        state = vector.state_dict()
+        for _ in range(2):
+            vector.step([0])
+        vector._workers[0].process.kill()
+        assert vector.step([0])[1].tolist() == [7.0]
+        assert (tmp_path / "steps").read_text() == "0 1 2 3 4 5 4 5 6 "
+        vector._workers[0].process.kill()
+        # A dead worker can not tell its own state: the journal knows as much.
+        later = vector.state_dict()["envs"][0]
+        assert len(later["actions"][""]) == 3
+        assert later["own"] == state["envs"][0]["own"]
+        assert vector.step([0])[1].tolist() == [8.0]
+    capfd.readouterr()
+
+
+def test_a_long_replay_is_no_hang():
+    """Each step of a replay has timeout_s, not all of them together."""
+
+    class Slow(CountingEnv):
+        def step(self, action):
+            time.sleep(0.05)
+            return super().step(action)
+
+    with SequentialVectorEnv([lambda: CountingEnv(100)]) as one:
+        one.reset(seed=1)
+        for _ in range(20):
+            one.step([0])
+        state = one.state_dict()
+    with SubprocVectorEnv([lambda: Slow(100)], n_workers=1, timeout_s=0.5) as vector:
+        assert vector.load_state_dict(state)[0][0, 1] == 20.0
+    hanging = Faulty
+    started = time.monotonic()
+    with (
+        SubprocVectorEnv([lambda: hanging("hang", 3)], n_workers=1, timeout_s=1.0) as vector,
+        pytest.raises(WorkerError, match="hangs: it did not finish playing episodes again"),
+    ):
+        vector.load_state_dict(state)
+    assert time.monotonic() - started < 5.0
+
+
+def test_a_worker_that_stands_still_blocks_nobody():
+    """However large a state is, handing it to a worker that hangs takes no longer than its time."""
+    with SequentialVectorEnv([lambda: CountingEnv(10**6)]) as one:
+        one.reset(seed=1)
+        one.step([0])
+        state = one.state_dict()
+    state["envs"][0]["actions"][""] = np.zeros(10**6, np.int64)
+    with SubprocVectorEnv([CountingEnv], n_workers=1, timeout_s=1.0) as vector:
+        os.kill(vector._workers[0].process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerError, match="hangs"):
+            vector.load_state_dict(state)
+
+
+def test_arguments_are_checked():
+    """Settings out of their range are refused before a process starts."""
+    with pytest.raises(ConfigError, match="on_worker_failure"):
+        SubprocVectorEnv([CountingEnv], on_worker_failure="ignore")
+    with pytest.raises(ConfigError, match="max_worker_restarts"):
+        SubprocVectorEnv([CountingEnv], max_worker_restarts=-1)
+    with pytest.raises(ConfigError, match="on_non_finite"):
+        SubprocVectorEnv([CountingEnv], on_non_finite="ignore")
+
+
+def test_no_file_stays_open():
+    """Restarts and closing give back every descriptor."""
+
+    def run():
+        with SubprocVectorEnv(
+            [CountingEnv] * 2, n_workers=2, on_worker_failure="restart"
+        ) as vector:
+            vector.reset(seed=1)
+            for _ in range(3):
+                vector._workers[1].process.kill()
+                vector.step([0, 0])
+
+    run()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()  # Nothing may hang on a cycle of references.
+    try:
+        run()
+        assert len(os.listdir("/proc/self/fd")) <= before
+    finally:
+        gc.enable()
+
+
+def test_what_is_not_finite_is_no_failure_of_a_worker():
+    """A restart does not repair it: `on_non_finite` says what to do."""
+    faulty = Faulty
+    with SubprocVectorEnv(
+        [lambda: faulty("nan", 2)], n_workers=1, on_worker_failure="restart"
+    ) as vector:
+        vector.reset(seed=1)
+        vector.step([0])
+        with pytest.raises(EnvError, match="reward is nan"):
+            vector.step([0])
+        assert vector.worker_restarts == 0
+
+
+SURVIVORS = """
+import os, signal, subprocess, sys, time
+sys.path.insert(0, {path!r})
+from toy_envs import CountingEnv
+from maze_train import SubprocVectorEnv
+
+class Asking(CountingEnv):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        # A program that an environment starts must be able to end by these signals.
+        code = "import signal as s; print(*[s.getsignal(n) is not s.SIG_IGN for n in {numbers}], "
+        code += "*s.pthread_sigmask(s.SIG_BLOCK, []))"
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        return obs, float(said.strip() == "True True True"), *rest
+
+if __name__ == "__main__":
+    got = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: got.append(number))
+    with SubprocVectorEnv([lambda: CountingEnv(5)] * 2 + [Asking], n_workers=2,
+                          start_method={method!r}, on_worker_failure="restart") as vector:
+        print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), end=" ")
+        vector.reset(seed=0)
+        pids = [worker.process.pid for worker in vector._workers]
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.killpg(0, number)
+            time.sleep(0.2)
+            print(*vector.step([0, 0, 0])[1], end=" ")
+        vector._workers[0].process.kill()
+        print(*vector.step([0, 0, 0])[1], vector.worker_restarts, end=" ")
+        assert [worker.process.pid for worker in vector._workers][1] == pids[1]
+    print(sorted(got))
+    left = SubprocVectorEnv([CountingEnv], n_workers=1, start_method={method!r})
+    left.reset(seed=0)  # It is never closed.
+"""
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
+    """To all processes: workers go on, without their fork server; a restart works, and the end."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        SURVIVORS.format(path=os.path.dirname(__file__), method=start_method, numbers=(2, 15, 10))
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        start_new_session=True,
+    )
+    numbers = sorted(int(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
+    steps = " ".join(f"{k}.0 {k}.0 1.0" for k in range(1, 5))
+    assert done.stdout.strip() == f"0 {steps} 1 {numbers}", done.stderr
+    assert done.returncode == 0
+    assert done.stderr.count("warning") == 1, done.stderr
+    assert time.monotonic() - started < 30.0
+
+
+class LivesEnv(CountingEnv):
+    """A game of two lives of two steps each."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return obs, {**info, "lives": 2}
+
+    def step(self, action):
+        obs, reward, *_ = super().step(action)
+        return obs, reward, self.t >= 4, False, {"lives": max(0, 2 - self.t // 2)}
+
+
+def test_numbers_do_not_depend_on_when_it_fails(capfd):
+    """A kill before each single step, with ends of episodes, and with episodes of one game."""
+    lives = LivesEnv
+    factories = [lambda: CountingEnv(3), lambda: EpisodicLifeWrapper(lives())]
+    expected = {}
+    with SequentialVectorEnv(factories) as one:
+        one.reset(seed=2)
+        expected = [[np.copy(part) for part in one.step([0, 1])[:4]] for _ in range(6)]
+    for killed in range(6):
+        with SubprocVectorEnv(
+            factories, n_workers=1, start_method="fork", on_worker_failure="restart"
+        ) as many:
+            many.reset(seed=2)
+            for step in range(6):
+                if step == killed:
+                    many._workers[0].process.kill()
+                for a, b in zip(expected[step], many.step([0, 1])[:4], strict=True):
+                    np.testing.assert_array_equal(a, b)
+    assert capfd.readouterr().err.count("warning") == 6
+    assert len(list(itertools.chain(*expected))) == 24

@@ -1,0 +1,75 @@
+"""Faults of the machine, put into the process that calls one of these."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.tracking.tracker import Tracker
+from maze_train.training import checkpoints
+
+RUN = Path("run")
+
+
+def disk_full() -> None:
+    """From the second checkpoint on the disk is full."""
+    original = checkpoints.write_synced
+
+    def write(path: Path, data: bytes) -> None:
+        if "epoch_00000" in str(path) and "epoch_000001" not in str(path):
+            path.write_bytes(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        original(path, data)
+
+    checkpoints.write_synced = write
+
+
+def after_epoch(epoch: int, function: Any) -> None:
+    """Call a function once, after the row of an epoch was written."""
+    original = Tracker.write
+
+    def write(self: Tracker, row: Any) -> None:
+        original(self, row)
+        if row["epoch"] == epoch:
+            function()
+
+    Tracker.write = write  # type: ignore[method-assign]
+
+
+def checkpoints_vanish() -> None:
+    """Somebody removes the checkpoints while the run goes on."""
+    after_epoch(3, lambda: shutil.rmtree(RUN / "checkpoints"))
+
+
+def run_dir_vanishes() -> None:
+    """Somebody removes the whole directory while the run goes on."""
+    after_epoch(3, lambda: shutil.rmtree(RUN))
+
+
+def read_only() -> None:
+    """The checkpoints can not be written any more; for the superuser as well."""
+
+    def replace() -> None:
+        shutil.rmtree(RUN / "checkpoints")
+        (RUN / "checkpoints").write_text("not a directory")
+
+    after_epoch(3, replace)
+
+
+def nan_gradients() -> None:
+    """One minibatch of the eighth update has a loss that is not finite."""
+    original, calls = PPOLearner.value_loss, 0
+
+    def value_loss(self: Any, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        loss, gradient = original(self, *args)
+        bad = self.weights_seq_no == 7 and calls % 2 == 0
+        return (loss * torch.nan, gradient * torch.nan) if bad else (loss, gradient)
+
+    PPOLearner.value_loss = value_loss  # type: ignore[method-assign]

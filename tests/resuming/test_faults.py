@@ -1,0 +1,258 @@
+"""What a user sees when something goes wrong, what is lost, and that the run can be continued."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from killed_runs import assert_equal_runs, maze_run, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+COMMON = (
+    "env._target_=faulty_envs.FaultyEnv", "algorithm=ppo", "seed=1", "run_dir=run", "resume=auto",
+    "algorithm.n_rollout_steps=16", "algorithm.batch_size=16", "algorithm.epoch_length=2",
+    "runner.concurrency=4", "evaluation.n_episodes=2", "model.hidden_sizes=[8]",
+    "total_steps=640", "tracking.progress=quiet", "tracking.plot=false",
+)  # fmt: skip
+LOCAL = ("runner=local", "runner.n_workers=2", "evaluation.concurrency=1")
+RESTART = (*LOCAL, "runner.on_worker_failure=restart")
+GO_ON = "to go on: maze-run resume=run"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Runs a command of five epochs in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+
+    def call(*argv: str, **how: Any) -> tuple[int, str]:
+        code, output = maze_run(tmp_path / "output.txt", *COMMON, *argv, **how)
+        return code, output
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run in which nothing goes wrong."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    code, output = maze_run(directory / "output.txt", *COMMON, f"run_dir={directory / 'run'}")
+    assert code == 0, output
+    return directory / "run"
+
+
+def lost_episodes(run_dir: Path) -> float:
+    """The number of episodes that metrics.csv reports as lost."""
+    return sum(float(row.get("train/lost_episodes") or 0) for row in rows_of(run_dir))
+
+
+def fault(kind: str, **settings: Any) -> tuple[str, ...]:
+    """Arguments that put a fault into the environment."""
+    return (f"+env.kwargs.fault={kind}", *(f"+env.kwargs.{k}={v}" for k, v in settings.items()))
+
+
+# -- signals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGUSR1, 138, "terminated"),
+    ],
+)
+@pytest.mark.parametrize("runner", ["dev", "local"])
+def test_a_signal(run, undisturbed, tmp_path, number, code, said, runner):
+    """The update is finished and saved; continued, nothing is lost."""
+    where = LOCAL if runner == "local" else ()
+    started = (tmp_path / "run" / "checkpoints" / "latest", number)
+    assert run(*where, "total_steps=1e9", signals=(started,))[0] == code
+    output = (tmp_path / "output.txt").read_text()
+    assert re.search(r"stopped in epoch .*last checkpoint: run/checkpoints/epoch_\d+", output)
+    assert GO_ON in output
+    assert output.endswith(f"maze-run: {said}\n")
+    assert (
+        json.loads((tmp_path / "run" / "summary.json").read_text())["stop_reason"] == "interrupted"
+    )
+    done = len(rows_of(tmp_path / "run"))
+    steps = 128 * (done + 2)
+    assert run(*where, f"total_steps={steps}")[0] == 0
+    assert [row["epoch"] for row in rows_of(tmp_path / "run")] == [
+        str(i) for i in range(1, done + 3)
+    ]
+
+
+# -- disks ---------------------------------------------------------------------------------------
+
+
+def test_a_full_disk(run, undisturbed, tmp_path):
+    """One warning for each checkpoint; the run goes on, the last good checkpoint stays."""
+    code, output = run(prepare="disk_full")
+    assert code == 0
+    assert "epoch_000002 could not be written: [Errno 28] No space left on device" in output
+    assert "the last good one is still epoch_000001" in output
+    assert rows_of(tmp_path / "run") == rows_of(undisturbed)
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert names == {"latest", "epoch_000001"}
+    assert run()[0] == 0
+    assert_equal_runs(tmp_path / "run", undisturbed)
+
+
+def test_checkpoints_that_vanish(run, undisturbed, tmp_path):
+    """They are written anew."""
+    assert run(prepare="checkpoints_vanish")[0] == 0
+    assert_equal_runs(tmp_path / "run", undisturbed)
+
+
+def test_a_directory_that_can_not_be_written(run, undisturbed, tmp_path):
+    """The run comes to its end."""
+    code, output = run(prepare="read_only")
+    assert code == 0
+    assert "could not be written" in output
+    assert rows_of(tmp_path / "run") == rows_of(undisturbed)
+
+
+def test_a_run_directory_that_vanishes(run, tmp_path):
+    """The run comes to its end and says what it could not write."""
+    code, output = run(prepare="run_dir_vanishes")
+    assert code == 0
+    assert "checkpoints/epoch_000003 could not be written" in output
+    assert "CSVWriter is left out from here on" in output
+
+
+# -- environments and workers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [(), LOCAL], ids=["dev", "local"])
+def test_an_environment_that_raises(run, tmp_path, where):
+    """Named with environment, step, seed and traceback; the last checkpoint stays."""
+    marker = tmp_path / "happened"
+    assert run(*where, *fault("", marker=marker, at=5), "algorithm.n_epochs=2")[0] == 0
+    code, output = run(*where, "algorithm.n_epochs=0", *fault("raise", marker=marker, at=5))
+    assert code == 2, "the environment of a run that is continued may not change"
+    assert "env.kwargs.fault = 'raise'" in output
+
+
+@pytest.mark.parametrize("where", [(), LOCAL], ids=["dev", "local"])
+def test_an_exception(run, undisturbed, tmp_path, where):
+    """The message names environment, step and seed; what was saved is continued."""
+    code, output = run(*where, *fault("raise"))
+    assert code == 1
+    assert re.search(
+        r"environment \d failed at step 3 of the episode with seed \d+: Runtime", output
+    )
+    assert "the wheel came off" in output
+    assert 'faulty_envs.py", line' in output
+    assert "there is no checkpoint" in output
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("raise", "the wheel came off"),
+        ("kill", r"died in a step \(signal SIGKILL; was memory exhausted\?\)"),
+        ("hang", r"hangs: it did not finish a step within"),
+    ],
+)
+def test_a_worker_that_fails(run, tmp_path, kind, said):
+    """With `fail` the run ends, and says which worker, environments and seeds."""
+    started = time.monotonic()
+    code, output = run(*LOCAL, *fault(kind), "runner.worker_timeout_s=2")
+    assert code == 1
+    assert re.search(said, output)
+    assert re.search(r"worker \d \(environments? \d", output)
+    assert re.search(r"seeds? (of its episodes: )?\d+", output)
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("kind", ["raise", "kill", "hang"])
+def test_a_worker_that_failed_once(run, undisturbed, tmp_path, kind):
+    """Started again and put back by its journal: no number of the run changes."""
+    marker = tmp_path / "happened"
+    code, output = run(*RESTART, *fault(kind, marker=marker), "runner.worker_timeout_s=2")
+    assert code == 0, output
+    assert marker.exists()
+    assert re.search(r"warning: .*worker \d", output)
+    kept = [
+        {name: cell for name, cell in row.items() if name != "train/worker_restarts"}
+        for row in rows_of(tmp_path / "run")
+    ]
+    assert kept == rows_of(undisturbed)
+    restarts = [row.get("train/worker_restarts") for row in rows_of(tmp_path / "run")]
+    assert sum(float(n) for n in restarts if n) + ("evaluation" in output) >= 0
+
+
+def test_a_worker_that_fails_each_time(run, tmp_path):
+    """Its episodes are lost and counted; after so many restarts the run ends."""
+    code, output = run(*RESTART, *fault("raise", at=6, length=8), "runner.max_worker_restarts=6")
+    assert code == 1
+    assert "max_worker_restarts" in output or "6 restarts" in output
+
+
+def test_a_constructor_that_fails(run):
+    """Nothing is started, nothing is written but the message."""
+    for where in ((), LOCAL, RESTART):
+        code, output = run(*where, *fault("constructor"))
+        assert code == 1
+        assert "the model file is missing" in output
+
+
+def test_an_environment_of_chance(run, tmp_path):
+    """Noticed where the run is continued; with permission new episodes begin there."""
+    assert run(*fault("chance"), "algorithm.n_epochs=2")[0] == 0
+    code, output = run(*fault("chance"), "algorithm.n_epochs=0")
+    assert code == 1
+    assert re.search(r"environment 0 .*seed \d+", output)
+    assert "checkpoint.allow_new_episodes=true" in output
+    more = ("algorithm.n_epochs=0", "checkpoint.allow_new_episodes=true")
+    code, output = run(*fault("chance"), *more)
+    assert code == 0, output
+    assert len(rows_of(tmp_path / "run")) == 5
+
+
+# -- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("nan_observation", r"observation.*nan"), ("inf_reward", r"reward.*inf")],
+)
+@pytest.mark.parametrize("where", [(), LOCAL], ids=["dev", "local"])
+def test_numbers_that_are_not_finite(run, tmp_path, where, kind, said):
+    """Named with environment, step and seed; or the episode is lost and counted."""
+    marker = tmp_path / "happened"
+    code, output = run(*where, *fault(kind))
+    assert code == 1
+    assert re.search(
+        rf"environment \d failed at step 3 of the episode with seed \d+.*{said}", output
+    )
+    (tmp_path / "run" / "config.yaml").unlink()
+    skip = ("algorithm.on_non_finite=skip", "evaluation.n_episodes=0")
+    code, output = run(*where, *fault(kind, marker=marker), *skip)
+    assert code == 0, output
+    assert lost_episodes(tmp_path / "run") == 1
+
+
+def test_gradients_that_are_not_finite(run, tmp_path):
+    """Named with epoch, update and loss; or the step is left out and counted."""
+    code, output = run(prepare="nan_gradients")
+    assert code == 1
+    assert re.search(
+        r"epoch 4, update 7: the gradient of minibatch \d+ is not finite, train/value_loss = nan",
+        output,
+    )
+    assert "last checkpoint: run/checkpoints/epoch_000003" in output
+    assert GO_ON in output
+    code, output = run("algorithm.on_non_finite=skip", prepare="nan_gradients")
+    assert code == 0, output
+    assert sum(float(row["train/skipped_steps"] or 0) for row in rows_of(tmp_path / "run")) > 0

@@ -1,0 +1,62 @@
+"""A run that is killed with SIGKILL and continued gives the numbers of one that was not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from killed_runs import CALLS, MOMENTS, assert_equal_runs, run_in_child
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+COMMON: dict[str, Any] = {
+    "runner.concurrency": 3,
+    "algorithm.epoch_length": 2,
+    "algorithm.n_rollout_steps": 16,
+    "evaluation.n_episodes": 2,
+    "evaluation.max_episode_steps": 30,
+    "model.hidden_sizes": [8],
+    "seed": 1,
+    "total_steps": 5 * 2 * 48,
+    "tracking.progress": "quiet",
+    "tracking.plot": False,
+}
+PPO: dict[str, Any] = {"algorithm": "ppo", "algorithm.batch_size": 16}
+ALGORITHMS: dict[str, Any] = {"ppo": PPO, "a2c": {"algorithm": "a2c"}}
+NORMALISED = {
+    "model.normalization.mode": "running",
+    "model.normalization.n_steps": 48,
+    "algorithm.reward_scaling": True,
+}
+PROBLEMS: dict[str, Any] = {
+    "CartPole": {"env": "CartPole-v1"},
+    "Pendulum, normalised": {"env": "Pendulum-v1", **NORMALISED},
+    "HalfCheetah": {"env": "HalfCheetah-v5", **NORMALISED},
+    "Dict": {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}}},
+    "memory": {"env": "CartPole-v1", "model": "vector_rnn", "model.memory.size": 8},
+}
+
+
+def settings(run_dir: Path, problem: str, algorithm: str, runner: str) -> dict[str, Any]:
+    """Settings of a run of five epochs, to start or to continue."""
+    workers = {"runner.n_workers": 2} if runner == "local" else {}
+    own = {**COMMON, **ALGORITHMS[algorithm], **PROBLEMS[problem]}
+    place = {"runner": runner, **workers, "run_dir": str(run_dir), "resume": "auto"}
+    return {**own, **place}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_killed_runs_equal_undisturbed_ones(tmp_path, problem, algorithm):
+    """Killed in each phase, continued on dev and local in turn: equal to the last bit."""
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert run_in_child(settings(straight, problem, algorithm, "dev")) == 0
+    for i, moment in enumerate(MOMENTS):
+        runner = ("dev", "local")[i % 2]
+        code = run_in_child(settings(killed, problem, algorithm, runner), moment, CALLS[moment])
+        assert code == -9, f"the run was over before it could be killed ({moment})"
+    assert run_in_child(settings(killed, problem, algorithm, "local")) == 0
+    assert_equal_runs(killed, straight)

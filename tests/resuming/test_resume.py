@@ -1,0 +1,220 @@
+"""Runs that are continued: by directory, by checkpoint, automatically, longer, elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from killed_runs import assert_equal_runs, differences, final_state, rows_of
+
+from maze_train import train
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.files import exclusive
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "algorithm": "ppo",
+    "algorithm.lr": 1e-3,  # a schedule depends on where training ends
+    "algorithm.batch_size": 16,
+    "algorithm.epoch_length": 2,
+    "algorithm.n_rollout_steps": 16,
+    "runner.concurrency": 2,
+    "evaluation.n_episodes": 2,
+    "model.hidden_sizes": [8],
+    "seed": 1,
+    "total_steps": 4 * 64,
+    "tracking.progress": "quiet",
+    "tracking.plot": False,
+}
+LOCAL = {"runner": "local", "runner.n_workers": 2}
+
+
+def start(run_dir: Path, **changes: Any) -> Any:
+    """A run of four epochs, or of as many as `changes` says."""
+    return train(**{**SMALL, "run_dir": run_dir, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four epochs in one go."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    start(run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Path:
+    """The same run, ended after two epochs."""
+    start(tmp_path / "run", **{"algorithm.n_epochs": 2})
+    return tmp_path / "run"
+
+
+def test_a_finished_run_is_extended(half, whole):
+    """By its directory alone; settings that may change are changed by name."""
+    result = train(resume=half, **{"algorithm.n_epochs": 0})
+    assert_equal_runs(half, whole)
+    assert [row["epoch"] for row in result.history] == [1, 2, 3, 4]
+    assert result.summary.stop_reason == "total_steps"
+    written = yaml.safe_load((half / "config.yaml").read_text())
+    assert written["algorithm"]["n_epochs"] == 0
+    assert json.loads((half / "summary.json").read_text())["epochs"] == 4
+
+
+def test_from_python_the_directory_may_be_a_path_or_text(half):
+    """Both name the same run."""
+    assert train(resume=str(half)).summary.epochs == 2
+    assert train(resume=half).summary.epochs == 2
+
+
+def test_auto_starts_or_continues(tmp_path, whole):
+    """One command for both, as a cluster repeats it."""
+    for epochs in (1, 3, 0, 0):
+        start(tmp_path / "run", resume="auto", **{"algorithm.n_epochs": epochs})
+    assert_equal_runs(tmp_path / "run", whole)
+
+
+def test_dev_to_local_and_back(half, whole):
+    """Where a run takes place makes no difference, nor do the numbers of workers."""
+    train(resume=half, **LOCAL, **{"algorithm.n_epochs": 3})
+    assert yaml.safe_load((half / "config.yaml").read_text())["runner"]["concurrency"] == 2
+    train(resume=half, runner="dev", **{"algorithm.n_epochs": 0})
+    assert_equal_runs(half, whole)
+
+
+def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
+    """Continued without more to do, nothing but the summary changes."""
+    run_dir = shutil.copytree(whole, tmp_path / "run")
+    before = (rows_of(run_dir), final_state(run_dir))
+    assert train(resume=run_dir).summary.epochs == 4
+    assert rows_of(run_dir) == before[0]
+    assert differences(final_state(run_dir), before[1]) == []
+
+
+def test_one_checkpoint_by_name(half, whole):
+    """Later rows and checkpoints belong to what is left behind."""
+    train(resume=half / "checkpoints" / "epoch_000001", **{"algorithm.n_epochs": 0})
+    assert_equal_runs(half, whole)
+    with pytest.raises(RunDirectoryError, match="no checkpoint 'epoch_000077'"):
+        train(resume=half / "checkpoints" / "epoch_000077")
+
+
+def test_killed_between_row_and_checkpoint(half, whole):
+    """A row whose epoch is repeated does not appear twice, in the table or in TensorBoard."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shutil.rmtree(half / "checkpoints" / "epoch_000002")
+    (half / "checkpoints" / "latest").unlink()
+    train(resume=half, **{"algorithm.n_epochs": 0})
+    assert_equal_runs(half, whole)
+    events = EventAccumulator(str(half))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("eval/episode_return_mean")]
+    assert steps == [64, 128, 192, 256]
+
+
+def test_before_the_first_checkpoint_a_run_begins_again(half, whole):
+    """Killed in its first epoch there is nothing to go on from."""
+    shutil.rmtree(half / "checkpoints")
+    train(resume=half, **{"algorithm.n_epochs": 0})
+    assert_equal_runs(half, whole)
+
+
+def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
+    """It is named, and the one before it is used; without one, nothing is done."""
+    state = half / "checkpoints" / "epoch_000002" / "state.safetensors"
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(data)
+    train(resume=half, **{"algorithm.n_epochs": 0})
+    told = capsys.readouterr().err
+    assert "epoch_000002 is damaged" in told
+    assert "state.safetensors" in told
+    assert_equal_runs(half, whole)
+    for path in (half / "checkpoints").glob("*/state.safetensors"):
+        path.write_bytes(b"")
+    before = (half / "metrics.csv").read_bytes()
+    with pytest.raises(RunDirectoryError, match="no checkpoint that is whole"):
+        train(resume=half)
+    assert (half / "metrics.csv").read_bytes() == before
+
+
+def test_settings_that_matter_are_refused(half):
+    """Before anything is written."""
+    before = (half / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: the run in .* has 0.99"):
+        train(resume=half, **{"algorithm.gamma": 0.5})
+    with pytest.raises(ConfigError, match=r"env.id = 'Acrobot-v1'"):
+        start(half, resume="auto", env="Acrobot-v1")
+    assert (half / "config.yaml").read_text() == before
+
+
+def test_two_processes_do_not_share_a_directory(half):
+    """The second one is refused as long as the first one runs."""
+    with exclusive(half), pytest.raises(RunDirectoryError, match=r"another process \(pid \d+"):
+        train(resume=half)
+    train(resume=half)
+
+
+def test_a_new_run_does_not_touch_one_that_is_there(half):
+    """The message says how to go on with it."""
+    with pytest.raises(ConfigError, match=r"run_dir = .*holds a run already; continue it with"):
+        start(half)
+
+
+def test_without_checkpoints_none_are_written(tmp_path):
+    """Both intervals 0: the run can not be continued, and begins again."""
+    start(tmp_path / "run", **{"checkpoint.interval": 0, "algorithm.n_epochs": 2})
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
+    """What a lost branch wrote as the best is replaced."""
+    shutil.copy(half / "best" / "score.json", half / "score_before.json")
+    (half / "best" / "policy.pt").unlink()
+    (half / "best" / "score.json").write_text('{"score": 999.0, "epoch": 3}')
+    train(resume=half)
+    assert json.loads((half / "best" / "score.json").read_text()) == json.loads(
+        (half / "score_before.json").read_text()
+    )
+    train(resume=half, **{"algorithm.n_epochs": 0})
+    assert_equal_runs(half, whole)
+
+
+def test_env_is_needed_for_a_new_run():
+    """With the remedy."""
+    with pytest.raises(ConfigError, match=r"env: expected a registered id"):
+        train(algorithm="ppo")
+
+
+GOLDEN = Path(__file__).parent / "golden_run"
+"""A run of two epochs under schema 1, made by `make_golden`. It is never made again."""
+GOLDEN_SUM = 29.745483603328466
+"""Sum of the absolute values of its weights."""
+
+
+def make_golden() -> None:
+    """Make the golden run of the present schema; for a schema that has none yet."""
+    start(
+        GOLDEN,
+        **{"algorithm.n_epochs": 2, "checkpoint.keep_last": 1, "tracking.tensorboard": False},
+    )
+    for name in ("best", "plots"):
+        shutil.rmtree(GOLDEN / name, ignore_errors=True)
+    for name in (".lock", "summary.json"):
+        (GOLDEN / name).unlink()
+
+
+def test_a_run_of_an_older_version_is_continued(tmp_path):
+    """Its settings, rows, weights and environments, as they were written then."""
+    run_dir = shutil.copytree(GOLDEN, tmp_path / "run")
+    before = rows_of(run_dir)
+    weights = final_state(run_dir)["learners"]["learner"]["modules"]["default"]
+    assert sum(float(value.abs().sum()) for value in weights.values()) == pytest.approx(GOLDEN_SUM)
+    # Its environments may have changed since.
+    more = {"algorithm.n_epochs": 0, "checkpoint.allow_new_episodes": True}
+    assert train(resume=run_dir, **more).summary.epochs == 4
+    assert rows_of(run_dir)[:2] == before

@@ -1,0 +1,96 @@
+"""Signals ask a run to end: at once, or where it can be saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from maze_train.training.interruption import Interrupted, Interruption
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+
+
+def send(number):
+    """Send a signal to this process."""
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_raises(number):
+    """A KeyboardInterrupt that says which it was."""
+    with Interruption(), pytest.raises(KeyboardInterrupt) as caught:
+        send(number)
+    assert isinstance(caught.value, Interrupted)
+    assert caught.value.number == number
+    assert not caught.value.at_once
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_within_deferred_it_is_noted(number, capsys):
+    """It says what happens, and is raised where the code asks for it."""
+    interruption, reached = Interruption(), False
+    with interruption, interruption.deferred():
+        send(number)
+        reached = True
+        with pytest.raises(Interrupted) as caught:
+            interruption.check()
+    assert reached
+    assert caught.value.number == number
+    assert not caught.value.at_once
+    assert "finishing the update" in capsys.readouterr().err
+
+
+def test_a_second_signal_raises_at_once():
+    """Whatever the first one waits for."""
+    interruption = Interruption()
+    with interruption, interruption.deferred():
+        send(signal.SIGTERM)
+        with pytest.raises(Interrupted) as caught:
+            send(signal.SIGINT)
+    assert caught.value.at_once
+    assert caught.value.number == signal.SIGINT
+
+
+def test_immediate_within_deferred():
+    """A signal raises there; one that was noted before raises at its beginning."""
+    interruption = Interruption()
+    with interruption, interruption.deferred():
+        with pytest.raises(Interrupted) as caught, interruption.immediate():
+            send(signal.SIGINT)
+        assert not caught.value.at_once
+    interruption = Interruption()
+    with interruption, interruption.deferred():
+        send(signal.SIGINT)
+        with pytest.raises(Interrupted), interruption.immediate():
+            pytest.fail("the block must not begin")
+
+
+def test_without_a_signal_nothing_happens():
+    """Handlers are put back."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    interruption = Interruption()
+    with interruption:
+        assert all(signal.getsignal(n) != b for n, b in zip(SIGNALS, before, strict=True))
+        with interruption.deferred(), interruption.immediate():
+            interruption.check()
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_another_thread_takes_no_signals():
+    """Python lets the main thread alone have handlers."""
+    failures = []
+
+    def run():
+        try:
+            with Interruption() as interruption:
+                interruption.check()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert failures == []

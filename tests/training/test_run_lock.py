@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from maze_train.errors import RunDirectoryError
+from maze_train.files import exclusive, fsync_directory, process_runs, write_synced
+
+HOLDER = """
+import os, pathlib, sys, time
+from maze_train.files import exclusive
+with exclusive(pathlib.Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_at_a_time(tmp_path):
+    """The second is told who is first; afterwards the place is free again."""
+    with exclusive(tmp_path):
+        text = rf"another process \(pid {os.getpid()} on host \S+\) trains in {tmp_path}"
+        with pytest.raises(RunDirectoryError, match=text), exclusive(tmp_path):
+            pytest.fail("two at a time")
+        with pytest.raises(RunDirectoryError), exclusive(tmp_path):
+            pytest.fail("the failed attempt has freed the lock")
+    with exclusive(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_an_exception_frees_the_lock(tmp_path):
+    """However the block ends."""
+    with pytest.raises(ZeroDivisionError), exclusive(tmp_path):
+        _ = 1 / 0
+    with exclusive(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff" * 9000, b"pid 7 on host a\nb\n"])
+def test_whatever_the_lock_file_holds(tmp_path, text):
+    """It is only for people."""
+    with exclusive(tmp_path):
+        (tmp_path / ".lock").write_bytes(text)
+        with pytest.raises(RunDirectoryError, match="pid unknown"), exclusive(tmp_path):
+            pass
+    with exclusive(tmp_path):
+        assert (tmp_path / ".lock").read_text().startswith(f"pid {os.getpid()} on host ")
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    """Named in the error."""
+    text = "nowhere can not be locked"
+    with pytest.raises(RunDirectoryError, match=text), exclusive(tmp_path / "nowhere"):
+        pass
+
+
+def open_locks():
+    """Descriptors of lock files that this process has open."""
+    links = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            links[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return [number for number, link in links.items() if link.endswith(".lock")]
+
+
+def test_no_descriptor_is_left(tmp_path):
+    """Neither after success nor after a failure; and programs that are started get none."""
+    with exclusive(tmp_path):
+        (descriptor,) = open_locks()
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        with pytest.raises(RunDirectoryError), exclusive(tmp_path):
+            pass
+        assert open_locks() == [descriptor]
+    assert open_locks() == []
+
+
+@pytest.mark.slow
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    """Workers that were forked may live longer than the block."""
+    code = (
+        "import os, pathlib, sys, time; from maze_train.files import exclusive\n"
+        "with exclusive(pathlib.Path(sys.argv[1])):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0: time.sleep(60)\n"
+        "with exclusive(pathlib.Path(sys.argv[1])): print('free')\n"
+        "os.kill(pid, 9); os.waitpid(pid, 0)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert (result.stdout, result.stderr) == ("free\n", "")
+
+
+@pytest.mark.parametrize(("number", "locked"), [(errno.ENOLCK, True), (errno.EIO, False)])
+def test_a_file_system_without_locks(tmp_path, monkeypatch, number, locked):
+    """Training goes on without; other errors are told."""
+
+    def fail(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    if locked:
+        with exclusive(tmp_path):
+            pass
+    else:
+        text = r"\.lock can not be locked"
+        with pytest.raises(RunDirectoryError, match=text), exclusive(tmp_path):
+            pass
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_frees_the_lock(tmp_path):
+    """Two processes; the first has no chance to clean up."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        assert process_runs(process.pid)
+        text = rf"pid {process.pid} on host"
+        with pytest.raises(RunDirectoryError, match=text), exclusive(tmp_path):
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not process_runs(process.pid)
+    with exclusive(tmp_path):
+        pass
+
+
+def test_names_are_synced_where_that_is_possible(tmp_path, monkeypatch):
+    """File systems that can not do it are left alone; other errors are errors."""
+    write_synced(tmp_path / "a", b"abc")
+    fsync_directory(tmp_path)
+    assert (tmp_path / "a").read_bytes() == b"abc"
+    for number in (errno.EINVAL, errno.EIO):
+
+        def fail(descriptor, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fail)
+        if number == errno.EINVAL:
+            fsync_directory(tmp_path)
+        else:
+            with pytest.raises(OSError, match="Input/output error"):
+                fsync_directory(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        fsync_directory(tmp_path / "nowhere")

@@ -1,0 +1,522 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import struct
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from maze_train.errors import RunDirectoryError
+from maze_train.training.state_files import STATE, dumps, loads, read_state, write_state
+
+TORCH_DTYPES = (
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+)
+NUMPY_DTYPES = (
+    *("?", "u1", "<u2", "<u4", "<u8", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8"),
+    *("<c8", "<c16", ">f4", ">i2", ">c8", np.dtype(np.longdouble).str),
+)
+
+
+def bits(value):
+    """The bytes of a tensor or an array, in the order of its elements."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous().clone().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return np.asarray(value).tobytes()
+
+
+def assert_same(a, b):
+    """Equal in type, in structure and in every bit."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        assert [type(key) for key in a] == [type(key) for key in b]
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    elif isinstance(a, torch.Tensor | np.ndarray | np.generic):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert bits(a) == bits(b)
+    elif isinstance(a, float):
+        assert struct.pack("<d", a) == struct.pack("<d", b)
+    else:
+        assert a == b
+
+
+def raw(data, n, size, is_bool):
+    """N elements of `size` bytes, all bit patterns but those that are no bool."""
+    high = 1 if is_bool else 255
+    return bytes(data.draw(st.lists(st.integers(0, high), min_size=n * size, max_size=n * size)))
+
+
+@st.composite
+def tensors(draw):
+    """Tensors of any type and of few elements; not all of them contiguous."""
+    dtype = draw(st.sampled_from(TORCH_DTYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    data = draw(st.data())
+    content = raw(data, math.prod(shape), dtype.itemsize, dtype == torch.bool)
+    flat = torch.tensor(list(content), dtype=torch.uint8).view(dtype)
+    value = flat.reshape(shape)
+    return value.transpose(0, -1) if len(shape) > 1 and draw(st.booleans()) else value
+
+
+@st.composite
+def arrays(draw):
+    """Arrays and scalars of numpy of any type."""
+    dtype = np.dtype(draw(st.sampled_from(NUMPY_DTYPES)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    content = raw(draw(st.data()), math.prod(shape), dtype.itemsize, dtype.kind == "b")
+    value = np.frombuffer(content, dtype).reshape(shape)
+    kind = draw(st.sampled_from(("plain", "transposed", "scalar")))
+    if kind == "scalar" and value.ndim == 0:
+        return value[()]
+    return value.T if kind == "transposed" else value
+
+
+FLOATS = st.floats(allow_nan=False) | st.sampled_from((math.nan, math.inf, -math.inf, -0.0))
+TEXTS = st.text(st.characters(), max_size=5) | st.sampled_from(
+    ("~", "/", "", "__metadata__", "\ud800")
+)
+KEYS = TEXTS | st.integers()
+LEAVES = st.none() | st.booleans() | st.integers() | FLOATS | TEXTS | tensors() | arrays()
+TREES = st.recursive(
+    LEAVES,
+    lambda tree: (
+        st.lists(tree, max_size=4)
+        | st.lists(tree, max_size=4).map(tuple)
+        | st.dictionaries(KEYS, tree, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(KEYS, TREES, max_size=5))
+def test_a_state_comes_back_bit_for_bit(state):
+    """Types, keys, order, numbers and every bit of tensors; and equal states are equal bytes."""
+    data = dumps(state)
+    assert_same(loads(data), state)
+    assert dumps(loads(data)) == data
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3)], ids=str)
+def test_every_type_of_tensor(dtype, shape):
+    """Empty ones and those without dimensions included."""
+    n = math.prod(shape) * dtype.itemsize
+    value = (torch.arange(n, dtype=torch.uint8) % (2 if dtype == torch.bool else 255)).view(dtype)
+    assert_same(loads(dumps({"x": value.reshape(shape)}))["x"], value.reshape(shape))
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3)], ids=str)
+def test_every_type_of_array(dtype, shape):
+    """Byte order included; arrays that are read can be written to."""
+    value = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    (result,) = loads(dumps({"x": value})).values()
+    assert_same(result, value)
+    assert result.flags.writeable
+    assert result.dtype.byteorder == value.dtype.byteorder
+
+
+PLAIN = (
+    *(math.nan, math.inf, -math.inf, -0.0, 5e-324, 0.1, True, 1, 1.0),
+    *(2**53, -(2**53), 2**64, -(10**6000)),
+    *("", "~", "\ud83d", "\ud83d\ude00", "😀", "\0"),
+    *((), [], {}, ((),), {1: 2, "1": 3}, {-(2**70): None}),
+    *({"~": 1}, {"~": "tensor", "data": "x"}, {"é": 1}, {"__metadata__": 1}),
+)
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=range(len(PLAIN)))
+def test_plain_values(value):
+    """What JSON would change or refuse."""
+    assert_same(loads(dumps({"x": value})), {"x": value})
+
+
+def test_names_of_tensors_do_not_collide():
+    """Different places may have the same name when their keys are joined."""
+    state = {
+        "a/b": torch.tensor(1),
+        "a": {"b": torch.tensor(2)},
+        "a/b#2": torch.tensor(3),
+        "__metadata__": torch.tensor(4),
+        "tree.json": torch.tensor(5),
+        "1": torch.tensor(6),
+        1: torch.tensor(7),
+        "\ud800": torch.tensor(8),
+        "?": torch.tensor(9),
+    }
+    assert_same(loads(dumps(state)), state)
+
+
+def test_names_tell_the_place():
+    """Other programs that read safetensors see the weights by their path, and the tree."""
+    stored = load(dumps({"model": {"weight": torch.ones(2, 3)}, "epoch": 3}))
+    assert set(stored) == {"model/weight", "tree.json"}
+    assert stored["model/weight"].shape == (2, 3)
+    tree = json.loads(stored["tree.json"].numpy().tobytes())
+    assert tree["state"]["epoch"] == 3
+
+
+def test_tensors_that_share_memory():
+    """Each comes back as it looks, with memory of its own."""
+    base = torch.arange(12.0)
+    complex_ones = torch.tensor([1 + 2j, 3 - 4j])
+    state = {
+        "base": base,
+        "view": base[2:7:2],
+        "matrix": base.view(3, 4).t(),
+        "again": base,
+        "expanded": torch.ones(1).expand(5),
+        "conjugated": complex_ones.conj(),
+        "negative": complex_ones.conj().imag,
+        "image": torch.arange(24.0)
+        .reshape(1, 2, 3, 4)
+        .contiguous(memory_format=torch.channels_last),
+    }
+    result = loads(dumps(state))
+    for key, value in state.items():
+        assert torch.equal(result[key], value)
+        assert result[key].is_contiguous()
+    result["base"][0] = 7.0
+    assert base[0] == result["again"][0] == 0.0
+
+
+def test_tensors_begin_where_pytorch_begins_them():
+    """Sums can depend on the alignment of memory, and a resumed run must not."""
+    tensors = loads(dumps({n: torch.ones(n) for n in range(1, 50)})).values()
+    assert {tensor.data_ptr() % 64 for tensor in tensors} == {0}
+
+
+def test_parameters_and_ordered_dicts_become_plain():
+    """A state of a module comes back as dict of tensors without gradient."""
+    state = OrderedDict(weight=torch.nn.Parameter(torch.ones(2)))
+    result = loads(dumps({"module": state}))["module"]
+    assert type(result) is dict
+    assert type(result["weight"]) is torch.Tensor
+    assert not result["weight"].requires_grad
+
+
+def test_a_state_does_not_change_with_what_it_was_made_of():
+    """The bytes are a copy; writing changes nothing in the state."""
+    weight = torch.ones(2)
+    data = dumps({"weight": weight})
+    weight.zero_()
+    assert loads(data)["weight"].tolist() == [1.0, 1.0]
+
+
+class Number(int):
+    """An int that is more than an int."""
+
+
+def deep(depth):
+    """A list in a list in a list."""
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), r"state\['a'\]\[1\] is of type object"),
+        ({1, 2}, "is of type set"),
+        (b"bytes", "is of type bytes"),
+        (Number(1), "is of type Number"),
+        (1j, "is of type complex"),
+        ({(1, 2): 3}, r"has the key \(1, 2\)"),
+        ({True: 3}, "has the key True"),
+        ({1.0: 3}, "has the key 1.0"),
+        (np.array(["a"]), "array of <U1"),
+        (np.array([None]), "array of object"),
+        (np.datetime64("2000-01-01"), "only numbers"),
+        (np.ma.array([1]), "MaskedArray"),
+        (torch.ones(2).to_sparse(), r"\.to_dense\(\)"),
+        (torch.ones(2, device="meta"), "no dense tensor"),
+        (torch.zeros(2, dtype=torch.bits8), "tensor of bits8"),
+        (deep(100), r"state\['a'\]\[1\].* deeper than 64"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_can_not_be_stored(value, message):
+    """Said at once, with the place."""
+    with pytest.raises(TypeError, match=message):
+        dumps({"a": [0, value]})
+
+
+def test_a_state_that_holds_itself():
+    """An error, not an endless loop."""
+    state = {}
+    state["self"] = state
+    with pytest.raises(TypeError, match="deeper"):
+        dumps(state)
+    with pytest.raises(TypeError, match="dict, not list"):
+        dumps([])
+
+
+def test_the_deepest_state_comes_back():
+    """What can be written can be read."""
+    state = {"x": deep(62)}
+    assert_same(loads(dumps(state)), state)
+    nested = 1
+    for _ in range(63):
+        nested = {1: nested}
+    assert_same(loads(dumps({"x": nested})), {"x": nested})
+
+
+# -- hostile files -------------------------------------------------------------------------------
+
+
+def with_tree(state, **stored):
+    """A file that says `state`, with these tensors."""
+    text = state if isinstance(state, bytes) else json.dumps({"format": 1, "state": state}).encode()
+    return save({"tree.json": torch.tensor(list(text), dtype=torch.uint8), **stored})
+
+
+def tensor(data="t", dtype="float32", shape=(2,), kind="tensor"):
+    """What stands for a tensor."""
+    return {"~": kind, "dtype": dtype, "shape": list(shape), "data": data}
+
+
+T = torch.ones(2)
+B = torch.zeros(8, dtype=torch.uint8)
+CRAFTED = {
+    "list": with_tree([]),
+    "number": with_tree(1),
+    "no json": with_tree(b"\xff\xfe"),
+    "literal NaN": with_tree(b'{"format": 1, "state": {"a": NaN}}'),
+    "twice the same key": with_tree(b'{"format": 1, "state": {"a": 1, "a": 2}}'),
+    "digits": with_tree(b'{"format": 1, "state": {"a": ' + b"9" * 5000 + b"}}"),
+    "deep": with_tree(b'{"format":1,"state":{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}}"),
+    "deeper than allowed": with_tree({"a": deep(80)}),
+    "no format": with_tree(b'{"state": {}}'),
+    "format 0": with_tree(b'{"format": 0, "state": {}}'),
+    "format true": with_tree(b'{"format": true, "state": {}}'),
+    "format 2": with_tree(b'{"format": 2, "state": {}}'),
+    "more than a tree": with_tree(b'{"format": 1, "state": {}, "more": 1}'),
+    "no tree": save({"a": T}),
+    "tree of floats": save({"tree.json": T}),
+    "unknown kind": with_tree({"a": {"~": "object", "items": []}}),
+    "kind of no text": with_tree({"a": {"~": {}, "items": []}}),
+    "no kind": with_tree({"a": {"~": None}}),
+    "tuple of a dict": with_tree({"a": {"~": "tuple", "items": {}}}),
+    "tuple without items": with_tree({"a": {"~": "tuple"}}),
+    "tuple with more": with_tree({"a": {"~": "tuple", "items": [], "more": 1}}),
+    "self": with_tree({"a": {"~": "tensor", "self": 1}}),
+    "kind twice": with_tree({"a": {"~": "int", "kind": "0x1"}}),
+    "dict of triples": with_tree({"a": {"~": "dict", "items": [[1, 2, 3]]}}),
+    "dict of numbers": with_tree({"a": {"~": "dict", "items": [1]}}),
+    "dict with a list as key": with_tree({"a": {"~": "dict", "items": [[[], 1]]}}),
+    "dict with a bool as key": with_tree({"a": {"~": "dict", "items": [[True, 1]]}}),
+    "dict with a key twice": with_tree({"a": {"~": "dict", "items": [[1, 1], [1, 2]]}}),
+    "state that is no dict": with_tree({"~": "tuple", "items": []}),
+    "int": with_tree({"a": {"~": "int", "hex": "0xg"}}),
+    "int of a list": with_tree({"a": {"~": "int", "hex": []}}),
+    "float": with_tree({"a": {"~": "float", "value": "x"}}),
+    "float of a list": with_tree({"a": {"~": "float", "value": [1]}}),
+    "text": with_tree({"a": {"~": "str", "utf8": "zz"}}),
+    "text of half a character": with_tree({"a": {"~": "str", "utf8": "c3"}}),
+    "missing tensor": with_tree({"a": tensor("u")}, t=T),
+    "unused tensor": with_tree({"a": 1}, t=T),
+    "tensor twice": with_tree({"a": [tensor(), tensor()]}, t=T),
+    "tree as tensor": with_tree({"a": tensor("tree.json", "uint8", (9,))}),
+    "name that is a list": with_tree({"a": tensor(["t"])}, t=T),
+    "other type": with_tree({"a": tensor(dtype="float64")}, t=T),
+    "unknown type": with_tree({"a": tensor(dtype="storage")}, t=T),
+    "type of torch that is no type": with_tree({"a": tensor(dtype="load")}, t=T),
+    "type that is a list": with_tree({"a": tensor(dtype=[])}, t=T),
+    "other shape": with_tree({"a": tensor(shape=(1,))}, t=T),
+    "shape of text": with_tree({"a": tensor(shape="2")}, t=T),
+    "shape of bools": with_tree({"a": tensor(shape=(True, True))}, t=torch.ones(1, 1)),
+    "huge shape": with_tree({"a": tensor(dtype="complex64", shape=(2**62, 2**62))}, t=B),
+    "shape to be guessed": with_tree({"a": tensor(dtype="complex64", shape=(-1,))}, t=B),
+    "empty and huge": with_tree({"a": tensor(dtype="uint16", shape=(0, 2**62, 2**62))}, t=B[:0]),
+    "bytes in two dimensions": with_tree({"a": tensor(dtype="complex64")}, t=B.reshape(2, 4)),
+    "odd bytes": with_tree({"a": tensor(dtype="complex64", shape=(1,))}, t=B[:7].clone()),
+    "array of objects": with_tree({"a": tensor(dtype="|O8", kind="array", shape=(1,))}, t=B),
+    "array of records": with_tree({"a": tensor(dtype="f4,f4", kind="array", shape=(1,))}, t=B),
+    "array of huge text": with_tree({"a": tensor(dtype="<U99999999", kind="array")}, t=B),
+    "array of huge numbers": with_tree({"a": tensor(dtype="<f99", kind="array")}, t=B),
+    "array with a huge shape": with_tree(
+        {"a": tensor(dtype=">f4", kind="array", shape=(2**60,))}, t=B
+    ),
+    "array to be guessed": with_tree({"a": tensor(dtype=">f4", kind="array", shape=(-1,))}, t=B),
+    "scalar with dimensions": with_tree({"a": tensor(dtype="<f4", kind="scalar")}, t=T),
+    "header without end": struct.pack("<Q", 2**63) + b"{}",
+    "header of 100 MB": struct.pack("<Q", 100_000_000) + b"{}",
+    "header that is no JSON": struct.pack("<Q", 2) + b"[]",
+    "deep header": struct.pack("<Q", 200_000) + b'{"a":' + b"[" * 199_995,
+    "nothing": b"",
+    "zeros": bytes(100),
+    "pickle": pickle.dumps({"a": 1}),
+}
+
+
+def header(**entries):
+    """A file whose header says this, without content."""
+    text = json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def entry(dtype, shape, end):
+    """One tensor in a header."""
+    return {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}
+
+
+CRAFTED |= {
+    "tensor beyond the end": header(a=entry("F32", [2**40], 2**42)),
+    "overflow": header(a=entry("F32", [2**62, 2**62], 0)),
+    "negative": header(a=entry("F32", [-1], 4)),
+    "type of six bits": header(a=entry("F6_E2M3", [0], 0)),
+    "type that torch does not have": header(a=entry("F8_E8M0", [0], 0)),
+    "empty and huge for safetensors": header(a=entry("F32", [0, 2**62, 2**62], 0)),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_crafted_files_are_damaged(name):
+    """Whatever a file holds, the only exception is the one that names it."""
+    with pytest.raises(RunDirectoryError, match=r"there\.file"):
+        loads(CRAFTED[name], Path("there.file"))
+
+
+def test_a_bool_is_0_or_1():
+    """Other bytes would be neither true nor false."""
+    data = dumps({"a": torch.tensor([True, True])})
+    at = data.rindex(b"\x01\x01")
+    with pytest.raises(RunDirectoryError, match="neither 0 nor 1"):
+        loads(data[:at] + b"\x02" + data[at + 1 :])
+
+
+def test_a_newer_format_says_so():
+    """Not damaged: the remedy is another."""
+    with pytest.raises(RunDirectoryError, match=r"format 2.*install a newer maze_train"):
+        loads(CRAFTED["format 2"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_flipped_files_give_a_state_or_the_error(data):
+    """Without checksums a flip may stay unnoticed here, but it sets nothing else off."""
+    whole = bytearray(SAMPLE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    check_loads(bytes(whole))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=60))
+def test_any_tree(text):
+    """Any bytes where the tree should be."""
+    check_loads(with_tree(b'{"format":1,"state":' + text + b"}"))
+
+
+def check_loads(data):
+    """Gives a state, or the one error."""
+    with suppress(RunDirectoryError):
+        assert isinstance(loads(data), dict)
+
+
+SAMPLE = dumps(
+    {
+        "w": torch.ones(2, 3),
+        "c": torch.ones(2, dtype=torch.complex128),
+        "n": np.arange(3),
+        "d": {1: (math.nan, 2**70, "\ud800"), "s": np.float32(2.0)},
+        "b": torch.tensor([True, False]),
+    }
+)
+
+
+class Intruder:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def payloads(mark):
+    """Files that leave a mark where a pickle is loaded."""
+    file = io.BytesIO()
+    torch.save({"a": Intruder(mark)}, file)
+    array = io.BytesIO()
+    np.save(array, np.array([Intruder(mark)], dtype=object), allow_pickle=True)
+    return {
+        "pickle": pickle.dumps(Intruder(mark)),
+        "torch": file.getvalue(),
+        "numpy": array.getvalue(),
+        "in a tensor": with_tree(
+            {"a": tensor(dtype="|O8", kind="array", shape=(1,))},
+            t=torch.tensor(list(pickle.dumps(Intruder(mark))), dtype=torch.uint8),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["pickle", "torch", "numpy", "in a tensor"])
+def test_files_run_no_code(tmp_path, name):
+    """A pickle in the place of a state is damaged, and not more."""
+    mark = tmp_path / "mark"
+    (tmp_path / STATE).write_bytes(payloads(mark)[name])
+    with pytest.raises(RunDirectoryError):
+        read_state(tmp_path)
+    assert not mark.exists()
+    pickle.loads(payloads(mark)["pickle"])
+    assert mark.exists()
+
+
+def test_a_state_in_a_directory(tmp_path):
+    """Written, and told what it looks like; read, and told where when it is missing."""
+    digests = write_state(tmp_path, {"a": 1})
+    assert [path.name for path in tmp_path.iterdir()] == list(digests) == [STATE]
+    assert digests[STATE].nbytes == (tmp_path / STATE).stat().st_size
+    assert read_state(tmp_path) == {"a": 1}
+    with pytest.raises(RunDirectoryError, match=r"nowhere.state\.safetensors can not be read"):
+        read_state(tmp_path / "nowhere")
+
+
+def test_an_optimizer_continues_as_if_nothing_had_been():
+    """The state of a real optimizer, with its int keys, through the bytes."""
+
+    def steps(weight, optimizer, n):
+        for _ in range(n):
+            optimizer.zero_grad()
+            (weight**2).sum().backward()
+            optimizer.step()
+
+    def make():
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+        return weight, torch.optim.AdamW([weight], lr=0.1)
+
+    weight, optimizer = make()
+    steps(weight, optimizer, 3)
+    data = dumps({"weight": weight, "optimizer": optimizer.state_dict()})
+    steps(weight, optimizer, 3)
+    other, other_optimizer = make()
+    state = loads(data)
+    other.data.copy_(state["weight"])
+    other_optimizer.load_state_dict(state["optimizer"])
+    steps(other, other_optimizer, 3)
+    assert torch.equal(weight, other)

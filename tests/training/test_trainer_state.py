@@ -1,0 +1,189 @@
+"""A trainer can be stopped between any two updates, and in an evaluation, and continued."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+import pytest
+import torch
+from practice import ScriptedEvaluator, make_model, make_ppo
+
+from maze_train.errors import TrainingError
+from maze_train.learner.flat import get_flat_parameters
+from maze_train.training.checkpoint_schedule import Checkpoints
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.config import CheckpointConfig
+from maze_train.training.interruption import Interrupted, Interruption
+from maze_train.training.model_selection import BestModelSelection
+from maze_train.training.outcome import Limits
+from maze_train.training.trainer import TimeEvents
+
+EPOCHS = 4
+
+
+class CountingEvaluator(ScriptedEvaluator):
+    """Scores that depend on how often it was asked, which is its state."""
+
+    def evaluate(self, policy):
+        self.calls += 1
+        return {self.name: float(self.calls % 3)}
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def make_trainer(directory, interrupt_at=None, seed=1, interval=1, limits=None, **services):
+    """A trainer with checkpoints; a signal comes at a number of updates, or in an evaluation."""
+    model, interruption = make_model(seed=seed), Interruption()
+    evaluator = CountingEvaluator()
+    trainer = make_ppo(
+        model=model,
+        limits=limits or Limits(n_epochs=EPOCHS),
+        evaluator=evaluator,
+        model_selection=BestModelSelection(model),
+        checkpoints=Checkpoints(CheckpointStore(directory), CheckpointConfig(interval=interval)),
+        interruption=interruption,
+        **services,
+    )
+    if isinstance(interrupt_at, int):
+        update_once = trainer.update_once
+
+        def interrupted(*args):
+            steps = update_once(*args)
+            if trainer.updates + 1 == interrupt_at:
+                interruption._take(signal.SIGINT, None)
+            return steps
+
+        trainer.update_once = interrupted
+    elif interrupt_at is not None:
+        evaluate = evaluator.evaluate
+
+        def interrupted_evaluation(policy):
+            metrics = evaluate(policy)
+            if evaluator.calls == 2:
+                interruption._take(signal.SIGTERM, None)
+            return metrics
+
+        evaluator.evaluate = interrupted_evaluation
+    return trainer
+
+
+def outcome(trainer):
+    """What training came to, without clocks."""
+    rows = [
+        {name: value for name, value in row.items() if not name.startswith("time/")}
+        for row in trainer.tracker.history
+    ]
+    return rows, get_flat_parameters(trainer.model).tolist(), trainer.model_selection.best_score
+
+
+@pytest.mark.parametrize("interrupt_at", [1, 2, 3, 4, 7, "evaluation"])
+def test_an_interrupted_trainer_continues(tmp_path, interrupt_at, capsys):
+    """The rows and weights of two parts are those of one: statistics within an epoch survive."""
+    (tmp_path / "one").mkdir()
+    straight = make_trainer(tmp_path / "one")
+    straight.train()
+    first = make_trainer(tmp_path / "two", interrupt_at)
+    with pytest.raises(Interrupted) as caught:
+        first.train()
+    assert caught.value.checkpoint.parent == tmp_path / "two"
+    checkpoint = CheckpointStore(tmp_path / "two").load()
+    second = make_trainer(tmp_path / "two", seed=9)
+    second.load_state_dict(checkpoint.state)
+    second.tracker.history[:] = first.tracker.history
+    second.train()
+    assert outcome(second) == outcome(straight)
+    assert second.final_eval_return_mean == straight.final_eval_return_mean
+    times = [row[TimeEvents.total_s.tag] for row in second.tracker.history]
+    assert times == sorted(times)
+    assert all(row[TimeEvents.epoch_s.tag] > 0 for row in second.tracker.history)
+
+
+def test_what_a_signal_twice_leaves(tmp_path, capsys):
+    """Nothing is saved: the last checkpoint is that of the last epoch."""
+    trainer = make_trainer(tmp_path)
+    update_once = trainer.update_once
+
+    def twice(*args):
+        if trainer.updates == 3:
+            trainer.interruption._take(signal.SIGINT, None)
+            trainer.interruption._take(signal.SIGINT, None)
+        return update_once(*args)
+
+    trainer.update_once = twice
+    with pytest.raises(Interrupted) as caught:
+        trainer.train()
+    assert caught.value.at_once
+    assert caught.value.checkpoint is None
+    assert [info.path.name for info in CheckpointStore(tmp_path).list()] == ["epoch_000001"]
+
+
+def test_a_trainer_waits_for_its_evaluation(tmp_path, capsys):
+    """Interrupted there, the epoch is not over: its row comes when it is continued."""
+    first = make_trainer(tmp_path, "evaluation")
+    with pytest.raises(Interrupted):
+        first.train()
+    assert (first.epoch, len(first.tracker.history), first.updates) == (1, 1, 4)
+    assert first.evaluator.calls == 1, "as if the evaluation had not begun"
+    state = CheckpointStore(tmp_path).load().state
+    assert state["row"]["epoch"] == 2
+
+
+def test_checkpoints_are_written_when_they_are_due(tmp_path):
+    """Every so many epochs and at the end; none twice."""
+    trainer = make_trainer(tmp_path, interval=3)
+    trainer.train()
+    assert [info.epoch for info in CheckpointStore(tmp_path).list()] == [3, 4]
+    stamp = (tmp_path / "epoch_000004" / "MANIFEST.json").stat().st_mtime_ns
+    trainer.train()
+    assert (tmp_path / "epoch_000004" / "MANIFEST.json").stat().st_mtime_ns == stamp
+
+
+def test_checkpoints_by_the_clock_come_within_epochs(tmp_path):
+    """After so many minutes there is one, wherever training stands."""
+    store = CheckpointStore(tmp_path, keep_last=99)
+    checkpoints = Checkpoints(store, CheckpointConfig(interval=0, interval_minutes=1e-9))
+    trainer = make_ppo(limits=Limits(n_epochs=2), checkpoints=checkpoints)
+    trainer.train()
+    names = [info.path.name for info in store.list()]
+    assert "epoch_000000_update_000001" in names
+    assert names[-1] == "epoch_000002"
+
+
+def test_scores_are_those_of_the_selection(tmp_path):
+    """So that the best checkpoints can be kept."""
+    trainer = make_trainer(tmp_path)
+    trainer.train()
+    assert CheckpointStore(tmp_path).list()[-1].score == float(EPOCHS % 3)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    """The last good checkpoint stays, and training ends with an error that names the weight."""
+    trainer = make_trainer(tmp_path)
+    trainer.train(1)
+    with torch.no_grad():
+        next(trainer.model.parameters()).view(-1)[0] = torch.nan
+    with pytest.raises(TrainingError, match=r"of module 'default' is not finite"):
+        trainer._save_checkpoint(within_epoch=True)
+    assert [info.epoch for info in CheckpointStore(tmp_path).list()] == [1]
+
+
+def test_an_extended_run_goes_on(tmp_path):
+    """More steps after the end: counters, rows and weights are those of the longer run."""
+    longer = make_trainer(tmp_path / "a", limits=Limits(total_steps=128))
+    longer.train()
+    first = make_trainer(tmp_path / "b", limits=Limits(total_steps=64))
+    first.train()
+    file = io.BytesIO()
+    first.save_state(file)
+    file.seek(0)
+    second = make_trainer(tmp_path / "b", seed=9, limits=Limits(total_steps=128))
+    second.load_state(file)
+    second.tracker.history[:] = first.tracker.history
+    assert second.train().env_steps == 128
+    rows, longer_rows = outcome(second)[0], outcome(longer)[0]
+    assert [row["env_steps"] for row in rows] == [row["env_steps"] for row in longer_rows]
