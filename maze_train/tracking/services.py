@@ -45,7 +45,10 @@ class WandbWriter(MetricsWriter):
         self._is_finished = False
 
     def start(self, run: RunInfo) -> None:
-        """Open a run of its own, beside others that this process may have."""
+        """Open a run of its own, beside others that this process may have.
+
+        A run that is continued is a new one there, with the rows from before.
+        """
         arguments: dict[str, Any] = {
             "project": self._project,
             "name": self._name or run.title or None,
@@ -55,6 +58,8 @@ class WandbWriter(MetricsWriter):
             "reinit": "create_new",
         }
         self._run = self._wandb.init(**{**arguments, **self._init})
+        for row in run.past_rows:
+            self.write(row)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Log one row."""
@@ -100,7 +105,10 @@ class MLflowWriter(MetricsWriter):
         self._is_finished = False
 
     def start(self, run: RunInfo) -> None:
-        """Open a run and log the configuration as its parameters."""
+        """Open a run and log the configuration as its parameters.
+
+        A run that is continued is a new one there, with the rows from before.
+        """
         uri = self._tracking_uri
         if uri is None and run.run_dir is not None:
             run.run_dir.mkdir(parents=True, exist_ok=True)
@@ -117,6 +125,8 @@ class MLflowWriter(MetricsWriter):
         ]
         for i in range(0, len(params), _MLFLOW_PARAMS_PER_CALL):
             self._client.log_batch(self._run_id, params=params[i : i + _MLFLOW_PARAMS_PER_CALL])
+        for row in run.past_rows:
+            self.write(row)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Log one row."""

@@ -174,3 +174,16 @@ def test_mlflow_splits_long_configurations(mlflow_clients: list[FakeMlflowClient
     assert client.tracking_uri == "file:///x"
     assert client.run_names == ["mine"]
     assert client.status == ["FAILED"]
+
+
+def test_a_continued_run_brings_its_rows(
+    wandb_runs: list[FakeWandbRun], mlflow_clients: list[FakeMlflowClient]
+) -> None:
+    """It is a run of its own there, with the rows from before."""
+    more = {**ROW, "epoch": 2, "env_steps": 600}
+    run = RunInfo(past_rows=(ROW,), resumed_at_step=300)
+    with Tracker([WandbWriter(), MLflowWriter()], run) as tracker:
+        tracker.write(more)
+    assert wandb_runs[0].logged == [(ROW, 300), (more, 600)]
+    steps = [step for name, _, step in mlflow_clients[0].metrics if name == "train/loss"]
+    assert steps == [300, 600]
