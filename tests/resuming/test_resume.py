@@ -89,7 +89,11 @@ def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
     """Continued without more to do, nothing but the summary changes."""
     run_dir = shutil.copytree(whole, tmp_path / "run")
     before = (rows_of(run_dir), final_state(run_dir))
+    outcome = json.loads((run_dir / "summary.json").read_text())
     assert train(resume=run_dir).summary.epochs == 4
+    again = json.loads((run_dir / "summary.json").read_text())
+    assert again["final_eval_return_mean"] == outcome["final_eval_return_mean"] is not None
+    assert again["best_metric"] == outcome["best_metric"]
     assert rows_of(run_dir) == before[0]
     assert differences(final_state(run_dir), before[1]) == []
 

@@ -100,7 +100,8 @@ def test_an_interrupted_trainer_continues(tmp_path, interrupt_at, capsys):
     assert second.final_eval_return_mean == straight.final_eval_return_mean
     times = [row[TimeEvents.total_s.tag] for row in second.tracker.history]
     assert times == sorted(times)
-    assert all(row[TimeEvents.epoch_s.tag] > 0 for row in second.tracker.history)
+    epochs = [row[TimeEvents.epoch_s.tag] for row in second.tracker.history]
+    assert sum(epochs) == pytest.approx(times[-1]), "an epoch in two parts counts both"
 
 
 def test_what_a_signal_twice_leaves(tmp_path, capsys):
@@ -159,6 +160,18 @@ def test_scores_are_those_of_the_selection(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.train()
     assert CheckpointStore(tmp_path).list()[-1].score == float(EPOCHS % 3)
+
+
+def test_the_last_score_is_kept_between_evaluations(tmp_path):
+    """A checkpoint of an epoch without evaluation has the score of the one before."""
+    first = make_trainer(tmp_path, evaluation_interval=2)
+    first.train(2)
+    second = make_trainer(tmp_path, evaluation_interval=2)
+    second.load_state_dict(CheckpointStore(tmp_path).load().state)
+    second._update_for_an_epoch(9)
+    second._save_checkpoint(within_epoch=True)
+    assert CheckpointStore(tmp_path).list()[-1].within_epoch
+    assert CheckpointStore(tmp_path).list()[-1].score == first._score is not None
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
