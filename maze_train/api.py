@@ -46,8 +46,9 @@ def train(
             `_target_`.
         **overrides: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
             or sections, `evaluation={"n_episodes": 20}`; single values by dotted names as on the
-            command line: `**{"algorithm.lr": 1e-3}`. With `resume=<run directory>` and neither
-            `env` nor `algorithm`, they change the settings of that run.
+            command line: `**{"algorithm.lr": 1e-3}`. With `resume=<run directory>` and no
+            `algorithm`, they change the settings of that run; `env` is then needed only if it was a
+            function or class that has no importable name.
 
     Returns:
         History, run directory, and the best policy.
@@ -61,8 +62,10 @@ def train(
         if isinstance(overrides.get(key), Path):
             overrides[key] = str(overrides[key])
     resume = overrides.get("resume")
-    if env is None and algorithm is None and resume not in (None, AUTO):
-        return build_runner(load_config(stored_settings(resume, overrides))).run()
+    if algorithm is None and resume not in (None, AUTO) and (env is None or callable(env)):
+        config = load_config(stored_settings(resume, overrides))
+        maker = None if env is None else EnvFactory.from_any(env).maker
+        return build_runner(config, maker and EnvFactory(config.env, maker)).run()
     if env is None:
         raise ConfigError("env", "expected a registered id, a class, or a function that makes one")
     maker = None

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import socket
+import time
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
@@ -15,9 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["atomic_write", "exclusive", "fsync_directory", "process_runs", "write_synced"]
+__all__ = [
+    "atomic_write",
+    "exclusive",
+    "fsync_directory",
+    "process_runs",
+    "remove_leftovers",
+    "write_synced",
+]
 
 LOCK = ".lock"
+
+LOCK_GRACE_S = 3.0
+"""How long the workers of a dead process may keep its lock."""
 
 
 @contextmanager
@@ -107,7 +118,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise RunDirectoryError(f"{directory} can not be locked: {error}") from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take_lock(descriptor)
         except BlockingIOError:
             raise RunDirectoryError(
                 f"another process ({_owner(descriptor)}) trains in {directory}: wait for its end, "
@@ -125,6 +136,39 @@ def exclusive(directory: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+def _take_lock(descriptor: int) -> None:
+    """Take a lock; that of a dead process soon falls free, when its workers are gone too.
+
+    Raises:
+        BlockingIOError: If another process holds it.
+    """
+    import fcntl
+
+    deadline = time.monotonic() + LOCK_GRACE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            found = re.match(r"pid (\d+) on host (.*)", _owner(descriptor))
+            is_dead = (
+                found is not None
+                and found[2] == socket.gethostname()
+                and not process_runs(int(found[1]))
+            )
+            if not is_dead or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove files that `atomic_write` had not finished in a process that is dead."""
+    for path in directory.glob(".*.tmp"):
+        pid = path.suffixes[-2:-1]
+        if pid and pid[0][1:].isdigit() and not process_runs(int(pid[0][1:])):
+            path.unlink(missing_ok=True)
 
 
 def _owner(descriptor: int) -> str:

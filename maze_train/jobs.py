@@ -16,11 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.loading import load_config
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
+from maze_train.config.options import group_names
 from maze_train.config.resuming import AUTO, stored_settings
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Job", "report"]
 
@@ -104,7 +105,7 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     values = {str(key): value for key, value in node.items()}
     resume = values.get("resume")
     if resume not in (None, AUTO):
-        values = stored_settings(str(resume), settings_of(overrides))
+        values = stored_settings(str(resume), settings_of(overrides, values))
     elif run_dir is not None and values.get("run_dir") is None and resume is None:
         values["run_dir"] = run_dir
     config = load_config(values)
@@ -114,19 +115,31 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     return build_runner(config).run().best_metric
 
 
-def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Overrides in Hydra's spelling as values by dotted name; a group has the name of its option.
+def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name, of a group the name of its option.
+
+    Args:
+        overrides: What the user set, in Hydra's spelling.
+        composed: What Hydra composed of it, where interpolations are resolved.
 
     Raises:
         ConfigError: If one deletes a setting.
     """
     settings: dict[str, Any] = {}
+    groups = group_names()
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if override.is_delete() or override.is_sweep_override():
             problem = "with resume=<run dir> settings can only be set: key=value"
             raise ConfigError(override.input_line or "", problem)
-        settings[override.key_or_group] = override.value()
+        key = override.key_or_group
+        settings[key] = override.value() if key in groups else _select(composed, key)
     return settings
+
+
+def _select(node: Any, key: str) -> Any:
+    for part in key.split("."):
+        node = node[part]
+    return node
 
 
 def report(

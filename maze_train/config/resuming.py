@@ -37,7 +37,6 @@ FREE = (
     "algorithm.on_non_finite",
     "algorithm.patience",
     "checkpoint",
-    "evaluation.concurrency",
     "evaluation.dump_interval",
     "resume",
     "run_dir",
@@ -74,7 +73,8 @@ def run_to_resume(config: TrainConfig) -> Path | None:
 def checkpoint_name(resume: str | None) -> str | None:
     """Name of the checkpoint if `resume` names one; None: the newest."""
     path = Path(resume or "")
-    return path.name if path.parent.name == CHECKPOINTS else None
+    is_run = (path / CONFIG_FILE).is_file()
+    return path.name if path.parent.name == CHECKPOINTS and not is_run else None
 
 
 def _run_dir_of(resume: str) -> Path:
@@ -124,7 +124,9 @@ def continued(config: TrainConfig, directory: Path) -> TrainConfig:
         config = replace(config, seed=stored.seed)
     before, now = _leaves(config_to_dict(stored)), _leaves(config_to_dict(config))
     changed = [
-        key for key in sorted({*before, *now}) if _matters(key) and before.get(key) != now.get(key)
+        key
+        for key in sorted({*before, *now})
+        if _matters(key, config) and before.get(key) != now.get(key)
     ]
     if changed:
         # A section of another class has other keys, which say nothing.
@@ -152,9 +154,11 @@ def _read(directory: Path) -> dict[str, Any]:
     return node
 
 
-def _matters(key: str) -> bool:
+def _matters(key: str, config: TrainConfig) -> bool:
     if key in FIXED:
         return True
+    if key == "evaluation.concurrency":
+        return not config.evaluation.deterministic  # random numbers are drawn for all at once
     return not any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 

@@ -30,7 +30,8 @@ class RunnerConfig:
     0: leave PyTorch's own choice."""
 
     max_wall_time_s: float = 0.0
-    """Seconds after which training stops (at the end of an update); 0: no limit."""
+    """Seconds after which training stops (at the end of an update), those before a run was
+    continued included; 0: no limit."""
 
     fast_dev_run: bool = False
     """One short iteration of everything (collect, update, evaluate, write), as a trial."""

@@ -188,7 +188,7 @@ class EnvSlice:
             try:
                 problem = self._replay(i, record, progress or no_progress)
             except Exception as error:
-                raise self._fault(i, error) from error
+                problem = f"it raised {type(error).__name__}: {error}"
             self._buffers.rewards[i] = record.reward
             self._episode_start[i] = -record.steps
             if problem is None:

@@ -236,8 +236,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             TrainingError: If there is one, with its module and name.
         """
         for module_id, module in self.modules.items():
-            for name, value in module.state_dict().items():
-                if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            for name, value in module.named_parameters():
+                if not bool(torch.isfinite(value).all()):
                     raise TrainingError(
                         f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
                         "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"

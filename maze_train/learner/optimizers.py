@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,8 +131,8 @@ class ModuleOptimizer:
             self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and settings of the optimizer."""
-        return {} if self.optimizer is None else self.optimizer.state_dict()
+        """Copies of the moments and settings of the optimizer."""
+        return {} if self.optimizer is None else deepcopy(self.optimizer.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""

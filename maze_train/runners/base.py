@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
 
 from maze_train.config.loading import config_to_dict
@@ -16,7 +16,8 @@ from maze_train.config.resuming import CHECKPOINTS, checkpoint_name, continued, 
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.errors import ConfigError, EnvError
-from maze_train.files import exclusive
+from maze_train.files import exclusive, remove_leftovers
+from maze_train.runners.machine import find_device, torch_threads
 from maze_train.runners.run_dir import check_is_free, make_run_dir, write_config
 from maze_train.seeding import Seeds, draw_seed
 from maze_train.targets import build_target
@@ -26,14 +27,14 @@ from maze_train.tracking.tracker import Tracker
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.evaluators import Evaluator, MultiEvaluator, RolloutEvaluator
-from maze_train.training.generators import seed_generators
+from maze_train.training.generators import generators_kept, seed_generators
 from maze_train.training.interruption import Interruption
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from gymnasium import Env
@@ -84,14 +85,15 @@ class TrainingRunner(ABC):
     """
 
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        config = _shortened(config)
         self.resumed_dir = run_to_resume(config)
         if self.resumed_dir is not None:
             config = continued(config, self.resumed_dir)
-        self.config = _resolved(config)
+        self.config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
         self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
-        self.device = _device(self.config.algorithm.device)
+        self.device = find_device(self.config.algorithm.device)
         self.run_dir: Path | None = None
         self._closing = contextlib.ExitStack()
 
@@ -142,7 +144,7 @@ class TrainingRunner(ABC):
             RunDirectoryError: If another process trains in the directory, or every checkpoint of a
                 run that is continued is damaged.
         """
-        with self, _torch_threads(self.config.runner.torch_threads):
+        with self, torch_threads(self.config.runner.torch_threads):
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
             seed_generators(self.seeds.integer("global"))
@@ -170,8 +172,12 @@ class TrainingRunner(ABC):
         )
         resumed = None
         if self.resumed_dir is not None:
+            for directory in (run_dir, run_dir / "best"):
+                remove_leftovers(directory)
             store.clean()
             resumed = store.load(checkpoint_name(config.resume))
+            if resumed is not None:
+                store.point_to(resumed)
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
@@ -199,7 +205,9 @@ class TrainingRunner(ABC):
 
     def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
         """Train, and write a summary whatever happens."""
-        with tracker:
+        with contextlib.closing(tracker):
+            with generators_kept():  # writers of others may draw from them
+                tracker.start()
             try:
                 self.before_training(trainer)
                 trainer.train()
@@ -220,7 +228,7 @@ class TrainingRunner(ABC):
         if latest is None:
             text = f"{stopped}; there is no checkpoint"
         else:
-            text = f"{stopped}; last checkpoint: {latest}\nto go on: maze-run resume={self.run_dir}"
+            text = f"{stopped}; last checkpoint: {latest}\n{self._how_to_go_on}"
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
@@ -302,17 +310,29 @@ class TrainingRunner(ABC):
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"
             past_rows = read_rows(run_dir / "metrics.csv", resumed.epoch)
+            if config.tracking.csv and len(past_rows) < resumed.epoch:
+                missing = f"{resumed.epoch - len(past_rows)} of {resumed.epoch} epochs"
+                print(
+                    f"warning: metrics.csv lacks {missing} before {resumed.path.name}",
+                    file=sys.stderr,
+                )
         return RunInfo(
             run_dir=run_dir,
             title=title,
             past_rows=tuple(past_rows),
-            resumed_at_step=None if resumed is None else resumed.env_steps,
+            resumed_at_step=self._resumed_at_step(resumed),
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
             metric=config.evaluation.selection_metric,
             mode=config.evaluation.mode,
         )
+
+    def _resumed_at_step(self, resumed: Checkpoint | None) -> int | None:
+        """Steps from which a run goes on, from its beginning if there was no checkpoint yet."""
+        if resumed is not None:
+            return resumed.env_steps
+        return None if self.resumed_dir is None else 0
 
     def _limits(self) -> Limits:
         config = self.config
@@ -341,14 +361,19 @@ class TrainingRunner(ABC):
         return yaml.safe_dump(config_to_dict(config), sort_keys=False)
 
     @property
+    def _how_to_go_on(self) -> str:
+        if self.env_factory.maker is not None:
+            return f"to go on: train(env=..., resume={str(self.run_dir)!r})"
+        return f"to go on: maze-run resume={shlex.quote(str(self.run_dir))}"
+
+    @property
     def _name(self) -> str:
         config = self.config
         return f"{env_name(config.env)}-{config.algorithm.name}-{config.runner.name}"
 
 
-def _resolved(config: TrainConfig) -> TrainConfig:
-    """The configuration with a seed, and shortened if it is a trial of everything."""
-    config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
+def _shortened(config: TrainConfig) -> TrainConfig:
+    """The configuration, shortened if it is a trial of everything."""
     if not config.runner.fast_dev_run:
         return config
     return replace(
@@ -362,38 +387,9 @@ def _resolved(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _device(name: str) -> torch.device:
-    """The device of a name in the configuration.
-
-    Raises:
-        ConfigError: If PyTorch does not find it.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError("algorithm.device", f"not usable here: {reason}", name) from error
-    return device
-
-
 def _close_quietly(env: MazeVectorEnv) -> None:
     """Close environments; an error of theirs must not cost a finished training."""
     try:
         env.close()
     except EnvError as error:
         print(f"warning: {error}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    """Set the threads of PyTorch for the time of a run."""
-    before = torch.get_num_threads()
-    if count:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

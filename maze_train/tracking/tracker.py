@@ -20,8 +20,9 @@ class Tracker:
     """Forwards metrics to all writers and keeps the rows in memory.
 
     A writer that fails with an `OSError`, such as on a full disk, is reported in one line and
-    dropped: a run is worth more than its plots. Any other exception goes on to the caller. As a
-    context manager it starts at the beginning of the block and closes at its end.
+    dropped, unless it tries again: a run is worth more than its plots. Any other exception goes on
+    to the caller. As a context manager it starts at the beginning of the block and closes at its
+    end.
 
     Args:
         writers: Where metrics go.
@@ -38,6 +39,7 @@ class Tracker:
         self.run_info = run_info
         self.history: list[MetricsRow] = [dict(row) for row in run_info.past_rows]
         self._writers = list(writers)
+        self._failing: set[MetricsWriter] = set()
         self._warn = warn or _print_to_stderr
 
     def start(self) -> None:
@@ -104,8 +106,15 @@ class Tracker:
         for writer in tuple(self._writers):
             try:
                 getattr(writer, call)(*args)
+                if call == "write":
+                    self._failing.discard(writer)
             except OSError as error:
-                self._drop(writer, error)
+                if not writer.recovers:
+                    self._drop(writer, error)
+                elif writer not in self._failing:
+                    self._failing.add(writer)
+                    name = type(writer).__name__
+                    self._warn(f"warning: {name} could not write, and will try again: {error}")
 
     def _drop(self, writer: MetricsWriter, error: OSError) -> None:
         self._writers.remove(writer)

@@ -6,9 +6,10 @@ import csv
 import json
 import math
 import os
+from contextlib import suppress
 from io import StringIO
 from numbers import Integral, Real
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from maze_train.files import atomic_write
 from maze_train.tracking.rows import ENV_STEPS, ordered_columns
@@ -29,9 +30,12 @@ class MetricsWriter:
 
     The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
     came to its end, and `close` in any case. A writer holds all its state itself, so that several
-    runs in one process do not meet. An `OSError` makes the tracker drop the writer; training goes
-    on.
+    runs in one process do not meet. An `OSError` makes the tracker drop the writer, unless it
+    recovers; training goes on.
     """
+
+    recovers: ClassVar[bool] = False
+    """Whether the writer keeps what it could not write, and tries again at the next call."""
 
     def start(self, run: RunInfo) -> None:
         """Get ready for the rows of a run."""
@@ -62,26 +66,33 @@ class CSVWriter(MetricsWriter):
 
     Numbers are written so that reading them gives the same numbers; a metric without a value has an
     empty cell. Each line is handed to the system at once, so a killed run keeps its rows. When a
-    metric appears for the first time, the file is replaced by one with the new column.
+    metric appears for the first time, the file is replaced by one with the new column; so it is
+    when the disk takes it again after it did not.
 
     Args:
         filename: Name of the file below the run directory.
     """
 
+    recovers = True
+
     def __init__(self, filename: str = "metrics.csv") -> None:
         self._filename = filename
         self._path: Path | None = None
         self._columns: list[str] = []
+        self._lines: list[dict[str, str]] = []
         self._file: IO[str] | None = None
 
     def start(self, run: RunInfo) -> None:
         """Begin the file with the rows of the run that is continued, if there is one."""
         if run.run_dir is None:
             return
+        run.run_dir.mkdir(parents=True, exist_ok=True)
         self._path = run.run_dir / self._filename
-        self._columns = []
+        self._columns, self._lines = [], []
         if run.past_rows:
-            self._grow((name for row in run.past_rows for name in row), run.past_rows)
+            for row in run.past_rows:
+                self._take(row)
+            self._replace()
         elif self._path.exists() and run.resumed_at_step is not None:
             self._path.unlink()  # rows of epochs that will be repeated
         elif self._path.exists():
@@ -92,38 +103,55 @@ class CSVWriter(MetricsWriter):
         """Append one line."""
         if self._path is None:
             return
-        if self._file is None or not row.keys() <= set(self._columns):
-            self._grow(row)
-        assert self._file is not None
-        self._file.write(_csv_line(_cell(row.get(name)) for name in self._columns))
-        self._file.flush()
+        if self._take(row) or self._file is None:
+            self._replace()
+            return
+        try:
+            line = self._lines[-1]
+            self._file.write(_csv_line(line.get(name, "") for name in self._columns))
+            self._file.flush()
+        except OSError:
+            self.close()
+            raise
 
     def sync(self) -> None:
         """Have the system write the file; an `OSError` tells that it is gone."""
-        if self._file is not None and self._path is not None:
+        if self._path is None or not self._lines:
+            return
+        if self._file is None:
+            self._replace()
+        assert self._file is not None
+        try:
             os.fsync(self._file.fileno())
             self._path.stat()
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # What it could not write is written anew.
+                file.close()
 
-    def _grow(self, names: Iterable[str], rows: Iterable[Mapping[str, float]] = ()) -> None:
-        """Replace the file by one that has columns for `names` as well, and append to that."""
+    def _take(self, row: Mapping[str, float]) -> bool:
+        """Keep a row; returns whether it has new columns."""
+        self._lines.append({name: _cell(value) for name, value in row.items()})
+        has_new = not row.keys() <= set(self._columns)
+        if has_new:
+            self._columns = ordered_columns([*self._columns, *row])
+        return has_new
+
+    def _replace(self) -> None:
+        """Replace the file by one with all rows, and append to that."""
         assert self._path is not None
-        lines: list[dict[str, str]] = [
-            {name: _cell(value) for name, value in row.items()} for row in rows
-        ]
-        if self._columns:
-            with self._path.open(encoding="utf-8", newline="") as file:
-                lines = list(csv.DictReader(file))
         self.close()
-        self._columns = ordered_columns([*self._columns, *names])
+        if not self._path.parent.is_dir():
+            raise FileNotFoundError(f"{self._path.parent} is gone")
         with atomic_write(self._path) as new:
             new.write(_csv_line(self._columns).encode())
-            for line in lines:
+            for line in self._lines:
                 new.write(_csv_line(line.get(name, "") for name in self._columns).encode())
         self._file = self._path.open("a", encoding="utf-8", newline="")
 

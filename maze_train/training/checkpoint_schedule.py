@@ -15,7 +15,7 @@ __all__ = ["Checkpoints"]
 
 
 class Checkpoints:
-    """Writes checkpoints when the settings say so, and none twice.
+    """Says when a checkpoint is due, and writes it.
 
     Args:
         store: Where they are written.
@@ -50,6 +50,10 @@ class Checkpoints:
         minutes = self._config.interval_minutes
         return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
 
+    def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
+        """Whether the last checkpoint was taken at this place."""
+        return self._place == (epoch, updates, within_epoch)
+
     def save(
         self,
         state: dict[str, Any],
@@ -60,7 +64,7 @@ class Checkpoints:
         score: float | None,
         within_epoch: bool,
     ) -> Path | None:
-        """Write a checkpoint, unless the last one was taken at the same place.
+        """Write a checkpoint.
 
         Args:
             state: The state of the trainer.
@@ -73,9 +77,6 @@ class Checkpoints:
         Returns:
             Its directory; None if it could not be written.
         """
-        place = (epoch, updates, within_epoch)
-        if place == self._place:
-            return self._latest
         path = self._store.save(
             state,
             epoch=epoch,
@@ -86,5 +87,5 @@ class Checkpoints:
         )
         self._saved_at = time.monotonic()
         if path is not None:
-            self._latest, self._place = path, place
+            self._latest, self._place = path, (epoch, updates, within_epoch)
         return path

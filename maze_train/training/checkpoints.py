@@ -243,6 +243,20 @@ class CheckpointStore:
             if found := re.fullmatch(rf"\.{kind}-(.+)-(\d+)", path.name):
                 yield path, found[1], int(found[2])
 
+    def point_to(self, info: CheckpointInfo) -> None:
+        """Let `latest` name a checkpoint from which the run goes on; later ones are left behind.
+
+        Raises:
+            OSError: If the disk does not take it.
+        """
+        target = (info.path.name, info.sha256)
+        if self._pointer() == target:
+            return
+        pointer = self._work("tmp", LATEST)
+        write_synced(pointer, f"{target[0]} {target[1]}\n".encode())
+        os.replace(pointer, self.directory / LATEST)
+        fsync_directory(self.directory)
+
     # -- reading ---------------------------------------------------------------------------------
 
     def load(self, name: str | None = None) -> Checkpoint | None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from maze_train.checks import check_at_least
+from maze_train.errors import EnvError
 from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
 from maze_train.rollout.episodes import successes_of
 from maze_train.spaces.tensors import as_tensors
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from maze_train.types import Array
 
 __all__ = ["Evaluator", "MultiEvaluator", "RolloutEvaluator"]
+
+MOST_LOST = 10
+"""Episodes that may be lost in an evaluation, for each one that it is to play."""
 
 
 class Evaluator(ABC):
@@ -141,6 +145,7 @@ class RolloutEvaluator(Evaluator):
         generator = torch.Generator().manual_seed(self._seed)
         actor = Actor(policy, num_envs, device_of(policy))
         obs, _ = env.reset(seed=self._seed)
+        lost = 0
         while (episode < n).any():
             actions = self._act(actor, env, obs, generator)
             obs, rewards, terminated, truncated, infos = env.step(actions)
@@ -149,6 +154,12 @@ class RolloutEvaluator(Evaluator):
             running_length += ~ignored
             if ignored.any():  # an episode that was lost is played again, with another seed
                 running_return[ignored] = running_length[ignored] = 0.0
+                lost += int(np.sum(infos.get("lost", 0)))
+                if lost > MOST_LOST * n:
+                    raise EnvError(
+                        f"an evaluation of {n} episodes lost {lost}: the environment returns "
+                        "numbers that are not finite, or its workers fail, again and again"
+                    )
             told = successes_of(infos)
             ended = terminated | truncated
             for i in np.flatnonzero(ended):

@@ -53,7 +53,9 @@ class Interruption:
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._take)
+                # What a shell has a job in the background ignore stays ignored.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,6 @@ PROGRESS = (
     "env_steps",
     "wall_time_s",
     "final_eval_return_mean",
-    "_score",
     "_updates_in_epoch",
     "_epoch_began_s",
     "_epoch_began_steps",
@@ -156,7 +156,8 @@ class Trainer(ABC):
     def _run_epochs(self, last_epoch: int) -> None:
         ended = self.epoch + (self._row is not None)
         self.stop_reason = self._limit_reached(last_epoch, ended)
-        while self._row is not None or not self.stop_reason:
+        # An epoch that was interrupted comes to its end, also when its last update reached a limit.
+        while self._row is not None or self._updates_in_epoch or not self.stop_reason:
             if self._row is None:
                 self._update_for_an_epoch(last_epoch)
                 self._row = self._closed_row(last_epoch)
@@ -174,6 +175,7 @@ class Trainer(ABC):
             self.env_steps += self.update_once(self.progress(last_epoch), self._statistics)
             self.updates += 1
             self._updates_in_epoch += 1
+            self._score = None  # that of other weights
             self.wall_time_s = time.perf_counter() - self._resumed_at
             self.stop_reason = self._limit_reached()
             if not self.stop_reason:
@@ -184,6 +186,7 @@ class Trainer(ABC):
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
         """The metrics of the updates of an epoch."""
+        self.learners.foreach_learner(lambda learner: learner.check_weights())
         row: dict[str, float] = {
             "epoch": self.epoch + 1,
             "updates": self.updates,
@@ -236,6 +239,9 @@ class Trainer(ABC):
         """
         assert self.checkpoints is not None
         started = time.perf_counter()
+        within_epoch = within_epoch and (self._row is not None or self._updates_in_epoch > 0)
+        if self.checkpoints.holds(self.epoch, self.updates, within_epoch):
+            return self.checkpoints.latest
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         self.tracker.sync()
         path = self.checkpoints.save(
@@ -244,7 +250,7 @@ class Trainer(ABC):
             updates=self.updates,
             env_steps=self.env_steps,
             score=self._score,
-            within_epoch=within_epoch and (self._row is not None or self._updates_in_epoch > 0),
+            within_epoch=within_epoch,
         )
         self._statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
         return path
@@ -265,7 +271,7 @@ class Trainer(ABC):
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
         """Evaluate; after a signal all is as if that had not begun."""
-        state, generators = evaluator.state_dict(), generator_states()
+        state, generators = deepcopy(evaluator.state_dict()), generator_states()
         try:
             with self.interruption.immediate():
                 return self.evaluate()
@@ -335,12 +341,12 @@ class Trainer(ABC):
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that influences later numbers; valid between two updates."""
+        """A copy of everything that influences later numbers; valid between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
         return {
             "learners": self.learners.state_dict(),
             "model_selection": None if selection is None else selection.state_dict(),
-            "evaluator": None if evaluator is None else evaluator.state_dict(),
+            "evaluator": None if evaluator is None else deepcopy(evaluator.state_dict()),
             "statistics": self._statistics.state_dict(),
             "row": self._row,
             "progress": {name: getattr(self, name) for name in PROGRESS},

@@ -188,14 +188,14 @@ def test_burn_in_trains_the_critic_alone():
     config = make_config(critic_burn_in_epochs=2, value_loss_coef=1.0)
     model, reference, rollout, action_space = make_problem("gaussian")
     learner, before = A2CLearner(model, config), snapshot(model)
-    row = learner.update(rollout, Progress(epoch=1)).reduce()
+    row = learner.update(rollout, Progress(updates=2 * config.epoch_length - 1)).reduce()
     now = Coefficients(lr=0.01, entropy=0.02)
     slow_update(reference, rollout, action_space, config, ALL, now, critic_only=True)
     assert_same_weights(model, reference, before)
     assert "train/policy_loss" not in row
     for name, param in model.named_parameters():
         assert torch.equal(param, before[name]) is name.startswith("policy.")
-    learner.update(rollout, Progress(epoch=2))
+    learner.update(rollout, Progress(updates=2 * config.epoch_length))
     assert not any(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 

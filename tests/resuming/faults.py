@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.tracking import writers
 from maze_train.tracking.tracker import Tracker
 from maze_train.training import checkpoints
 
@@ -27,6 +28,36 @@ def disk_full() -> None:
         original(path, data)
 
     checkpoints.write_synced = write
+
+
+def disk_full_for_a_while() -> None:
+    """Rows and checkpoints of the second and third epoch can not be written."""
+    full = False
+    write_line, write_file = writers._csv_line, checkpoints.write_synced
+
+    def line(cells: Any) -> str:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_line(cells)
+
+    def write(path: Path, data: bytes) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_file(path, data)
+
+    def switch(row: Any) -> None:
+        nonlocal full
+        full = row["epoch"] in (2, 3)
+
+    writers._csv_line = line
+    checkpoints.write_synced = write
+    original = Tracker.write
+
+    def write_row(self: Tracker, row: Any) -> None:
+        switch(row)
+        original(self, row)
+
+    Tracker.write = write_row  # type: ignore[method-assign]
 
 
 def after_epoch(epoch: int, function: Any) -> None:

@@ -127,7 +127,16 @@ def test_a_run_directory_that_vanishes(run, tmp_path):
     code, output = run(prepare="run_dir_vanishes")
     assert code == 0
     assert "checkpoints/epoch_000003 could not be written" in output
-    assert "CSVWriter is left out from here on" in output
+    assert "CSVWriter could not write, and will try again" in output
+
+
+def test_a_disk_that_is_full_for_a_while(run, undisturbed, tmp_path):
+    """Rows that could not be written are written later: the table has no gap."""
+    code, output = run(prepare="disk_full_for_a_while")
+    assert code == 0
+    assert output.count("CSVWriter could not write, and will try again") == 1
+    assert rows_of(tmp_path / "run") == rows_of(undisturbed)
+    assert_equal_runs(tmp_path / "run", undisturbed)
 
 
 # -- environments and workers --------------------------------------------------------------------
@@ -241,6 +250,20 @@ def test_numbers_that_are_not_finite(run, tmp_path, where, kind, said):
     code, output = run(*where, *fault(kind, marker=marker), *skip)
     assert code == 0, output
     assert lost_episodes(tmp_path / "run") == 1
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_an_environment_that_is_never_finite(run, evaluated):
+    """Skipped for ever, nothing would be learned, and no evaluation would end."""
+    episodes = f"evaluation.n_episodes={2 * evaluated}"
+    at = "2" if evaluated else "1"
+    skip = ("algorithm.on_non_finite=skip", episodes, "evaluation.interval=1")
+    code, output = run(*fault("nan_observation", at=at), *skip)
+    assert code == 1
+    expected = (
+        "an evaluation of 2 episodes lost" if evaluated else "every step of a rollout was lost"
+    )
+    assert expected in output
 
 
 def test_gradients_that_are_not_finite(run, tmp_path):

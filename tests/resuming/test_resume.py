@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from killed_runs import assert_equal_runs, differences, final_state, rows_of
 
-from maze_train import train
+from maze_train import MetricsWriter, train
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import exclusive
 
@@ -31,6 +33,15 @@ SMALL: dict[str, Any] = {
     "tracking.plot": False,
 }
 LOCAL = {"runner": "local", "runner.n_workers": 2}
+QUIET = {"progress": "quiet", "plot": False}
+STOPPED = {"tracking": {**QUIET, "writers": [{"_target_": "test_resume.StoppingWriter"}]}}
+
+
+class StoppingWriter(MetricsWriter):
+    """Ends the run before its first checkpoint, as a kill would."""
+
+    def write(self, row: Any) -> None:
+        raise KeyboardInterrupt
 
 
 def start(run_dir: Path, **changes: Any) -> Any:
@@ -120,6 +131,31 @@ def test_killed_between_row_and_checkpoint(half, whole):
     assert steps == [64, 128, 192, 256]
 
 
+def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
+    """Killed before its first checkpoint, a run goes on from the one it had gone back to."""
+    checkpoints = half / "checkpoints"
+    with pytest.raises(KeyboardInterrupt):
+        train(resume=checkpoints / "epoch_000001", **STOPPED, **{"algorithm.n_epochs": 0})
+    assert (checkpoints / "latest").read_text().startswith("epoch_000001 ")
+    train(resume=half, **{"algorithm.n_epochs": 0})
+    assert_equal_runs(half, whole)
+
+
+def test_points_before_the_first_checkpoint_do_not_appear_twice(tmp_path):
+    """In TensorBoard, where a run begins again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    more = {"resume": "auto", "checkpoint.interval": 3}
+    start(tmp_path / "run", **more, **{"algorithm.n_epochs": 2})
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    start(tmp_path / "run", **more)
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("eval/episode_return_mean")]
+    assert steps == [64, 128, 192, 256]
+    assert not list((tmp_path / "run").glob("*.previous.csv"))
+
+
 def test_before_the_first_checkpoint_a_run_begins_again(half, whole):
     """Killed in its first epoch there is nothing to go on from."""
     shutil.rmtree(half / "checkpoints")
@@ -186,6 +222,60 @@ def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
     )
     train(resume=half, **{"algorithm.n_epochs": 0})
     assert_equal_runs(half, whole)
+
+
+def test_a_directory_with_an_unlucky_name(tmp_path):
+    """A run below a folder `checkpoints` is a run."""
+    run_dir = tmp_path / "checkpoints" / "run"
+    start(run_dir, **{"algorithm.n_epochs": 1})
+    assert train(resume=run_dir, **{"algorithm.n_epochs": 2}).summary.epochs == 2
+
+
+def test_a_trial_is_continued(tmp_path):
+    """The settings of `fast_dev_run` are those of the run."""
+    for _ in range(2):
+        assert start(tmp_path / "run", resume="auto", **{"runner.fast_dev_run": True})
+
+
+def test_an_environment_from_python(tmp_path, capsys):
+    """A function without a name that can be imported is given again; settings are not."""
+    import gymnasium
+
+    def make() -> Any:
+        return gymnasium.make("CartPole-v1")
+
+    start(tmp_path / "run", env=make, **{"algorithm.n_epochs": 2})
+    result = train(env=make, resume=tmp_path / "run", **{"algorithm.n_epochs": 0})
+    assert result.summary.epochs == 4
+
+
+def test_what_a_killed_process_left_is_removed(half):
+    """Files that it had not finished; those of living processes stay."""
+    dead = [half / ".metrics.csv.999999999.tmp", half / "best" / ".policy.pt.999999999.tmp"]
+    living = half / f".metrics.csv.{os.getpid()}.tmp"
+    for path in (*dead, living):
+        path.touch()
+    train(resume=half)
+    assert not any(path.exists() for path in dead)
+    assert living.exists()
+
+
+class DrawingWriter(MetricsWriter):
+    """A writer that draws from the global generators when it starts."""
+
+    def start(self, run: Any) -> None:
+        torch.rand(3)
+
+
+def test_writers_may_draw_random_numbers(tmp_path):
+    """They do not shift those of the run, neither at its start nor where it is continued."""
+    drawing = {"tracking": {**QUIET, "writers": [{"_target_": "test_resume.DrawingWriter"}]}}
+    plain = start(tmp_path / "a")
+    start(tmp_path / "b", **drawing, **{"algorithm.n_epochs": 2})
+    train(resume=tmp_path / "b", **{"algorithm.n_epochs": 0})
+    states = [final_state(tmp_path / name)["generators"] for name in "ab"]
+    assert plain.summary.epochs == 4
+    assert differences(*states) == []
 
 
 def test_env_is_needed_for_a_new_run():

@@ -105,6 +105,9 @@ def make_ppo(env=ShortOrLongEnv, model=None, algorithm=None, **services):
 class NoLearners:
     """Stands where learners are not looked at."""
 
+    def foreach_learner(self, function):
+        return []
+
     def state_dict(self):
         return {}
 

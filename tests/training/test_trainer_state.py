@@ -23,17 +23,29 @@ EPOCHS = 4
 
 
 class CountingEvaluator(ScriptedEvaluator):
-    """Scores that depend on how often it was asked, which is its state."""
+    """Scores that depend on how often it was asked, which is its state: a list that it changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    @property
+    def calls(self):
+        return len(self.made)
+
+    @calls.setter
+    def calls(self, number):
+        self.made = [None] * number
 
     def evaluate(self, policy):
-        self.calls += 1
+        self.made.append(None)
         return {self.name: float(self.calls % 3)}
 
     def state_dict(self):
-        return {"calls": self.calls}
+        return {"made": self.made}
 
     def load_state_dict(self, state):
-        self.calls = state["calls"]
+        self.made = list(state["made"])
 
 
 def make_trainer(directory, interrupt_at=None, seed=1, interval=1, limits=None, **services):
@@ -104,6 +116,38 @@ def test_an_interrupted_trainer_continues(tmp_path, interrupt_at, capsys):
     assert sum(epochs) == pytest.approx(times[-1]), "an epoch in two parts counts both"
 
 
+@pytest.mark.parametrize("limits", [Limits(total_steps=96), Limits(n_epochs=3)])
+def test_a_signal_in_the_last_update(tmp_path, limits, capsys):
+    """A limit is reached, but the epoch is not over: its evaluation and its row still come."""
+    straight = make_trainer(tmp_path / "none", limits=limits)
+    straight.checkpoints = None
+    straight.train()
+    first = make_trainer(tmp_path, straight.updates, limits=limits)
+    with pytest.raises(Interrupted):
+        first.train()
+    second = make_trainer(tmp_path, seed=9, limits=limits)
+    second.load_state_dict(CheckpointStore(tmp_path).load().state)
+    second.tracker.history[:] = first.tracker.history
+    second.train()
+    assert outcome(second) == outcome(straight)
+
+
+def test_a_state_in_memory_is_a_copy(tmp_path):
+    """What training does after it was taken does not change it."""
+    trainer = make_trainer(tmp_path)
+    trainer.checkpoints = None
+    trainer.train(1)
+    state = trainer.state_dict()
+    trainer.train(2)
+    expected, _, _ = outcome(trainer)
+    again = make_trainer(tmp_path, seed=9)
+    again.checkpoints = None
+    again.load_state_dict(state)
+    again.train(2)
+    assert outcome(again)[0] == expected[1:]
+    assert outcome(again)[1] == outcome(trainer)[1]
+
+
 def test_what_a_signal_twice_leaves(tmp_path, capsys):
     """Nothing is saved: the last checkpoint is that of the last epoch."""
     trainer = make_trainer(tmp_path)
@@ -162,16 +206,16 @@ def test_scores_are_those_of_the_selection(tmp_path):
     assert CheckpointStore(tmp_path).list()[-1].score == float(EPOCHS % 3)
 
 
-def test_the_last_score_is_kept_between_evaluations(tmp_path):
-    """A checkpoint of an epoch without evaluation has the score of the one before."""
-    first = make_trainer(tmp_path, evaluation_interval=2)
-    first.train(2)
-    second = make_trainer(tmp_path, evaluation_interval=2)
-    second.load_state_dict(CheckpointStore(tmp_path).load().state)
-    second._update_for_an_epoch(9)
-    second._save_checkpoint(within_epoch=True)
-    assert CheckpointStore(tmp_path).list()[-1].within_epoch
-    assert CheckpointStore(tmp_path).list()[-1].score == first._score is not None
+def test_a_score_is_that_of_the_weights(tmp_path):
+    """A checkpoint of an epoch without evaluation has none, so it is not kept for its score."""
+    make_trainer(tmp_path, evaluation_interval=2, limits=Limits(n_epochs=3)).train()
+    make_trainer(tmp_path / "a", evaluation_interval=2, limits=Limits(n_epochs=9)).train(3)
+    store = CheckpointStore(tmp_path / "a")
+    assert [info.score for info in store.list()] == [1.0, 2.0]
+    first = make_trainer(tmp_path / "b", evaluation_interval=2, interrupt_at=7)
+    with pytest.raises(Interrupted):
+        first.train(8)
+    assert [info.score for info in CheckpointStore(tmp_path / "b").list()] == [None, None]
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
@@ -180,6 +224,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     trainer.train(1)
     with torch.no_grad():
         next(trainer.model.parameters()).view(-1)[0] = torch.nan
+    trainer.updates += 1
     with pytest.raises(TrainingError, match=r"of module 'default' is not finite"):
         trainer._save_checkpoint(within_epoch=True)
     assert [info.epoch for info in CheckpointStore(tmp_path).list()] == [1]

@@ -94,8 +94,9 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set scheduled coefficients; while the critic burns in, it alone learns."""
         super().before_gradient_based_update(progress, statistics)
-        self._burn_in = progress.epoch < self.config.critic_burn_in_epochs
-        if progress.updates == self.config.critic_burn_in_epochs * self.config.epoch_length > 0:
+        burn_in_updates = self.config.critic_burn_in_epochs * self.config.epoch_length
+        self._burn_in = progress.updates < burn_in_updates
+        if progress.updates == burn_in_updates > 0:
             # The policy's moments are still zero, but their bias correction is used up: its first
             # steps would be several times too large.
             for optimizer in self.optimizers.values():

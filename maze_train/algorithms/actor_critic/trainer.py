@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from maze_train.errors import TrainingError
 from maze_train.training.trainer import TimeEvents, Trainer
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ class ActorCritic(Trainer):
         rollout, episodes = self.collector.collect(self._acting_model)
         collected = time.perf_counter()
         episodes.record(statistics)
+        if episodes.lost and not rollout.num_samples:
+            raise TrainingError(
+                "every step of a rollout was lost: the environments return numbers that are not "
+                "finite, or their workers fail, at the beginning of each episode"
+            )
         statistics.merge(self.learners.update(rollout, progress))
         statistics.record(TimeEvents.collect_s, collected - started)
         statistics.record(TimeEvents.update_s, time.perf_counter() - collected)
