@@ -72,21 +72,27 @@ def after_epoch(epoch: int, function: Any) -> None:
     Tracker.write = write  # type: ignore[method-assign]
 
 
+def remove(path: Path) -> None:
+    """Remove a directory at once, also while somebody writes into it."""
+    path.rename("removed")
+    shutil.rmtree("removed", ignore_errors=True)
+
+
 def checkpoints_vanish() -> None:
     """Somebody removes the checkpoints while the run goes on."""
-    after_epoch(3, lambda: shutil.rmtree(RUN / "checkpoints"))
+    after_epoch(3, lambda: remove(RUN / "checkpoints"))
 
 
 def run_dir_vanishes() -> None:
     """Somebody removes the whole directory while the run goes on."""
-    after_epoch(3, lambda: shutil.rmtree(RUN))
+    after_epoch(3, lambda: remove(RUN))
 
 
 def read_only() -> None:
     """The checkpoints can not be written any more; for the superuser as well."""
 
     def replace() -> None:
-        shutil.rmtree(RUN / "checkpoints")
+        remove(RUN / "checkpoints")
         (RUN / "checkpoints").write_text("not a directory")
 
     after_epoch(3, replace)
