@@ -137,7 +137,7 @@ def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
     with pytest.raises(KeyboardInterrupt):
         train(resume=checkpoints / "epoch_000001", **STOPPED, **{"algorithm.n_epochs": 0})
     assert (checkpoints / "latest").read_text().startswith("epoch_000001 ")
-    train(resume=half, **{"algorithm.n_epochs": 0})
+    train(resume=half, tracking=QUIET)
     assert_equal_runs(half, whole)
 
 
@@ -252,7 +252,7 @@ def test_an_environment_from_python(tmp_path, capsys):
 def test_what_a_killed_process_left_is_removed(half):
     """Files that it had not finished; those of living processes stay."""
     dead = [half / ".metrics.csv.999999999.tmp", half / "best" / ".policy.pt.999999999.tmp"]
-    living = half / f".metrics.csv.{os.getpid()}.tmp"
+    living = half / f".mine.{os.getpid()}.tmp"
     for path in (*dead, living):
         path.touch()
     train(resume=half)
