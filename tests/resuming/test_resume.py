@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from killed_runs import assert_equal_runs, differences, final_state, rows_of
 
-from maze_train import MetricsWriter, train
+from maze_train import Evaluator, MetricsWriter, train
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import exclusive
 
@@ -276,6 +278,27 @@ def test_writers_may_draw_random_numbers(tmp_path):
     states = [final_state(tmp_path / name)["generators"] for name in "ab"]
     assert plain.summary.epochs == 4
     assert differences(*states) == []
+
+
+class DrawingEvaluator(Evaluator):
+    """Reports a number of each global generator."""
+
+    def evaluate(self, policy: Any) -> dict[str, float]:
+        return {
+            "own/torch": float(torch.rand(())),
+            "own/numpy": float(np.random.rand()),  # noqa: NPY002
+            "own/python": random.random(),
+        }
+
+
+def test_global_generators_continue(tmp_path):
+    """Networks with dropout, and parts of a user, draw from them."""
+    own = {"evaluation.evaluators": [{"_target_": "test_resume.DrawingEvaluator"}]}
+    start(tmp_path / "a", **own)
+    start(tmp_path / "b", **own, **{"algorithm.n_epochs": 2})
+    train(resume=tmp_path / "b", **{"algorithm.n_epochs": 0})
+    assert len({row["own/torch"] for row in rows_of(tmp_path / "a")}) == 4
+    assert_equal_runs(tmp_path / "b", tmp_path / "a")
 
 
 def test_env_is_needed_for_a_new_run():
