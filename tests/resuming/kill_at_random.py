@@ -36,8 +36,8 @@ ALGORITHMS = {
 }
 PROBLEMS = {
     "CartPole": ("env=CartPole-v1",),
-    "Pendulum, normalised": ("env=Pendulum-v1", *NORMALISED),
-    "HalfCheetah, normalised": ("env=HalfCheetah-v5", *NORMALISED),
+    "Pendulum-normalised": ("env=Pendulum-v1", *NORMALISED),
+    "HalfCheetah-normalised": ("env=HalfCheetah-v5", *NORMALISED),
     "Dict": ("env._target_=own_envs.SpacesEnv", "+env.kwargs.obs=dict"),
     "memory": ("env=CartPole-v1", "model=vector_rnn", "model.memory.size=16"),
 }

@@ -4,14 +4,16 @@ import random
 from functools import partial
 from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from scripted_envs import ScriptedEnv, number_of
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
+from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import ModelConfig
+from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.seeding import EpisodeSeeds
 from maze_train.spaces.describe import unflatten_value
@@ -305,3 +307,42 @@ def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     assert second.load_state_dict(state).tolist() == [False, False, True]
     assert second.episodes.returns.tolist() == [100.0, 100.0, 0.0]
     second.collect(model)
+
+
+def test_what_was_remembered_of_lost_episodes_is_forgotten():
+    """A policy with a memory begins with an empty one there, and goes on elsewhere."""
+    env = SequentialVectorEnv([Forgetful] * B)
+    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(cell="gru", size=4))
+    model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
+    first = RolloutCollector(env, T, env_seed=5, action_seed=7)
+    first.collect(model)
+    state = {**first.state_dict(), "memory": torch.ones(B, 4)}
+    again = SequentialVectorEnv([Forgetful] * B)
+    second = RolloutCollector(again, T, env_seed=5, action_seed=7, allow_new_episodes=True)
+    assert second.load_state_dict(state).tolist() == [False, False, True]
+    rollout, _ = second.collect(model)
+    assert torch.equal(rollout.states[0, :2], state["memory"][:2])
+    assert not rollout.states[0, 2].any()
+
+
+def test_vector_environments_of_others_begin_new_episodes():
+    """If that is allowed: other ones than before, and the same each time."""
+
+    def make(allowed):
+        env = ForeignVectorEnv(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+        return RolloutCollector(
+            env, T, env_seed=5, action_seed=7, allow_new_episodes=allowed
+        ), make_model(env)
+
+    first, model = make(True)
+    beginning = first.collect(model)[0].obs[0].clone()
+    state = first.state_dict()
+    with pytest.raises(EnvError, match=r"were not kept.*checkpoint\.allow_new_episodes=true"):
+        make(False)[0].load_state_dict(state)
+    seen = []
+    for _ in range(2):
+        second, _ = make(True)
+        assert second.load_state_dict(state).all()
+        seen.append(second.collect(model)[0].obs[0].clone())
+    assert torch.equal(*seen)
+    assert not torch.equal(seen[0], beginning)
