@@ -9,6 +9,7 @@ from maze_train.distributions.categorical import Categorical, MultiCategorical
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.distributions.joint import JointDistribution
 from maze_train.distributions.mapping import DistributionTable, distribution_for
+from maze_train.distributions.soft import SoftActions, SoftSample
 from maze_train.distributions.truncated_gaussian import TruncatedGaussian
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "DistributionTable",
     "JointDistribution",
     "MultiCategorical",
+    "SoftActions",
+    "SoftSample",
     "SquashedGaussian",
     "TruncatedGaussian",
     "distribution_for",

@@ -16,6 +16,12 @@ Three conventions hold everywhere:
   they hold the Jacobian of tanh and of the scaling to the bounds.
 - *The last `free_param_size` entries of params* do not come from the network but from a
   state-independent vector that is trained with it and starts at `initial_free_params()`.
+
+Every family is continuous or discrete. A continuous one turns its actions into features in [-1, 1],
+which a critic reads, and has them as functions of `params` (`reparameterized`). A discrete one has
+the probabilities of all its choices (`choice_probs`), so that a critic can give a value to each:
+where several choices are made at once, their entries lie one after the other. `SoftActions` reads
+both from any distribution.
 """
 
 from __future__ import annotations
@@ -33,18 +39,20 @@ if TYPE_CHECKING:
 
     from gymnasium import Space
 
-    from maze_train.types import Array, Tensor, TensorTree
+    from maze_train.types import Tensor, TensorTree
 
 __all__ = [
     "Actions",
-    "Constant",
     "Distribution",
+    "FeaturesGradient",
     "ParamsGradient",
     "check_space",
     "env_dtype",
+    "finite_log_probs",
 ]
 
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
+FeaturesGradient: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 Actions: TypeAlias = Any
 """An argument that holds actions: a `TensorTree`, which each family narrows to what it takes."""
@@ -68,6 +76,13 @@ class Distribution(ABC):
     """Shape of one of the agent's actions. Single-part families only."""
     action_dtype: torch.dtype
     """Data type of the agent's actions. Single-part families only."""
+    critic_input_size: int = 0
+    """How many numbers a critic reads of one action, D; 0 for discrete families."""
+    log_scale: float = 0.0
+    """What turns `log_prob` into the log-density of the action scaled to [-1, 1]: Σ_i log of half
+    the width of the interval of dimension i; 0 where `log_prob` is not one of bounded actions."""
+    num_choices: int = 0
+    """How many choices there are, N, over all that are made at once; 0 for continuous families."""
 
     def initial_free_params(self) -> Tensor:
         """Start of the state-independent parameters, float32, [free_param_size]."""
@@ -199,31 +214,146 @@ class Distribution(ABC):
             The agent's actions, of type `action_dtype`, [..., *action_shape].
         """
 
+    def critic_input(self, actions: Actions) -> Tensor:
+        """The actions scaled to [-1, 1] per dimension, differentiable. Continuous families only.
 
-class Constant:
-    """A fixed array of a family, available on whatever device and in whatever type it meets.
+        Args:
+            actions: The agent's actions, [..., *action_shape].
 
-    A family does not know where its parameters will live, so it copies at first use and keeps the
-    copy: the hot loops never convert.
+        Returns:
+            Features, [..., D]; beyond [-1, 1] only in dimensions without bounds.
 
-    Args:
-        values: The array; floating values are best given in float64.
-    """
+        Raises:
+            SpaceError: If the family is not continuous.
+        """
+        raise self._lacks("features for a critic")
 
-    def __init__(self, values: Array) -> None:
-        self._values = torch.from_numpy(np.array(values))
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+    def reparameterized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and log-probabilities of `sample(params, noise)`, differentiable in params.
 
-    def like(self, other: Tensor) -> Tensor:
-        """The values on the device and in the type of `other`."""
-        return self.on(other.device, other.dtype)
+        Continuous families only.
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The values on `device` as `dtype`."""
-        copy = self._copies.get((device, dtype))
-        if copy is None:
-            copy = self._copies[(device, dtype)] = self._values.to(device, dtype)
-        return copy
+        Args:
+            params: Parameters, [..., param_size].
+            noise: Result of `draw_noise`, [..., noise_size].
+
+        Returns:
+            `critic_input`, [..., D], and `log_prob + log_scale`, [...], of the sampled actions.
+
+        Raises:
+            SpaceError: If the family is not continuous.
+        """
+        actions = self.sample(params, noise)
+        return self.critic_input(actions), self.log_prob(params, actions) + self.log_scale
+
+    def reparameterized_vjp(
+        self, params: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, FeaturesGradient]:
+        """`reparameterized` with the product of two vectors and its Jacobian.
+
+        Families on the hot path override this with derivatives by hand; the default differentiates
+        automatically.
+
+        Args:
+            params: Parameters, [..., param_size].
+            noise: Result of `draw_noise`, [..., noise_size].
+
+        Returns:
+            Features, [..., D], and log-probabilities, [...], without a graph, and a function of the
+            gradients of a loss with respect to both that gives, once, the one with respect to the
+            params, [..., param_size].
+
+        Raises:
+            SpaceError: If the family is not continuous.
+        """
+        with torch.enable_grad():
+            leaf = params.detach().requires_grad_()
+            outputs = self.reparameterized(leaf, noise)
+
+        def gradient(d_features: Tensor, d_log_probs: Tensor) -> Tensor:
+            return torch.autograd.grad(outputs, leaf, (d_features, d_log_probs))[0]
+
+        return outputs[0].detach(), outputs[1].detach(), gradient
+
+    def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities of all choices and their logarithms. Discrete families only.
+
+        Where a probability is 0, as that of an illegal action, the logarithm is replaced by 0: then
+        p (q - α log p) is 0 for any finite q and α.
+
+        Args:
+            params: Parameters, [..., param_size].
+
+        Returns:
+            Probabilities and logarithms, each [..., N], choices in the order of the params.
+
+        Raises:
+            SpaceError: If the family is not discrete.
+        """
+        raise self._lacks("choices")
+
+    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """`choice_probs` with the gradient of expected costs; by hand in the families on hot paths.
+
+        Args:
+            params: Parameters, [..., param_size].
+
+        Returns:
+            Probabilities and logarithms, each [..., N] without a graph, and a function of the costs
+            c [..., N] that gives, once, the gradient of Σ_a p_a c_a, c held constant, with respect
+            to the params, [..., param_size].
+
+        Raises:
+            SpaceError: If the family is not discrete.
+        """
+        with torch.enable_grad():
+            leaf = params.detach().requires_grad_()
+            probs, log_probs = self.choice_probs(leaf)
+
+        def gradient(costs: Tensor) -> Tensor:
+            return torch.autograd.grad(probs, leaf, costs)[0]
+
+        return probs.detach(), log_probs.detach(), gradient
+
+    def choices(self, actions: Actions) -> Tensor:
+        """Which of the N choices the actions are. Discrete families only.
+
+        Args:
+            actions: The agent's actions, [..., *action_shape].
+
+        Returns:
+            Places in the last dimension of `choice_probs`, int64, [..., K].
+
+        Raises:
+            SpaceError: If the family is not discrete.
+        """
+        raise self._lacks("choices")
+
+    def max_entropy(self, params: Tensor) -> Tensor:
+        """Entropy of the uniform distribution over legal actions. Discrete families only.
+
+        Args:
+            params: Parameters, [..., param_size]; an action with the `impossible_logit` is illegal.
+
+        Returns:
+            Σ_k log(number of legal actions of choice k), [...].
+
+        Raises:
+            SpaceError: If the family is not discrete.
+        """
+        raise self._lacks("choices")
+
+    def _lacks(self, what: str) -> SpaceError:
+        return SpaceError(
+            f"{type(self).__name__} has no {what}: ask another family, or the parts that "
+            "SoftActions(distribution) names"
+        )
+
+
+def finite_log_probs(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities, and their logarithms with 0 where a probability is 0."""
+    probs = log_probs.exp()
+    return probs, log_probs.masked_fill(probs == 0, 0.0)
 
 
 def check_space(family: type[Distribution], space: Space[Any]) -> None:

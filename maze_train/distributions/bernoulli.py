@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from gymnasium.spaces import MultiBinary
 from torch.nn.functional import logsigmoid, softplus
 
-from maze_train.distributions.base import Distribution, check_space, env_dtype
+from maze_train.distributions.base import (
+    Distribution,
+    check_space,
+    env_dtype,
+    finite_log_probs,
+)
 from maze_train.distributions.box import VectorLayout
+from maze_train.distributions.categorical import impossible_logit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymnasium import Space
 
     from maze_train.distributions.base import ParamsGradient
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bernoulli"]
 
+LOG_2 = math.log(2.0)
 LEAST_UNIFORM = 2.0**-25
 """Half of the step between uniform float32 numbers, taken for a draw of 0."""
 
@@ -42,6 +52,7 @@ class Bernoulli(Distribution):
         check_space(type(self), space)
         self._layout = VectorLayout(space)
         self.param_size = self.noise_size = self._layout.size
+        self.num_choices = 2 * self._layout.size
         self.action_shape = tuple(space.shape)
         self.action_dtype = torch.int8
         self._env_dtype = env_dtype(space)
@@ -110,3 +121,28 @@ class Bernoulli(Distribution):
     def from_env(self, actions: Tensor) -> Tensor:
         """The bits as int8, [..., *space.shape]."""
         return actions.to(self.action_dtype)
+
+    def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Of 0 and 1 for the first bit, then for the second and so on, each [..., 2 D]."""
+        return finite_log_probs(logsigmoid(torch.stack((-params, params), -1)).flatten(-2))
+
+    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """By hand: ∂(Σ_a P_i(a) c_a)/∂l_i = s(l_i) s(-l_i) (c_1 - c_0)."""
+        # The exact type: a subclass may have other probabilities than these derivatives are for.
+        if type(self) is not Bernoulli:
+            return super().choice_probs_vjp(params)
+        probs, log_probs = self.choice_probs(params.detach())
+
+        def gradient(costs: Tensor) -> Tensor:
+            return probs[..., ::2] * probs[..., 1::2] * (costs[..., 1::2] - costs[..., ::2])
+
+        return probs, log_probs, gradient
+
+    def choices(self, actions: Tensor) -> Tensor:
+        """Twice the number of each bit, plus the bit, [..., D]."""
+        bits = self._layout.to_vector(actions).to(torch.int64)
+        return bits + torch.arange(0, self.num_choices, 2, device=bits.device)
+
+    def max_entropy(self, params: Tensor) -> Tensor:
+        """Logarithm of 2 for each bit that may be 1, [...]."""
+        return (params > impossible_logit(params.dtype)).sum(-1).to(params.dtype) * LOG_2

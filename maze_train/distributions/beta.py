@@ -57,6 +57,8 @@ class Beta(Distribution):
         self._layout = VectorLayout(space)
         self.param_size = 2 * self._layout.size
         self.noise_size = 4 * PROPOSALS * self._layout.size
+        self.critic_input_size = self._layout.size
+        self.log_scale = self._scale.log_scale
         self.action_shape = space.shape
         self.action_dtype = torch.float32
 
@@ -129,6 +131,10 @@ class Beta(Distribution):
         """Numbers x = (actions - low) / (high - low), clipped to [2⁻²⁴, 1 - 2⁻²⁴], float32."""
         x = (self._scale.from_bounds(actions) + 1) / 2
         return x.clamp(MARGIN, 1.0 - MARGIN).to(self.action_dtype)
+
+    def critic_input(self, actions: Tensor) -> Tensor:
+        """The scaled action 2 x - 1, [..., D]."""
+        return self._layout.to_vector(actions) * 2 - 1
 
 
 class _BetaSample(torch.autograd.Function):

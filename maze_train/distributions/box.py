@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from maze_train.checks import check_between
-from maze_train.distributions.base import Constant, env_dtype
+from maze_train.distributions.base import env_dtype
+from maze_train.distributions.constant import Constant
 from maze_train.errors import ConfigError, SpaceError
 
 if TYPE_CHECKING:
@@ -64,18 +65,31 @@ class BoxLayout(VectorLayout):
 
     def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log σ, each [..., D]."""
-        mean, log_std = params.chunk(2, -1)
+        mean, log_std = self._unlimited(params)
         # Only a network's output is clamped: beyond a limit the gradient of a clamp is 0, which a
         # network leaves through its other inputs, but a free parameter would be stuck for good.
         if self._state_dependent:
-            if self.initial_log_std:
-                log_std = log_std + self.initial_log_std
             log_std = log_std.clamp(*self._limits)
+        return mean, log_std
+
+    def stop_beyond_limits(self, params: Tensor, log_std: Tensor, d_log_std: Tensor) -> None:
+        """Set a gradient to 0, in place, where `split` had to clamp; `log_std` is what it gave."""
+        if self._state_dependent:
+            d_log_std.masked_fill_(self._unlimited(params)[1] != log_std, 0.0)
+
+    def _unlimited(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = params.chunk(2, -1)
+        if self._state_dependent and self.initial_log_std:
+            log_std = log_std + self.initial_log_std
         return mean, log_std
 
 
 class BoxBounds:
-    """Bounds and data type of a box."""
+    """Bounds and data type of a box.
+
+    `centre` and `half_width` scale its elements to [-1, 1]; they are 0 and 1 where a bound is
+    infinite, and the half width is 1 where an interval is a point.
+    """
 
     def __init__(self, space: Box) -> None:
         self._env_dtype = env_dtype(space)
@@ -84,12 +98,28 @@ class BoxBounds:
         self.work_dtype = torch.float64 if self._is_integer else self._env_dtype
         self._low = Constant(_inner_bound(space.low, towards=np.inf))
         self._high = Constant(_inner_bound(space.high, towards=-np.inf))
+        # Halved before the difference, which overflows for the widest bounds.
+        low, high = space.low.astype(np.float64) / 2, space.high.astype(np.float64) / 2
+        is_finite = np.isfinite(low) & np.isfinite(high)
+        low, high = np.where(is_finite, low, -0.5), np.where(is_finite, high, 0.5)
+        half_width = np.where(low < high, high - low, 1.0)
+        self.centre, self.half_width = Constant(high + low), Constant(half_width)
+        self.log_scale = float(np.log(half_width).sum())
+        """Σ_i log((high_i - low_i) / 2)."""
 
     def fit(self, values: Tensor) -> Tensor:
         """Values of `work_dtype` clipped to the bounds, rounded if integer, as the box has them."""
         if self._is_integer:
             values = values.round()
-        return values.clamp(self._low.like(values), self._high.like(values)).to(self._env_dtype)
+        return self.clip(values).to(self._env_dtype)
+
+    def clip(self, values: Tensor) -> Tensor:
+        """Values clipped to the bounds."""
+        return values.clamp(self._low.like(values), self._high.like(values))
+
+    def to_unit(self, values: Tensor) -> Tensor:
+        """Values scaled to [-1, 1] where both bounds are finite, [..., *space.shape]."""
+        return (values - self.centre.like(values)) / self.half_width.like(values)
 
 
 class BoxScale:
@@ -104,23 +134,19 @@ class BoxScale:
     def __init__(self, family: type[Distribution], space: Box) -> None:
         _check_intervals(family, space)
         self._bounds = BoxBounds(space)
-        # Halved before the difference, which overflows for the widest bounds.
-        low, high = space.low.astype(np.float64) / 2, space.high.astype(np.float64) / 2
-        self._centre, self._half_width = Constant(high + low), Constant(high - low)
-        self.work_dtype = self._bounds.work_dtype
-        self.log_width = float(np.log(high - low).sum()) + math.prod(space.shape) * math.log(2.0)
+        self.work_dtype, self.log_scale = self._bounds.work_dtype, self._bounds.log_scale
+        self.log_width = self.log_scale + math.prod(space.shape) * math.log(2.0)
         """Σ_i log(high_i - low_i)."""
 
     def to_bounds(self, values: Tensor) -> Tensor:
         """Values of `work_dtype` in [-1, 1] as the box has them, rounded in an integer one."""
-        centre, half_width = self._centre.like(values), self._half_width.like(values)
+        centre, half_width = self._bounds.centre.like(values), self._bounds.half_width.like(values)
         # Rounding errors can leave the bounds by a last digit, which strict environments refuse.
         return self._bounds.fit(torch.addcmul(centre, half_width, values))
 
     def from_bounds(self, actions: Tensor) -> Tensor:
         """The values v of actions of the environment, float64."""
-        exact = actions.to(torch.float64)
-        return (exact - self._centre.like(exact)) / self._half_width.like(exact)
+        return self._bounds.to_unit(actions.to(torch.float64))
 
 
 def _inner_bound(bound: Array, towards: float) -> Array:

@@ -9,9 +9,17 @@ import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 from torch.nn.functional import log_softmax
 
-from maze_train.distributions.base import Constant, Distribution, check_space, env_dtype
+from maze_train.distributions.base import (
+    Distribution,
+    check_space,
+    env_dtype,
+    finite_log_probs,
+)
+from maze_train.distributions.constant import Constant
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymnasium import Space
 
     from maze_train.distributions.base import ParamsGradient
@@ -48,7 +56,7 @@ class Categorical(Distribution):
 
     def __init__(self, space: Discrete) -> None:
         check_space(type(self), space)
-        self.param_size = self.noise_size = int(space.n)
+        self.param_size = self.noise_size = self.num_choices = int(space.n)
         self.action_shape = ()
         self.action_dtype = torch.int64
         self._start = int(space.start)
@@ -121,6 +129,31 @@ class Categorical(Distribution):
         """Actions counted from 0, int64, [...]."""
         return actions.to(self.action_dtype) - self._start
 
+    def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """P(a) and log P(a) of all actions, each [..., n]."""
+        return finite_log_probs(log_softmax(params, -1))
+
+    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """By hand: ∂(Σ_a P(a) c_a)/∂l_j = P(j) (c_j - Σ_a P(a) c_a)."""
+        # The exact type: a subclass may have other probabilities than these derivatives are for.
+        if type(self) is not Categorical:
+            return super().choice_probs_vjp(params)
+        probs, log_probs = self.choice_probs(params.detach())
+
+        def gradient(costs: Tensor) -> Tensor:
+            weighted = probs * costs
+            return weighted.addcmul_(probs, weighted.sum(-1, keepdim=True), value=-1.0)
+
+        return probs, log_probs, gradient
+
+    def choices(self, actions: Tensor) -> Tensor:
+        """The actions, [..., 1]."""
+        return actions.unsqueeze(-1)
+
+    def max_entropy(self, params: Tensor) -> Tensor:
+        """Logarithm of the number of legal actions, [...]."""
+        return _log_legal(params)
+
 
 class MultiCategorical(Distribution):
     """K independent choices among n_1 ... n_K actions: P(a) = Π_k P_k(a_k).
@@ -139,7 +172,7 @@ class MultiCategorical(Distribution):
     def __init__(self, space: MultiDiscrete) -> None:
         check_space(type(self), space)
         sizes = np.asarray(space.nvec, dtype=np.int64).ravel()
-        self.param_size = self.noise_size = int(sizes.sum())
+        self.param_size = self.noise_size = self.num_choices = int(sizes.sum())
         self.action_shape = tuple(int(n) for n in np.shape(space.nvec))
         self.action_dtype = torch.int64
         self._table_shape = (len(sizes), int(sizes.max()))
@@ -147,6 +180,8 @@ class MultiCategorical(Distribution):
         # Cell of the flattened table [K * max n_k] that each logit goes to.
         in_table = np.arange(self._table_shape[1]) < sizes[:, None]
         self._cells = Constant(np.flatnonzero(in_table))
+        self._offsets = Constant(sizes.cumsum() - sizes)
+        self._choice_of = Constant(np.repeat(np.arange(len(sizes)), sizes))
         starts = np.asarray(space.start, dtype=np.int64)
         self._start = Constant(starts) if starts.any() else None
         self._env_dtype = env_dtype(space)
@@ -200,6 +235,38 @@ class MultiCategorical(Distribution):
         counted = actions.to(self.action_dtype)
         return counted if self._start is None else counted - self._start.like(counted)
 
+    def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """P_k(a) and log P_k(a) of all actions of all choices, each [..., Σ n_k]."""
+        log_probs = log_softmax(self._table(params), -1).flatten(-2)
+        if not self._is_even:
+            log_probs = log_probs.index_select(-1, self._cells.on(params.device, torch.int64))
+        return finite_log_probs(log_probs)
+
+    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """By hand, for each choice as in `Categorical`."""
+        # The exact type: a subclass may have other probabilities than these derivatives are for.
+        if type(self) is not MultiCategorical:
+            return super().choice_probs_vjp(params)
+        probs, log_probs = self.choice_probs(params.detach())
+        choice_of = self._choice_of.on(params.device, torch.int64)
+
+        def gradient(costs: Tensor) -> Tensor:
+            weighted = probs * costs
+            means = weighted.new_zeros((*weighted.shape[:-1], self._table_shape[0]))
+            means.index_add_(-1, choice_of, weighted)
+            return weighted.addcmul_(probs, means.index_select(-1, choice_of), value=-1.0)
+
+        return probs, log_probs, gradient
+
+    def choices(self, actions: Tensor) -> Tensor:
+        """The actions of each choice, counted from the first action of the first, [..., K]."""
+        batch = actions.shape[: actions.dim() - len(self.action_shape)]
+        return actions.reshape((*batch, self._table_shape[0])) + self._offsets.like(actions)
+
+    def max_entropy(self, params: Tensor) -> Tensor:
+        """Σ_k of the logarithms of the numbers of legal actions, [...]."""
+        return _log_legal(self._table(params)).sum(-1)
+
     def _table(self, params: Tensor) -> Tensor:
         """The logits as [..., K, max n_k]."""
         if not self._is_even:
@@ -214,6 +281,13 @@ class MultiCategorical(Distribution):
         """Sum over choices of the entries of a table [..., K, max n_k] that `actions` name."""
         chosen = actions.reshape((*log_probs.shape[:-1], 1))
         return log_probs.gather(-1, chosen).sum((-2, -1))
+
+
+def _log_legal(logits: Tensor) -> Tensor:
+    """Logarithm of the number of legal actions, [...], for logits [..., n]."""
+    count = (logits > impossible_logit(logits.dtype)).sum(-1)
+    # Where nothing is legal there is no choice either.
+    return count.clamp_(min=1).to(logits.dtype).log()
 
 
 def _draw_gumbel(

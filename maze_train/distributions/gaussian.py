@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 
-from maze_train.distributions.base import Constant, Distribution, check_space
+from maze_train.distributions.base import Distribution, check_space
 from maze_train.distributions.box import BoxBounds, BoxLayout, BoxScale
+from maze_train.distributions.constant import Constant
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
-    from maze_train.distributions.base import ParamsGradient
+    from maze_train.distributions.base import FeaturesGradient, ParamsGradient
     from maze_train.types import Tensor
 
 __all__ = ["DiagonalGaussian", "GaussianFamily", "SquashedGaussian"]
@@ -58,6 +59,7 @@ class GaussianFamily(Distribution):
         self.free_param_size = 0 if state_dependent_std else size
         self.action_shape = space.shape
         self.action_dtype = torch.float32
+        self.critic_input_size = size
         self._log_prob_constant = -size * HALF_LOG_2PI
         self._entropy_constant = size * (0.5 + HALF_LOG_2PI)
 
@@ -158,6 +160,10 @@ class DiagonalGaussian(GaussianFamily):
         """The same actions as float32, [..., *space.shape]."""
         return actions.to(self.action_dtype)
 
+    def critic_input(self, actions: Tensor) -> Tensor:
+        """Clipped like `to_env`, not rounded, and scaled where both bounds are finite, [..., D]."""
+        return self._layout.to_vector(self._bounds.to_unit(self._bounds.clip(actions)))
+
 
 class SquashedGaussian(GaussianFamily):
     """A Gaussian squashed into the bounds: a = c + h tanh(u), u_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).
@@ -198,6 +204,8 @@ class SquashedGaussian(GaussianFamily):
         log_scale = self._scale.log_width + self._layout.size * LOG_2
         self._log_prob_constant -= log_scale
         self._entropy_constant += log_scale
+        self.log_scale = self._scale.log_scale
+        self._unit_constant = -self._layout.size * (HALF_LOG_2PI + 2.0 * LOG_2)
         nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
         self._nodes, self._weights = Constant(nodes), Constant(weights / weights.sum())
 
@@ -255,8 +263,52 @@ class SquashedGaussian(GaussianFamily):
         squashed = self._scale.from_bounds(actions)
         return squashed.clamp(-limit, limit).atanh().to(self.action_dtype)
 
+    def critic_input(self, actions: Tensor) -> Tensor:
+        """The squashed action tanh(u), [..., D]."""
+        return self._layout.to_vector(actions).tanh()
+
+    def reparameterized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """tanh(u) and its log-density, which do not depend on the bounds, [..., D] and [...].
+
+        log p = Σ_i [ -½ ε_i² - log σ_i - ½ log 2π - log(1 - tanh² u_i) ]
+        """
+        mean, log_std = self._layout.split(params)
+        u = torch.addcmul(mean, log_std.exp(), noise)
+        return u.tanh(), self._unit_log_density(log_std, noise, u)
+
+    def reparameterized_vjp(
+        self, params: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, FeaturesGradient]:
+        """By hand, with t = tanh(u), s = log σ and the gradients f of t and g of log p.
+
+        dL/dμ = dL/du = f (1 - t²) + 2 g t,  dL/ds = dL/du σ ε - g, 0 where s is clamped.
+        """
+        # The exact type: a subclass may have other functions than these derivatives are for.
+        if type(self) is not SquashedGaussian:
+            return super().reparameterized_vjp(params, noise)
+        params = params.detach()
+        mean, log_std = self._layout.split(params)
+        std = log_std.exp()
+        u = torch.addcmul(mean, std, noise)
+        squashed = u.tanh()
+
+        def gradient(d_features: Tensor, d_log_probs: Tensor) -> Tensor:
+            columns = d_log_probs.unsqueeze(-1)
+            d_mean = torch.ops.aten.tanh_backward(d_features, squashed)
+            d_mean.addcmul_(columns, squashed, value=2.0)
+            d_log_std = (d_mean * noise).mul_(std).sub_(columns)
+            self._layout.stop_beyond_limits(params, log_std, d_log_std)
+            return torch.cat((d_mean, d_log_std), -1)
+
+        return squashed, self._unit_log_density(log_std, noise, u), gradient
+
+    def _unit_log_density(self, log_std: Tensor, noise: Tensor, u: Tensor) -> Tensor:
+        """Log-density of tanh(u), u = μ + σ · noise."""
+        surprise = torch.addcmul(log_std, noise, noise, value=0.5)
+        return self._unit_constant - _squashed(surprise, u).sum(-1)
+
     def _log_density(self, mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
-        surprise = torch.sub(_surprise(mean, log_std, u), torch.logaddexp(u, -u), alpha=2)
+        surprise = _squashed(_surprise(mean, log_std, u), u)
         return self._log_prob_constant - surprise.sum(-1)
 
     def _squashed_entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -269,6 +321,11 @@ def _surprise(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
     """-log N(x; mean, std) - ½ log 2π of each dimension, [..., D]."""
     scaled = (x - mean) * (-log_std).exp()
     return torch.addcmul(log_std, scaled, scaled, value=0.5)
+
+
+def _squashed(surprise: Tensor, u: Tensor) -> Tensor:
+    """The surprise of tanh(u), up to a constant, from that of u; each [..., D]."""
+    return torch.sub(surprise, torch.logaddexp(u, -u), alpha=2)
 
 
 def _normal_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:

@@ -62,32 +62,31 @@ class JointDistribution(Distribution):
 
     def sample(self, params: Tensor, noise: Tensor) -> dict[str, Tensor]:
         """Actions of every part, drawn independently."""
-        noises = noise.split_with_sizes(self._noise_sizes, -1)
         return {
             key: _tensor(part.sample(own, own_noise))
             for (key, part), own, own_noise in zip(
-                self.parts.items(), self._split(params), noises, strict=True
+                self.parts.items(), self.split(params), self.split_noise(noise), strict=True
             )
         }
 
     def mode(self, params: Tensor) -> dict[str, Tensor]:
         """The most probable actions of every part."""
-        pairs = zip(self.parts.items(), self._split(params), strict=True)
+        pairs = zip(self.parts.items(), self.split(params), strict=True)
         return {key: _tensor(part.mode(own)) for (key, part), own in pairs}
 
     def log_prob(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
         """Σ_k log p_k(a_k), [...]."""
-        pairs = zip(self.parts.items(), self._split(params), strict=True)
+        pairs = zip(self.parts.items(), self.split(params), strict=True)
         return _total([part.log_prob(own, actions[key]) for (key, part), own in pairs])
 
     def entropy(self, params: Tensor) -> Tensor:
         """Σ_k of the entropies of the parts, [...]."""
-        pairs = zip(self.parts.values(), self._split(params), strict=True)
+        pairs = zip(self.parts.values(), self.split(params), strict=True)
         return _total([part.entropy(own) for part, own in pairs])
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
         """Σ_k KL(p_k || q_k), [...]."""
-        pairs = zip(self._split(params_p), self._split(params_q), strict=True)
+        pairs = zip(self.split(params_p), self.split(params_q), strict=True)
         parts = zip(self.parts.values(), pairs, strict=True)
         return _total([part.kl(own_p, own_q) for part, (own_p, own_q) in parts])
 
@@ -95,7 +94,7 @@ class JointDistribution(Distribution):
         self, params: Tensor, actions: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Sums of what the parts compute, each [...]."""
-        pairs = zip(self.parts.items(), self._split(params), strict=True)
+        pairs = zip(self.parts.items(), self.split(params), strict=True)
         both = [part.log_prob_and_entropy(own, actions[key]) for (key, part), own in pairs]
         return _total([log_prob for log_prob, _ in both]), _total([entropy for _, entropy in both])
 
@@ -107,8 +106,8 @@ class JointDistribution(Distribution):
         """Each part as the agent has it, from flat actions of the environment."""
         return {key: _tensor(part.from_env(actions[key])) for key, part in self.parts.items()}
 
-    def _split(self, params: Tensor) -> list[Tensor]:
-        """The params of every part."""
+    def split(self, params: Tensor) -> list[Tensor]:
+        """The params of every part, each [..., param_size of the part], free ones last."""
         if not self.free_param_size:
             return list(params.split_with_sizes(self._net_sizes, -1))
         pieces = params.split_with_sizes(self._net_sizes + self._free_sizes, -1)
@@ -119,6 +118,18 @@ class JointDistribution(Distribution):
                 pieces[:count], pieces[count:], self._free_sizes, strict=True
             )
         ]
+
+    def join(self, pieces: list[Tensor]) -> Tensor:
+        """The params (or gradients) of all parts as one, the inverse of `split`."""
+        pairs = [
+            own.split_with_sizes(sizes, -1)
+            for own, *sizes in zip(pieces, self._net_sizes, self._free_sizes, strict=True)
+        ]
+        return torch.cat([net for net, _ in pairs] + [free for _, free in pairs], dim=-1)
+
+    def split_noise(self, noise: Tensor) -> list[Tensor]:
+        """The noise of every part, each [..., noise_size of the part]."""
+        return list(noise.split_with_sizes(self._noise_sizes, -1))
 
 
 def _tensor(actions: Tensor | dict[str, Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maze_train.distributions.base import Constant
+from maze_train.distributions.constant import Constant
 from maze_train.distributions.gaussian import GaussianFamily
 from maze_train.distributions.truncation import CutNormal
 from maze_train.errors import SpaceError
@@ -63,6 +63,7 @@ class TruncatedGaussian(GaussianFamily):
                 f"{space}: remove the constant dimensions, or choose diagonal_gaussian"
             )
         low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
+        self.log_scale = self._bounds.log_scale
         self._low, self._high = Constant(low.clip(-WIDEST)), Constant(high.clip(max=WIDEST))
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
@@ -111,6 +112,18 @@ class TruncatedGaussian(GaussianFamily):
     def from_env(self, actions: Tensor) -> Tensor:
         """The same actions as float32, clipped to the bounds, [..., *space.shape]."""
         return self._bounds.fit(actions.to(self._bounds.work_dtype)).to(self.action_dtype)
+
+    def critic_input(self, actions: Tensor) -> Tensor:
+        """The actions scaled where both bounds are finite, else as they are, [..., D]."""
+        return self._layout.to_vector(self._bounds.to_unit(actions))
+
+    def reparameterized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in float64, so that an action close to a bound is not rounded to it."""
+        cut, log_std = self._cut(params)
+        actions = cut.quantile(noise.double())
+        log_probs = self._log_density(cut, log_std, cut.moments()[0], self._layout.to_box(actions))
+        features = self.critic_input(self._layout.to_box(actions))
+        return features.to(params.dtype), (log_probs + self.log_scale).to(params.dtype)
 
     def _cut(self, params: Tensor) -> tuple[CutNormal, Tensor]:
         """The distributions of all dimensions, and log σ, float64."""

@@ -8,12 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributions as td
 
-from maze_train.distributions import Categorical, MultiCategorical
+from maze_train.distributions import Bernoulli, Categorical, Distribution, MultiCategorical
+from maze_train.distributions.categorical import impossible_logit
 from maze_train.errors import SpaceError
 
 
@@ -222,3 +223,58 @@ def test_wrong_space_is_named() -> None:
     """A family refuses a space of another type."""
     with pytest.raises(SpaceError, match=r"Categorical needs a Discrete space.*Box"):
         Categorical(Box(-1.0, 1.0, (2,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("family", "legal", "log_counts"),
+    [
+        (Categorical(Discrete(4)), [[1, 0, 1, 1], [0, 0, 1, 0]], [3, 1]),
+        (
+            MultiCategorical(MultiDiscrete([2, 3])),
+            [[1, 0, 1, 1, 0], [1, 1, 0, 1, 0]],
+            [2, 2],
+        ),
+        (Bernoulli(MultiBinary(2)), [[1, 0], [0, 0]], [2, 1]),
+    ],
+)
+def test_illegal_choices_add_nothing(
+    family: Distribution, legal: list[list[int]], log_counts: list[int], dtype: torch.dtype
+) -> None:
+    """Values, gradients and the largest entropy are those of the legal actions alone."""
+    is_legal = torch.tensor(legal, dtype=torch.bool)
+    logits = torch.linspace(-1, 1, is_legal.numel(), dtype=dtype).reshape(is_legal.shape)
+    params = torch.where(is_legal, logits, impossible_logit(dtype))
+    probs, log_probs, gradient = family.choice_probs_vjp(params)
+    assert log_probs.isfinite().all()
+    assert (log_probs[probs == 0] == 0).all()
+    counted = is_legal
+    if isinstance(family, Bernoulli):
+        counted = torch.stack((torch.ones_like(is_legal), is_legal), -1).flatten(-2)
+    assert torch.equal(probs > 0, counted)
+    values = torch.linspace(-5, 5, probs.numel(), dtype=dtype).reshape(probs.shape)
+    for alpha in (0.0, 0.2, 1e6):
+        costs = alpha * log_probs - values
+        assert (probs * costs)[~counted].eq(0).all()
+        slopes = gradient(costs)
+        assert slopes.isfinite().all()
+        assert (slopes[~is_legal] == 0).all()
+    expected = torch.tensor(log_counts, dtype=dtype).log()
+    torch.testing.assert_close(family.max_entropy(params), expected)
+    torch.testing.assert_close(-(probs * log_probs).sum(-1), family.entropy(params))
+
+
+def test_nothing_legal_is_no_choice() -> None:
+    """Without any legal action the largest entropy is 0, not -inf."""
+    params = torch.full((1, 3), impossible_logit(torch.float32))
+    assert Categorical(Discrete(3)).max_entropy(params).tolist() == [0.0]
+
+
+def test_places_of_several_choices() -> None:
+    """Actions of several choices are counted through, in the row-major order of `nvec`."""
+    family = MultiCategorical(MultiDiscrete([[2, 3], [4, 1]]))
+    assert family.choices(torch.tensor([[1, 2], [3, 0]])).tolist() == [1, 4, 8, 9]
+    bits = Bernoulli(MultiBinary(3))
+    assert bits.choices(torch.tensor([[0, 1, 1]], dtype=torch.int8)).tolist() == [[0, 3, 5]]
+    probs, _ = bits.choice_probs(torch.tensor([0.0, 50.0, -50.0]))
+    assert probs.tolist() == pytest.approx([0.5, 0.5, 0.0, 1.0, 1.0, 0.0])

@@ -3,59 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from family_cases import CASES, CONTINUOUS, LOW, build, draw, randn
+from gymnasium.spaces import Box
 
-from maze_train.distributions import Distribution, distribution_for
+from maze_train.distributions import distribution_for
 from maze_train.distributions.mapping import FAMILIES
 from maze_train.errors import SpaceError
-
-LOW = np.array([[-1.0, 0.0], [-5.0, 2.0]], np.float32)
-HIGH = np.array([[1.0, 0.5], [5.0, 30.0]], np.float32)
-ONE_SIDED = Box(
-    np.array([-1, -np.inf, -np.inf], np.float32), np.array([np.inf, 2, np.inf], np.float32)
-)
-
-CASES: dict[str, tuple[str, Any]] = {
-    "bernoulli": ("bernoulli", MultiBinary(3)),
-    "bernoulli n-d": ("bernoulli", MultiBinary((2, 2))),
-    "beta": ("beta", Box(-2.0, 3.0, (3,))),
-    "beta n-d": ("beta", Box(LOW, HIGH)),
-    "beta scalar": ("beta", Box(-1.0, 1.0, ())),
-    "categorical": ("categorical", Discrete(4, start=2)),
-    "clipped": ("clipped_gaussian", Box(-1.0, 1.0, (2,))),
-    "gaussian n-d": ("diagonal_gaussian", Box(LOW, HIGH)),
-    "gaussian one-sided": ("diagonal_gaussian", ONE_SIDED),
-    "multi_categorical": ("multi_categorical", MultiDiscrete([[2, 3], [4, 1]])),
-    "squashed n-d": ("squashed_gaussian", Box(LOW, HIGH)),
-    "truncated": ("truncated_gaussian", Box(-2.0, 3.0, (3,))),
-    "truncated n-d": ("truncated_gaussian", Box(LOW, HIGH)),
-    "truncated one-sided": ("truncated_gaussian", ONE_SIDED),
-    "truncated scalar": ("truncated_gaussian", Box(0.0, np.inf, ())),
-}
-CONTINUOUS = [name for name, (_, space) in CASES.items() if isinstance(space, Box)]
-
-
-def build(case: str) -> tuple[Distribution, Any]:
-    """The family of a case and its space."""
-    name, space = CASES[case]
-    return distribution_for(space, {type(space).__name__: name}), space
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal float64 numbers of a fixed seed."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def draw(family: Distribution, params: torch.Tensor, seed: int = 0) -> Any:
-    """Samples for params [..., param_size]."""
-    generator = torch.Generator().manual_seed(seed)
-    return family.sample(params, family.draw_noise(params.shape[:-1], generator))
 
 
 def test_every_family_has_a_case() -> None:
@@ -202,6 +159,13 @@ def test_every_tensor_stays_on_the_device_of_params(case: str) -> None:
     actions = family.sample(params, family.draw_noise((4,), device="meta"))
     results = [*family.log_prob_and_entropy(params, actions), family.kl(params, params)]
     results += [family.to_env(actions), family.from_env(actions), family.mode(params)]
+    if case in CONTINUOUS:
+        noise = family.draw_noise((4,), device="meta")
+        results += [*family.reparameterized(params, noise), family.critic_input(actions)]
+    else:
+        *values, gradient = family.choice_probs_vjp(params)
+        results += [*values, gradient(values[0]), family.max_entropy(params)]
+        results.append(family.choices(actions))
     assert {result.device.type for result in results} == {"meta"}
 
 

@@ -233,3 +233,19 @@ def test_space_without_a_torch_type_is_refused() -> None:
     """A box of a type that torch lacks is an error that names the type."""
     with pytest.raises(SpaceError, match=r"longdouble|float128"):
         DiagonalGaussian(Box(-1.0, 1.0, (1,), dtype=np.longdouble))
+
+
+def test_what_critics_read_of_clipped_actions() -> None:
+    """Clipped as `to_env` does, not rounded, scaled where both bounds are finite."""
+    low = np.array([-1.0, -np.inf, 0.0, 2.0], dtype=np.float32)
+    high = np.array([3.0, np.inf, np.inf, 2.0], dtype=np.float32)
+    family = DiagonalGaussian(Box(low, high))
+    actions = torch.tensor([[-9.0, -9.0, -9.0, -9.0], [2.0, 9.0, 9.0, 9.0]], requires_grad=True)
+    features = family.critic_input(actions)
+    assert features.tolist() == [[-1.0, -9.0, 0.0, 0.0], [0.5, 9.0, 9.0, 0.0]]
+    features.sum().backward()
+    assert actions.grad is not None
+    assert actions.grad.tolist() == [[0.0, 1.0, 0.0, 0.0], [0.5, 1.0, 1.0, 0.0]]
+    assert family.log_scale == 0.0
+    integer = DiagonalGaussian(Box(0, 10, (1,), dtype=np.uint8))
+    assert integer.critic_input(torch.tensor([7.4])).item() == pytest.approx(0.48)

@@ -196,3 +196,68 @@ def test_bounds_that_tanh_can_not_reach_are_refused(low: float, high: float, mes
     """Infinite and empty intervals are errors with a remedy."""
     with pytest.raises(SpaceError, match=message):
         SquashedGaussian(Box(low, high, (2,)))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-3.0, 1.0), (0.0, 100.0)])
+def test_what_critics_read_does_not_depend_on_the_bounds(low: float, high: float) -> None:
+    """Features, log-densities and gradients are those of [-1, 1], bit by bit."""
+    family, unit = (SquashedGaussian(Box(a, b, (3,))) for a, b in [(low, high), (-1.0, 1.0)])
+    params, noise = randn(9, 6), randn(9, 3, seed=1)
+    f, g = randn(9, 3, seed=2), randn(9, seed=3)
+    *values, gradient = family.reparameterized_vjp(params, noise)
+    *expected, unit_gradient = unit.reparameterized_vjp(params, noise)
+    assert torch.equal(values[0], expected[0])
+    assert torch.equal(values[1], expected[1])
+    assert torch.equal(gradient(f, g), unit_gradient(f, g))
+    assert family.log_scale == pytest.approx(3 * math.log((high - low) / 2))
+    assert torch.equal(values[0], family.critic_input(family.sample(params, noise)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("u", [-50.0, -21.0, -20.0, -9.0, 9.0, 20.0, 21.0, 50.0])
+def test_log_density_of_reparameterized_saturated_actions(u: float, dtype: torch.dtype) -> None:
+    """Values and gradients follow log(1 - tanh² u) = log 4 - 2 |u| - 2 log(1 + exp(-2 |u|))."""
+    family = SquashedGaussian(Box(-1.0, 1.0, (1,)))
+    log_std, noise = -1.0, 0.7
+    mean = u - math.exp(log_std) * noise
+    params = torch.tensor([[mean, log_std]], dtype=dtype)
+    noises = torch.tensor([[noise]], dtype=dtype)
+    features, log_probs, gradient = family.reparameterized_vjp(params, noises)
+    squash = math.log(4) - 2 * abs(u) - 2 * math.log1p(math.exp(-2 * abs(u)))
+    expected = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi) - squash
+    assert log_probs.item() == pytest.approx(expected, rel=1e-6)
+    assert features.item() == pytest.approx(math.tanh(u))
+    slopes = gradient(torch.zeros(1, 1, dtype=dtype), torch.ones(1, dtype=dtype))
+    d_mean = 2 * math.tanh(u)
+    assert slopes[0].tolist() == pytest.approx(
+        [d_mean, d_mean * math.exp(log_std) * noise - 1], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("initial_log_std", [0.0, -0.5])
+def test_gradient_by_hand_at_the_limits_of_the_std(initial_log_std: float) -> None:
+    """Beyond the limits the gradient stops, on them it passes, as `torch.clamp` has it."""
+    space = Box(-1.0, 1.0, (4,))
+    family = SquashedGaussian(
+        space, initial_log_std=initial_log_std, log_std_min=-2.0, log_std_max=1.0
+    )
+    raw = torch.tensor([-2.5, -2.0, 1.0, 1.5], dtype=torch.float64) - initial_log_std
+    params = torch.cat((randn(5, 4), raw.expand(5, 4)), -1).requires_grad_()
+    noise, f, g = randn(5, 4, seed=1), randn(5, 4, seed=2), randn(5, seed=3)
+    features, log_probs = family.reparameterized(params, noise)
+    ((features * f).sum() + (log_probs * g).sum()).backward()
+    gradient = family.reparameterized_vjp(params, noise)[2](f, g)
+    torch.testing.assert_close(gradient, params.grad)
+    assert (gradient[:, 4:] != 0).all(0).tolist() == [False, True, True, False]
+
+
+def test_gradient_by_hand_of_a_free_std() -> None:
+    """A free log std gets its gradient however large it is."""
+    family = SquashedGaussian(Box(-1.0, 1.0, (2,)), state_dependent_std=False)
+    params = torch.cat((randn(5, 2), torch.full((5, 2), 2.5).double()), -1).requires_grad_()
+    noise, f, g = randn(5, 2, seed=1), randn(5, 2, seed=2), randn(5, seed=3)
+    features, log_probs = family.reparameterized(params, noise)
+    ((features * f).sum() + (log_probs * g).sum()).backward()
+    gradient = family.reparameterized_vjp(params, noise)[2](f, g)
+    torch.testing.assert_close(gradient, params.grad)
+    assert (gradient[:, 2:] != 0).all()

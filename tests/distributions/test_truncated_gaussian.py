@@ -291,3 +291,18 @@ def test_empty_interval_is_refused() -> None:
     """A dimension without room is an error with a remedy."""
     with pytest.raises(SpaceError, match=r"needs low < high.*remove the constant dimensions"):
         TruncatedGaussian(Box(0.0, 0.0, (2,)))
+
+
+def test_reparameterized_keeps_the_digits_of_actions_at_a_bound() -> None:
+    """Where float32 actions almost coincide, their densities are still those of the noise."""
+    family = family_on(-1.0, 1.0)
+    params, noise = torch.tensor([[30.0, -5.0], [-3.0, -6.0]]), torch.tensor([[0.3], [-1.2]])
+    features, log_probs = family.reparameterized(params, noise)
+    assert features.dtype == log_probs.dtype == torch.float32
+    for row in range(2):
+        (mean, log_std), sign = params[row].tolist(), params[row, 0].sign().item()
+        # So far outside, the distance y to the bound is exponential: p = rate · exp(-rate · y), and
+        # the second factor is the probability Φ(±noise) of a larger distance.
+        rate = (abs(mean) - 1) * math.exp(-2 * log_std)
+        further = 0.5 * math.erfc(-sign * noise[row].item() / math.sqrt(2))
+        assert log_probs[row].item() == pytest.approx(math.log(rate * further), abs=1e-3)

@@ -1,0 +1,228 @@
+"""What soft actor-critics read of action distributions: features, choices, entropies by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from maze_train.distributions.joint import JointDistribution
+from maze_train.errors import SpaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from maze_train.distributions.base import Distribution
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["SoftActions", "SoftGradient", "SoftSample"]
+
+SoftGradient: TypeAlias = "Callable[[Tensor | None, Tensor, Tensor | None], Tensor]"
+
+
+@dataclass(frozen=True, slots=True)
+class SoftSample:
+    """Actions drawn for n observations: continuous parts sampled, discrete ones in full."""
+
+    features: Tensor
+    """What critics read of the continuous parts, [n, D]."""
+
+    log_probs: Tensor
+    """Log-densities of the C continuous parts, each scaled to [-1, 1], [n, C]."""
+
+    probs: Tensor
+    """Probabilities of the choices of all discrete parts, [n, N]."""
+
+    choice_log_probs: Tensor
+    """Their logarithms, 0 where the probability is 0, [n, N]."""
+
+
+class SoftActions:
+    """One view over single and joint distributions, as P parts that are continuous or discrete.
+
+    A critic reads the features of the continuous parts, [n, D], and gives a value q to each of the
+    N choices of the discrete parts. The value of an action is the sum over its choices; without
+    discrete parts it is one number.
+
+    Args:
+        distribution: A family, or a joint distribution of families.
+
+    Attributes:
+        part_keys: Keys of the P parts; [""] for a single family.
+        parts: Their families.
+        is_discrete: Whether each part is discrete.
+        critic_input_size: D, the sum over parts.
+        num_choices: N, the sum over parts.
+
+    Raises:
+        SpaceError: If a part is neither continuous nor discrete.
+    """
+
+    def __init__(self, distribution: Distribution) -> None:
+        self._joint = distribution if isinstance(distribution, JointDistribution) else None
+        parts = {"": distribution} if self._joint is None else self._joint.parts
+        self.part_keys, self.parts = list(parts), list(parts.values())
+        self.is_discrete = [part.num_choices > 0 for part in self.parts]
+        self._feature_sizes = [
+            part.critic_input_size for part in self.parts if not part.num_choices
+        ]
+        self._choice_sizes = [part.num_choices for part in self.parts if part.num_choices]
+        if not all(self._feature_sizes):
+            raise SpaceError(
+                f"{_names(parts)}: soft actor-critics need actions with critic_input or "
+                "choice_probs; choose another distribution, or implement one of them"
+            )
+        self.critic_input_size = sum(self._feature_sizes)
+        self.num_choices = sum(self._choice_sizes)
+
+    def critic_input(self, actions: TensorTree) -> Tensor:
+        """The features of the continuous parts of actions, one after the other, [n, D]."""
+        own = self._own(actions)
+        pairs = zip(self.parts, own, strict=True)
+        pieces = [part.critic_input(a) for part, a in pairs if not part.num_choices]
+        return _joined(pieces) if pieces else own[0].new_empty((len(own[0]), 0), dtype=torch.float)
+
+    def choices(self, actions: TensorTree) -> Tensor:
+        """Which of the N choices the K discrete ones of actions are, int64, [n, K]."""
+        own, pieces, offset = self._own(actions), [], 0
+        for part, part_actions in zip(self.parts, own, strict=True):
+            if part.num_choices:
+                chosen = part.choices(part_actions)
+                pieces.append(chosen + offset if offset else chosen)
+                offset += part.num_choices
+        return _joined(pieces) if pieces else own[0].new_empty((len(own[0]), 0), dtype=torch.int64)
+
+    def sample(self, params: Tensor, noise: Tensor) -> SoftSample:
+        """`sample_vjp` without its gradient."""
+        return self.sample_vjp(params, noise)[0]
+
+    def sample_vjp(self, params: Tensor, noise: Tensor) -> tuple[SoftSample, SoftGradient]:
+        """Actions that `noise` selects, and the way of gradients back to the params.
+
+        Args:
+            params: Parameters of the distribution, [n, param_size].
+            noise: Its random numbers, [n, noise_size].
+
+        Returns:
+            The sample, without a graph, and a function that gives, once, the gradient of a loss
+            with respect to the params, [n, param_size]. Its arguments are:
+
+            - the gradient with respect to `features`, [n, D]; None without continuous parts;
+            - the gradient with respect to `log_probs`, [n, C];
+            - the costs c of the choices, [n, N], where the loss is Σ_a p_a c_a and c is held
+              constant; None without discrete parts. For the soft loss, c_a = α log p_a - q_a: the
+              result p_j (c_j - Σ_a p_a c_a) for logit j is then exact although c depends on p,
+              because Σ_a p_a ∂(α log p_a) = 0.
+
+            The sizes C, N of parts that are not there are 0.
+        """
+        features, log_probs, probs, choice_log_probs = [], [], [], []
+        gradients: list[Callable[..., Tensor]] = []
+        joint = self._joint
+        all_params = [params] if joint is None else joint.split(params)
+        all_noise = [noise] if joint is None else joint.split_noise(noise)
+        for part, own, own_noise in zip(self.parts, all_params, all_noise, strict=True):
+            if part.num_choices:
+                p, log_p, choice_gradient = part.choice_probs_vjp(own)
+                probs.append(p)
+                choice_log_probs.append(log_p)
+                gradients.append(choice_gradient)
+            else:
+                x, log_prob, feature_gradient = part.reparameterized_vjp(own, own_noise)
+                features.append(x)
+                log_probs.append(log_prob)
+                gradients.append(feature_gradient)
+        none = params.new_empty((len(params), 0))
+        sample = SoftSample(
+            _joined(features) if features else none,
+            _stacked(log_probs) if log_probs else none,
+            _joined(probs) if probs else none,
+            _joined(choice_log_probs) if probs else none,
+        )
+
+        def gradient(
+            d_features: Tensor | None, d_log_probs: Tensor, costs: Tensor | None
+        ) -> Tensor:
+            feature_pieces = _pieces(d_features, self._feature_sizes)
+            columns = iter(d_log_probs.unbind(-1))
+            cost_pieces = _pieces(costs, self._choice_sizes)
+            d_params = [
+                back(next(cost_pieces))
+                if is_discrete
+                else back(next(feature_pieces), next(columns))
+                for back, is_discrete in zip(gradients, self.is_discrete, strict=True)
+            ]
+            return d_params[0] if joint is None else joint.join(d_params)
+
+        return sample, gradient
+
+    def neg_log_probs(self, sample: SoftSample) -> Tensor:
+        """Estimates of the entropies of the parts, from which temperatures learn, [n, P].
+
+        `-log_probs` of a continuous part, the entropy -Σ_a p_a log p_a of a discrete one (for
+        actions scaled to [-1, 1], in nats).
+        """
+        columns = iter(sample.log_probs.unbind(-1))
+        terms = _pieces(sample.probs * sample.choice_log_probs, self._choice_sizes)
+        values = [next(terms).sum(-1) if choice else next(columns) for choice in self.is_discrete]
+        return _stacked(values).neg()
+
+    def target_entropies(
+        self, params: Tensor, multiplier: float, discrete_fraction: float
+    ) -> Tensor:
+        """The entropies that temperatures hold the parts at, [n, P].
+
+        -multiplier · D for a continuous part of D dimensions; multiplier · discrete_fraction · the
+        largest possible entropy for a discrete part, which depends on what is legal.
+
+        Sources: Haarnoja et al. (2018), arXiv:1812.05905, appendix D; Christodoulou (2019),
+        arXiv:1910.07207, section 5.
+
+        Args:
+            params: Parameters of the distribution, [n, param_size].
+            multiplier: Factor of all.
+            discrete_fraction: Factor of discrete parts, in [0, 1].
+        """
+        all_params = [params] if self._joint is None else self._joint.split(params)
+        targets = [
+            part.max_entropy(own) * (multiplier * discrete_fraction)
+            if part.num_choices
+            else own.new_full(own.shape[:-1], -multiplier * part.critic_input_size)
+            for part, own in zip(self.parts, all_params, strict=True)
+        ]
+        return _stacked(targets)
+
+    def _own(self, actions: TensorTree) -> list[Tensor]:
+        """The actions of each part."""
+        if isinstance(actions, torch.Tensor):
+            return [actions]
+        return [actions[key] for key in self.part_keys]
+
+
+def _names(parts: dict[str, Distribution]) -> str:
+    """The parts that are neither continuous nor discrete, for a message."""
+    lacking = {
+        key: type(part).__name__
+        for key, part in parts.items()
+        if not (part.num_choices or part.critic_input_size)
+    }
+    return ", ".join(f"{key}: {name}" if key else name for key, name in lacking.items())
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """Tensors [n, ...] side by side."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+
+
+def _stacked(columns: list[Tensor]) -> Tensor:
+    """Tensors [n] as the columns of one [n, P]."""
+    return columns[0].unsqueeze(-1) if len(columns) == 1 else torch.stack(columns, -1)
+
+
+def _pieces(tensor: Tensor | None, sizes: list[int]) -> Iterator[Tensor]:
+    """The columns of a tensor in groups of the given sizes; nothing where there are none."""
+    if not sizes:
+        return iter(())
+    assert tensor is not None
+    return iter((tensor,) if len(sizes) == 1 else tensor.split_with_sizes(sizes, -1))

@@ -1,0 +1,200 @@
+"""What critics read of every family: features of continuous actions, choices of discrete ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from family_cases import BOUNDED, CASES, CONTINUOUS, DISCRETE, HIGH, LOW, build, draw, randn
+
+from maze_train.errors import SpaceError
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (5,), (2, 3)])
+@pytest.mark.parametrize("case", CONTINUOUS)
+def test_shapes_of_features(case: str, batch: tuple[int, ...]) -> None:
+    """Features have one number per element of the box, for any leading dimensions."""
+    family, space = build(case)
+    size = int(np.prod(space.shape))
+    assert (family.critic_input_size, family.num_choices) == (size, 0)
+    params, noise = randn(*batch, family.param_size).float(), family.draw_noise(batch)
+    features, log_probs, gradient = family.reparameterized_vjp(params, noise)
+    assert family.critic_input(family.sample(params, noise)).shape == (*batch, size)
+    assert (features.shape, log_probs.shape) == ((*batch, size), batch)
+    assert features.dtype == log_probs.dtype == torch.float32
+    assert gradient(features, log_probs).shape == params.shape
+
+
+@pytest.mark.parametrize("case", BOUNDED)
+def test_features_are_the_environments_actions_scaled(case: str) -> None:
+    """A critic reads what `env.step` gets, from -1 at the lower bound to 1 at the upper one."""
+    family, space = build(case)
+    actions = draw(family, 3 * randn(200, family.param_size))
+    in_env = family.to_env(actions).double().reshape(200, -1)  # type: ignore[union-attr]
+    low, high = (torch.tensor(x, dtype=torch.float64).flatten() for x in (space.low, space.high))
+    expected = 2 * (in_env - low) / (high - low) - 1
+    torch.testing.assert_close(family.critic_input(actions), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", CONTINUOUS)
+def test_reparameterized_is_the_sample_that_a_critic_reads(case: str) -> None:
+    """Features and log-densities are those of `sample`, scaled."""
+    family, _ = build(case)
+    params = 2 * randn(50, family.param_size)
+    noise = family.draw_noise((50,), torch.Generator().manual_seed(1)).double()
+    features, log_probs = family.reparameterized(params, noise)
+    actions = family.sample(params, noise)
+    torch.testing.assert_close(features, family.critic_input(actions), rtol=0, atol=1e-12)
+    expected = family.log_prob(params, actions) + family.log_scale
+    torch.testing.assert_close(log_probs, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in BOUNDED if case not in ("clipped", "gaussian n-d")]
+)
+def test_log_scale_makes_densities_over_the_unit_box(case: str) -> None:
+    """The mean of 1 / p over samples is the volume 2ᴰ of [-1, 1]ᴰ."""
+    family, _ = build(case)
+    params = torch.zeros(family.param_size, dtype=torch.float64)
+    if case == "truncated n-d":
+        low, high = torch.tensor(LOW).flatten(), torch.tensor(HIGH).flatten()
+        params = torch.cat(((low + high) / 2, ((high - low) / 2).log())).double()
+    if case.startswith("squashed"):
+        params[params.shape[0] // 2 :] = -0.5
+    many = params.expand(20_000, -1)
+    inverse = (-family.log_prob(many, draw(family, many)) - family.log_scale).exp()
+    volume = 2.0**family.critic_input_size
+    assert abs(inverse.mean().item() - volume) < 5 * inverse.std().item() / 20_000**0.5
+
+
+@pytest.mark.parametrize("case", CONTINUOUS)
+def test_gradient_of_reparameterized_by_hand(case: str) -> None:
+    """The gradient of the vjp is that of autograd, which is the numerical one."""
+    family, _ = build(case)
+    noise = family.draw_noise((6,), torch.Generator().manual_seed(2)).double()
+    params, g = 0.7 * randn(6, family.param_size), randn(6, seed=1)
+    f = randn(6, family.critic_input_size, seed=2)
+    leaf = params.clone().requires_grad_()
+    # The sampler of Beta has the derivative of its quantile, not that of accepted proposals.
+    if not case.startswith("beta"):
+        assert torch.autograd.gradcheck(lambda p: family.reparameterized(p, noise), (leaf,))
+    features, log_probs = family.reparameterized(leaf, noise)
+    ((features * f).sum() + (log_probs * g).sum()).backward()
+    by_hand = family.reparameterized_vjp(leaf, noise)
+    torch.testing.assert_close(by_hand[:2], (features.detach(), log_probs.detach()))
+    assert not any(value.requires_grad for value in by_hand[:2])
+    torch.testing.assert_close(by_hand[2](f, g), leaf.grad)
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (5,), (2, 3)])
+@pytest.mark.parametrize("case", DISCRETE)
+def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int, ...]) -> None:
+    """The log-probabilities of the entries that an action chose add up to its own."""
+    family, _ = build(case)
+    params = 2 * randn(*batch, family.param_size)
+    actions = draw(family, params)
+    probs, log_probs = family.choice_probs(params)
+    chosen = family.choices(actions)
+    assert probs.shape == log_probs.shape == (*batch, family.num_choices)
+    assert chosen.shape[:-1] == batch
+    assert chosen.dtype == torch.int64
+    assert family.critic_input_size == 0
+    torch.testing.assert_close(probs, log_probs.exp())
+    torch.testing.assert_close(
+        log_probs.gather(-1, chosen).sum(-1), family.log_prob(params, actions)
+    )
+    torch.testing.assert_close(-(probs * log_probs).sum(-1), family.entropy(params))
+
+
+@pytest.mark.parametrize("case", DISCRETE)
+def test_choices_are_an_exact_cover(case: str) -> None:
+    """Many samples choose every entry, and as often as its probability says."""
+    family, _ = build(case)
+    params = randn(family.param_size).expand(20_000, -1)
+    chosen = family.choices(draw(family, params))
+    rates = torch.zeros(20_000, family.num_choices).scatter_add_(
+        -1, chosen, torch.ones(chosen.shape)
+    )
+    assert (rates <= 1).all()
+    probs = family.choice_probs(params)[0][0].float()
+    errors = 5 * (probs * (1 - probs) / 20_000).sqrt() + 1e-9
+    assert ((rates.mean(0) - probs).abs() <= errors).all()
+    assert probs.sum().item() == pytest.approx(chosen.shape[-1])
+
+
+@pytest.mark.parametrize("case", DISCRETE)
+def test_largest_entropy_is_that_of_equal_logits(case: str) -> None:
+    """Where all is legal, `max_entropy` is the entropy of the uniform distribution."""
+    family, _ = build(case)
+    params = randn(4, family.param_size)
+    torch.testing.assert_close(family.max_entropy(params), family.entropy(torch.zeros_like(params)))
+
+
+@pytest.mark.parametrize("case", DISCRETE)
+def test_gradient_of_costs_by_hand(case: str) -> None:
+    """The gradient of Σ p c is that of autograd, which is the numerical one."""
+    family, _ = build(case)
+    params, costs = randn(6, family.param_size), randn(6, family.num_choices, seed=1)
+    leaf = params.clone().requires_grad_()
+    assert torch.autograd.gradcheck(family.choice_probs, (leaf,))
+    (family.choice_probs(leaf)[0] * costs).sum().backward()
+    probs, log_probs, gradient = family.choice_probs_vjp(leaf)
+    assert not any(value.requires_grad for value in (probs, log_probs))
+    torch.testing.assert_close((probs, log_probs), family.choice_probs(params))
+    torch.testing.assert_close(gradient(costs), leaf.grad)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_own_subclasses_are_differentiated_automatically(case: str) -> None:
+    """Derivatives by hand are not used for a subclass that computes something else."""
+    family, _ = build(case)
+    parent = type(family)
+
+    class Own(parent):  # type: ignore[misc, valid-type]
+        def reparameterized(self, params: Any, noise: Any) -> Any:
+            features, log_probs = super().reparameterized(params, noise)
+            return 3 * features, log_probs
+
+        def choice_probs(self, params: Any) -> Any:
+            probs, log_probs = super().choice_probs(params)
+            return 3 * probs, log_probs
+
+    own = Own(CASES[case][1])
+    params = randn(4, family.param_size)
+    noise = family.draw_noise((4,), torch.Generator().manual_seed(2)).double()
+    if case in CONTINUOUS:
+        f, g = randn(4, family.critic_input_size, seed=1), randn(4)
+        gradient = own.reparameterized_vjp(params, noise)[2](f, g)
+        expected = family.reparameterized_vjp(params, noise)[2](3 * f, g)
+    else:
+        costs = randn(4, family.num_choices, seed=1)
+        probs, log_probs, costs_gradient = own.choice_probs_vjp(params)
+        assert not any(value.requires_grad for value in (probs, log_probs))
+        gradient = costs_gradient(costs)
+        expected = family.choice_probs_vjp(params)[2](3 * costs)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_does_not_apply_is_refused(case: str) -> None:
+    """A discrete family has no features, a continuous one no choices."""
+    family, _ = build(case)
+    params = randn(2, family.param_size)
+    noise, actions = family.draw_noise((2,)).double(), draw(family, params)
+    calls = [
+        lambda: family.choice_probs(params),
+        lambda: family.choice_probs_vjp(params),
+        lambda: family.choices(actions),
+        lambda: family.max_entropy(params),
+    ]
+    if case in DISCRETE:
+        calls = [
+            lambda: family.critic_input(actions),
+            lambda: family.reparameterized(params, noise),
+            lambda: family.reparameterized_vjp(params, noise),
+        ]
+    for call in calls:
+        with pytest.raises(SpaceError, match=f"{type(family).__name__} has no .*SoftActions"):
+            call()
