@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Array", "ArrayTree", "Sequences", "Stateful", "Tensor", "TensorTree"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "Array",
+    "ArrayTree",
+    "Sequences",
+    "StatePart",
+    "Stateful",
+    "Tensor",
+    "TensorTree",
+]
 
 Tensor: TypeAlias = torch.Tensor
 Array: TypeAlias = npt.NDArray[Any]
@@ -50,3 +61,18 @@ class Sequences:
 
     kept: torch.Tensor | None = None
     """Samples that are transitions, as indices into the L * n, int64; None: all are."""
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """A large piece of a state, asked for when it is written, and not again unless it changed.
+
+    A leaf of a `state_dict`, of which `load_state_dict` gets one in the same place.
+    """
+
+    version: str
+    """Changes whenever the content does: one place in a state with one version is one content."""
+
+    read: Callable[[], dict[str, Any]]
+    """Gives the content: tensors, arrays and plain values by name. To be called before the owner
+    changes."""

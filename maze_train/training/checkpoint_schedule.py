@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from maze_train.training.manifests import Place
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -29,10 +31,9 @@ class Checkpoints:
         self._store = store
         self._config = config
         self._saved_at = time.monotonic()
-        self._latest: Path | None = None
+        self._latest = None if resumed is None else resumed.path
         self._place: tuple[int, int, bool] | None = None
         if resumed is not None:
-            self._latest = resumed.path
             self._place = (resumed.epoch, resumed.updates, resumed.within_epoch)
 
     @property
@@ -77,14 +78,14 @@ class Checkpoints:
         Returns:
             Its directory; None if it could not be written.
         """
-        path = self._store.save(
-            state,
+        place = Place(
             epoch=epoch,
             updates=updates,
             env_steps=env_steps,
             score=score,
             within_epoch=within_epoch,
         )
+        path = self._store.save(state, place)
         self._saved_at = time.monotonic()
         if path is not None:
             self._latest, self._place = path, (epoch, updates, within_epoch)

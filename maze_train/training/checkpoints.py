@@ -6,6 +6,7 @@ checkpoints/
     epoch_000025_update_000253/     within the 26th epoch, after 253 updates
         MANIFEST.json               counters, versions, digests
         state.safetensors           see `state_files`
+        part_<...>.safetensors      large pieces of the state, see `checkpoint_files`
 
 Names that begin with a dot are work in progress, of a process whose number is at the end:
 `.tmp-` is being written, `.old-` is being replaced by a checkpoint of the same name, `.trash-` is
@@ -24,26 +25,29 @@ from typing import TYPE_CHECKING, Any
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import RunDirectoryError
 from maze_train.files import fsync_directory, process_runs, write_synced
+from maze_train.training.checkpoint_files import DamagedError, FilesWriter
 from maze_train.training.manifests import (
     MANIFEST,
     MIGRATIONS,
     SCHEMA,
+    STATE,
     Checkpoint,
     CheckpointInfo,
-    DamagedError,
-    checkpoint_name,
+    Place,
     make_manifest,
     position,
     read_checkpoint,
     read_manifest,
 )
-from maze_train.training.state_files import STATE, digest, dumps
+from maze_train.training.state_files import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore"]
+    from maze_train.training.checkpoint_files import Parts
+
+__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore", "Place"]
 
 LATEST = "latest"
 
@@ -91,73 +95,60 @@ class CheckpointStore:
         self._keep_best = keep_best
         self._sign = 1.0 if mode == "max" else -1.0
         self._warn = warn or _print_warning
+        self._parts: Parts = {}
+        """Those of the checkpoint that was written or loaded last."""
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def save(
-        self,
-        state: dict[str, Any],
-        *,
-        epoch: int,
-        updates: int,
-        env_steps: int,
-        score: float | None = None,
-        within_epoch: bool = False,
-    ) -> Path | None:
+    def save(self, state: dict[str, Any], place: Place) -> Path | None:
         """Write a checkpoint; it is on disk when this returns, or nothing of it is.
 
         A checkpoint of the same name is replaced. A process that is killed at any moment leaves the
         checkpoints from before, or these and the new one. Then old checkpoints are removed, and
         those of a branch that was left: with more epochs or updates than this one.
 
+        Each `StatePart` of the state is a file of its own. One that has the version of the part in
+        its place in the checkpoint that was written or loaded last is not read: the two checkpoints
+        share the file. All others are read and written one after the other.
+
         Args:
             state: What `load` gives back, see `state_files.dumps`.
-            epoch: Epochs that are complete.
-            updates: Updates so far.
-            env_steps: Environment steps so far.
-            score: Score of the policy for `keep_best`; None, NaN: never among the best.
-            within_epoch: Whether an epoch is under way.
+            place: Where training stands.
 
         Returns:
             Where the checkpoint is; None after a warning if the disk did not take it.
 
         Raises:
             TypeError: If the state holds something that can not be stored.
+            ValueError: If it has tens of thousands of parts.
         """
-        name = checkpoint_name(epoch, updates, within_epoch)
-        data = dumps(state)
-        manifest = make_manifest(
-            {STATE: digest(data)},
-            epoch=epoch,
-            updates=updates,
-            env_steps=env_steps,
-            score=score,
-            within_epoch=within_epoch,
-        )
         try:
             self._put_back_interrupted()
-            self._write(name, {STATE: data, MANIFEST: manifest})
+            self._write(state, place)
         except OSError as error:
             self._warn(
-                f"checkpoint {self.directory / name} could not be written: {error}; "
+                f"checkpoint {self.directory / place.name} could not be written: {error}; "
                 f"{self._last_good()}; training goes on"
             )
             return None
-        self._remove_old(name, epoch, updates)
-        return self.directory / name
+        self._remove_old(place)
+        return self.directory / place.name
 
-    def _write(self, name: str, files: dict[str, bytes]) -> None:
+    def _write(self, state: dict[str, Any], place: Place) -> None:
         """Write the files beside, put them in place, and point to them; or leave all as it was."""
         if not self.directory.is_dir():
             self.directory.mkdir()
             fsync_directory(self.directory.parent)
+        name = place.name
         beside, final, old = self._work("tmp", name), self.directory / name, self._work("old", name)
-        pointer, target = self._work("tmp", LATEST), (name, digest(files[MANIFEST]).sha256)
+        pointer, target = self._work("tmp", LATEST), (name, "")
         self._discard(beside)
         try:
             beside.mkdir()
-            for file_name, data in files.items():
-                write_synced(beside / file_name, data)
+            files = FilesWriter(beside, final, self._parts)
+            files.write(STATE, dumps(state, files.write_part))
+            files.write(MANIFEST, make_manifest(files.digests, place))
+            target = (name, files.digests[MANIFEST].sha256)
             fsync_directory(beside)
             if final.exists():
                 os.rename(final, old)
@@ -176,6 +167,7 @@ class CheckpointStore:
                 if old.exists():
                     os.rename(old, final)
             raise
+        self._parts = files.parts
         with suppress(OSError):  # the pointer is in its place
             fsync_directory(self.directory)
         self._discard(old)
@@ -204,11 +196,13 @@ class CheckpointStore:
             return f"the last good one is still {pointer[0]}"
         return f"the last good one is still {names[-1]}" if names else "there is no earlier one"
 
-    def _remove_old(self, name: str, epoch: int, updates: int) -> None:
-        """Remove what is neither among the newest nor among the best up to this checkpoint."""
+    def _remove_old(self, last: Place) -> None:
+        """Remove what is neither among the newest nor among the best up to the last checkpoint."""
         present, unknown = self._survey()
-        infos = [info for info in present if info.epoch <= epoch and info.updates <= updates]
-        newest = sorted(infos, key=lambda info: (info.path.name == name, *info.order))
+        infos = [
+            info for info in present if info.epoch <= last.epoch and info.updates <= last.updates
+        ]
+        newest = sorted(infos, key=lambda info: (info.path.name == last.name, *info.order))
         scored = [info for info in infos if info.score is not None]
         best = sorted(scored, key=lambda info: (-self._sign * (info.score or 0.0), info.order))
         kept = {info.path for info in (*newest[-self._keep_last :], *best[: self._keep_best])}
@@ -275,8 +269,12 @@ class CheckpointStore:
             RunDirectoryError: If all are damaged, the one asked for is damaged or missing, or one
                 was written by a newer version.
         """
-        if name is not None:
-            return self._load_named(name)
+        found = self._load_newest() if name is None else self._load_named(name)
+        if found is not None:
+            self._parts = found.parts
+        return found
+
+    def _load_newest(self) -> Checkpoint | None:
         candidates = self._candidates()
         pointer = self._pointer()
         if not candidates and pointer is None and not (self.directory / LATEST).exists():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import re
 from dataclasses import dataclass, field
@@ -20,28 +19,42 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import RunDirectoryError
-from maze_train.training.state_files import STATE, FileDigest, digest, loads
+from maze_train.training.checkpoint_files import (
+    DamagedError,
+    FileDigest,
+    PartFile,
+    digest,
+    read_at_most,
+    read_verified,
+    verify,
+)
+from maze_train.training.state_files import loads
+from maze_train.training.state_trees import check_content
+from maze_train.types import StatePart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from maze_train.training.checkpoint_files import Parts
+    from maze_train.training.state_trees import TreePath
+
 __all__ = [
     "MANIFEST",
     "MIGRATIONS",
     "SCHEMA",
+    "STATE",
     "Checkpoint",
     "CheckpointInfo",
-    "DamagedError",
-    "checkpoint_name",
+    "Place",
     "make_manifest",
     "position",
     "read_checkpoint",
     "read_manifest",
 ]
 
-MANIFEST = "MANIFEST.json"
-MAX_MANIFEST_BYTES = 100_000
+MANIFEST, STATE = "MANIFEST.json", "state.safetensors"
+MAX_MANIFEST_BYTES = 10_000_000
 
 SCHEMA = 1
 """Version of the content of a state; it grows when what trainers save means something else."""
@@ -52,26 +65,38 @@ MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingPr
 NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?")
 
 
-class DamagedError(Exception):
-    """A checkpoint is not what was written; says which file and what is wrong."""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where training stands."""
+
+    epoch: int
+    """Epochs that are complete."""
+
+    updates: int
+    """Updates so far."""
+
+    env_steps: int
+    """Environment steps so far."""
+
+    score: float | None = None
+    """Score of the policy; None if there is none, or if it is not finite."""
+
+    within_epoch: bool = False
+    """Whether the next epoch is under way."""
+
+    @property
+    def name(self) -> str:
+        """Name of the directory of a checkpoint."""
+        return f"epoch_{self.epoch:06d}" + (
+            f"_update_{self.updates:06d}" if self.within_epoch else ""
+        )
 
 
-@dataclass(frozen=True)
-class CheckpointInfo:
+@dataclass(frozen=True, kw_only=True)
+class CheckpointInfo(Place):
     """What the manifest of a checkpoint says."""
 
     path: Path
-    epoch: int
-    """Epochs that were complete."""
-
-    updates: int
-    env_steps: int
-    within_epoch: bool
-    """Whether the next epoch was under way."""
-
-    score: float | None
-    """Score of the policy; None if there was none."""
-
     versions: dict[str, str]
     """Versions of maze_train, torch, numpy, gymnasium and python that wrote it."""
 
@@ -93,16 +118,14 @@ class CheckpointInfo:
         return self.epoch, self.updates, self.path.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint(CheckpointInfo):
     """A checkpoint whose files are whole, with the state that was saved."""
 
     state: dict[str, Any] = field(repr=False, compare=False)
 
-
-def checkpoint_name(epoch: int, updates: int, within_epoch: bool) -> str:
-    """Name of the directory of a checkpoint."""
-    return f"epoch_{epoch:06d}" + (f"_update_{updates:06d}" if within_epoch else "")
+    parts: Parts = field(repr=False, compare=False)
+    """Files of the parts of the state."""
 
 
 def position(name: str) -> tuple[int, ...]:
@@ -111,25 +134,22 @@ def position(name: str) -> tuple[int, ...]:
     return (int(found[1]), int(found[2] or -1)) if found else ()
 
 
-def make_manifest(
-    files: dict[str, FileDigest],
-    *,
-    epoch: int,
-    updates: int,
-    env_steps: int,
-    score: float | None,
-    within_epoch: bool,
-) -> bytes:
-    """The manifest of a checkpoint that is made now."""
-    return _canonical(
+def make_manifest(files: Mapping[str, FileDigest], place: Place) -> bytes:
+    """The manifest of a checkpoint that is made now.
+
+    Raises:
+        ValueError: If there are more files than can be read again.
+    """
+    score = place.score
+    manifest = _canonical(
         {
             "schema": SCHEMA,
             "versions": dict(_versions()),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "epoch": int(epoch),
-            "updates": int(updates),
-            "env_steps": int(env_steps),
-            "within_epoch": bool(within_epoch),
+            "epoch": int(place.epoch),
+            "updates": int(place.updates),
+            "env_steps": int(place.env_steps),
+            "within_epoch": bool(place.within_epoch),
             "score": float(score) if score is not None and math.isfinite(score) else None,
             "files": {
                 name: {"sha256": item.sha256, "bytes": item.nbytes} for name, item in files.items()
@@ -137,6 +157,11 @@ def make_manifest(
             "bytes": sum(item.nbytes for item in files.values()),
         }
     )
+    if len(manifest) > MAX_MANIFEST_BYTES:
+        raise ValueError(
+            f"a checkpoint can not have {len(files)} files: let the state have fewer, larger parts"
+        )
+    return manifest
 
 
 @cache
@@ -170,7 +195,7 @@ def read_manifest(path: Path, name: str) -> CheckpointInfo:
     """
     if not path.is_dir():
         raise DamagedError("the directory is missing")
-    data = _read(path / MANIFEST, None)
+    data = read_at_most(path / MANIFEST, MAX_MANIFEST_BYTES)
     try:
         content = json.loads(data)
         valid = isinstance(content, dict) and _canonical(content) == data
@@ -183,9 +208,8 @@ def read_manifest(path: Path, name: str) -> CheckpointInfo:
         info = _info(path, content, digest(data).sha256)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(f"{MANIFEST}: not the content of a manifest ({error!r})") from error
-    own = checkpoint_name(info.epoch, info.updates, info.within_epoch)
-    if name != own:
-        raise DamagedError(f"{MANIFEST}: it is that of {own}")
+    if name != info.name:
+        raise DamagedError(f"{MANIFEST}: it is that of {info.name}")
     return info
 
 
@@ -237,18 +261,28 @@ def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
 def read_checkpoint(path: Path, name: str) -> Checkpoint:
     """The checkpoint in `path`, every file of it verified; an older schema is brought up to date.
 
+    Parts of the state are verified, and read again when they are asked for their content.
+
     Raises:
         DamagedError: If a file is missing or damaged.
         RunDirectoryError: If a newer version wrote it, or no migration leads to this schema.
     """
     info = read_manifest(path, name)
-    contents = {}
     for file_name, expected in info.files.items():
-        contents[file_name] = _read(path / file_name, expected.nbytes)
-        if digest(contents[file_name]) != expected:
-            raise DamagedError(f"{file_name}: sha256 differs")
+        if file_name != STATE:
+            verify(path / file_name, expected)
+    parts = {}
+
+    def open_part(place: TreePath, version: str, file_name: str) -> StatePart:
+        check_content(file_name in info.files, f"the part {file_name!r} is not in {MANIFEST}")
+        file = PartFile(path, info.files[file_name])
+        check_content(file.name == file_name, f"{file_name} is no part")
+        parts[place, version] = file
+        return StatePart(version, file.read)
+
+    data = read_verified(path / STATE, info.files[STATE])
     try:
-        state = loads(contents[STATE], STATE)
+        state = loads(data, STATE, open_part)
     except RunDirectoryError as error:
         raise DamagedError(str(error)) from error
     for schema in range(info.schema, SCHEMA):
@@ -258,20 +292,5 @@ def read_checkpoint(path: Path, name: str) -> Checkpoint:
                 f"with schema {schema}, which this version no longer reads: use that version"
             )
         state = MIGRATIONS[schema](state)
-    return Checkpoint(**vars(info), state=state)
-
-
-def _read(path: Path, nbytes: int | None) -> bytes:
-    """The content of a file of a known size; of a manifest if the size is None."""
-    try:
-        if not path.is_file():  # a pipe would never end
-            raise DamagedError(f"{path.name}: missing")
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if nbytes is not None and size != nbytes:
-                raise DamagedError(f"{path.name}: is {size} bytes long, expected {nbytes}")
-            if nbytes is None and size > MAX_MANIFEST_BYTES:
-                raise DamagedError(f"{path.name}: is {size} bytes long, too long for a manifest")
-            return file.read(size)
-    except OSError as error:
-        raise DamagedError(f"{path.name}: can not be read: {error}") from error
+        parts.clear()  # the same place and version may have another content now
+    return Checkpoint(**vars(info), state=state, parts=parts)

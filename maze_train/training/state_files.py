@@ -2,91 +2,42 @@
 
 One file in the safetensors format. Its tensor `tree.json` is the tree as strict JSON; all other
 tensors are those that the tree names. One file is verified and read in one go, needs one fsync, and
-serves checkpoints and single files alike.
+serves checkpoints and single files alike. In a checkpoint, large parts are files of their own.
 
-See `state_trees` for what stands for a tensor in JSON.
+See `state_trees` for what stands for a tensor or a part in JSON.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load, save
 
 from maze_train.errors import RunDirectoryError
-from maze_train.files import fsync_directory, write_synced
 from maze_train.training.state_trees import TREE, Packer, Unpacker, check_content
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["STATE", "FileDigest", "digest", "dumps", "loads", "read_state", "write_state"]
+    from maze_train.training.state_trees import OpenPart, WritePart
 
-STATE = "state.safetensors"
-"""Name of the file that `write_state` writes."""
+__all__ = ["dumps", "loads"]
 
 FORMAT = 1
 
 
-@dataclass(frozen=True)
-class FileDigest:
-    """What tells whether a file is the one that was written."""
-
-    sha256: str
-    nbytes: int
-
-
-def digest(data: bytes) -> FileDigest:
-    """The digest of the content of a file."""
-    return FileDigest(hashlib.sha256(data).hexdigest(), len(data))
-
-
-def write_state(directory: Path, state: dict[str, Any]) -> dict[str, FileDigest]:
-    """Write a state into a directory that exists, and wait until the disk has it.
-
-    Args:
-        directory: Where `state.safetensors` is written.
-        state: See `dumps`.
-
-    Returns:
-        The digests of the files by name.
-
-    Raises:
-        TypeError: If the state holds something that can not be stored.
-        OSError: If the file can not be written.
-    """
-    data = dumps(state)
-    write_synced(directory / STATE, data)
-    fsync_directory(directory)
-    return {STATE: digest(data)}
-
-
-def read_state(directory: Path) -> dict[str, Any]:
-    """The state that `write_state` wrote into a directory.
-
-    Raises:
-        RunDirectoryError: If it is missing or damaged.
-    """
-    path = directory / STATE
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunDirectoryError(f"{path} can not be read: {error}") from error
-    return loads(data, path)
-
-
-def dumps(state: dict[str, Any]) -> bytes:
+def dumps(state: dict[str, Any], write_part: WritePart | None = None) -> bytes:
     """A state as bytes; equal states give equal bytes.
 
     Args:
         state: Nested dicts (keys: str, int), lists and tuples of None, bool, int, float, str, dense
             tensors, arrays and scalars of numpy (bool and numbers). Tensors come from any device;
             those that share memory are stored one by one. Ordered dicts come back as dicts,
-            parameters as tensors without gradient.
+            parameters as tensors without gradient. And parts, each asked for its content once.
+        write_part: Takes a place in the state and the part there, writes it to a file and returns
+            the name; None: the content of parts is among the bytes.
 
     Raises:
         TypeError: If the state holds anything else, or is nested deeper than 64 levels; the message
@@ -94,14 +45,16 @@ def dumps(state: dict[str, Any]) -> bytes:
     """
     if not isinstance(state, dict):
         raise TypeError(f"a state is a dict, not {type(state).__name__}")
-    packer = Packer()
+    packer = Packer(write_part)
     tree = {"format": FORMAT, "state": packer.pack(state, ())}
     text = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
     packer.tensors[TREE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return save(packer.tensors)
 
 
-def loads(data: bytes, source: str | Path = "the state") -> dict[str, Any]:
+def loads(
+    data: bytes, source: str | Path = "the state", open_part: OpenPart | None = None
+) -> dict[str, Any]:
     """The state of `dumps`: equal types, numbers and bits; tensors are on the CPU.
 
     Nothing in `data` can run code, and memory grows with its length only.
@@ -109,6 +62,8 @@ def loads(data: bytes, source: str | Path = "the state") -> dict[str, Any]:
     Args:
         data: What `dumps` returned.
         source: Where it is from, for messages.
+        open_part: Gives the part for a place in the state, its version and the name of its file;
+            None: no part has a file.
 
     Raises:
         RunDirectoryError: If the data is not what `dumps` writes.
@@ -129,8 +84,8 @@ def loads(data: bytes, source: str | Path = "the state") -> dict[str, Any]:
         check_content(
             tree["format"] == FORMAT and tree.keys() == {"format", "state"}, "it is no tree"
         )
-        unpacker = Unpacker(tensors)
-        state = unpacker.unpack(tree["state"], 0)
+        unpacker = Unpacker(tensors, open_part)
+        state = unpacker.unpack(tree["state"], ())
         check_content(type(state) is dict, "it holds no dict")
         check_content(not tensors, "it holds tensors that the tree does not name")
     except RunDirectoryError:

@@ -10,6 +10,8 @@ JSON has no tensors, tuples, int keys, NaN or integers of any size. They are obj
     {"~": "int", "hex": "0x..."}                    beyond 2**53
     {"~": "float", "value": "nan" or "inf" or "-inf"}
     {"~": "str", "utf8": hexadecimal}               with half of a surrogate pair
+    {"~": "part", "version": "7", "content": {...}}
+    {"~": "part", "version": "7", "file": name}     where the content is a file of its own
 """
 
 from __future__ import annotations
@@ -17,15 +19,28 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
+from maze_train.types import StatePart
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from maze_train.types import Array, Tensor
 
-__all__ = ["TREE", "Packer", "Unpacker", "check_content"]
+__all__ = ["TREE", "OpenPart", "Packer", "TreePath", "Unpacker", "WritePart", "check_content"]
+
+TreePath: TypeAlias = tuple[Any, ...]
+"""A place in a state: keys and indices from the root."""
+
+WritePart: TypeAlias = "Callable[[TreePath, StatePart], str]"
+"""Writes the part at a place; returns the name of the file."""
+
+OpenPart: TypeAlias = "Callable[[TreePath, str, str], StatePart]"
+"""Gives the part at a place, of a version, in a file."""
 
 MAX_DEPTH = 64
 TREE, KIND = "tree.json", "~"
@@ -59,12 +74,17 @@ def check_content(holds: bool, problem: str) -> None:
 
 
 class Packer:
-    """Turns a state into values of JSON and tensors by name."""
+    """Turns a state into values of JSON and tensors by name.
 
-    def __init__(self) -> None:
+    Args:
+        write_part: Writes the parts to files; None: their content becomes part of the values.
+    """
+
+    def __init__(self, write_part: WritePart | None = None) -> None:
+        self._write_part = write_part
         self.tensors: dict[str, Tensor] = {}
 
-    def pack(self, value: Any, path: tuple[Any, ...]) -> Any:
+    def pack(self, value: Any, path: TreePath) -> Any:
         """The values of JSON that stand for what the state holds at `path`.
 
         Raises:
@@ -86,12 +106,14 @@ class Packer:
             return self._pack_tensor(value, path)
         if type(value) is np.ndarray or isinstance(value, np.generic):
             return self._pack_array(value, path)
+        if type(value) is StatePart:
+            return self._pack_part(value, path)
         raise self._error(path, f"is of type {type(value).__name__}, which can not be stored")
 
-    def _items(self, values: list[Any] | tuple[Any, ...], path: tuple[Any, ...]) -> list[Any]:
+    def _items(self, values: list[Any] | tuple[Any, ...], path: TreePath) -> list[Any]:
         return [self.pack(value, (*path, i)) for i, value in enumerate(values)]
 
-    def _pack_dict(self, value: dict[Any, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    def _pack_dict(self, value: dict[Any, Any], path: TreePath) -> dict[str, Any]:
         for key in value:
             if type(key) not in (str, int):
                 raise self._error(path, f"has the key {key!r}: keys are str or int")
@@ -100,7 +122,21 @@ class Packer:
         items = [[_pack_plain(key), self.pack(item, (*path, key))] for key, item in value.items()]
         return {KIND: "dict", "items": items}
 
-    def _pack_tensor(self, value: Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
+    def _pack_part(self, value: StatePart, path: TreePath) -> dict[str, Any]:
+        if type(value.version) is not str:
+            raise self._error(path, f"has the version {value.version!r}: versions are str")
+        marker = {KIND: "part", "version": _pack_plain(value.version)}
+        if self._write_part is None:
+            content = value.read()
+            if not isinstance(content, dict):
+                raise self._error(path, f"is a part with a {type(content).__name__}, not a dict")
+            return marker | {"content": self.pack(content, path)}
+        try:
+            return marker | {"file": self._write_part(path, value)}
+        except TypeError as error:
+            raise self._error(path, f"is a part that can not be stored: {error}") from error
+
+    def _pack_tensor(self, value: Tensor, path: TreePath) -> dict[str, Any]:
         name = str(value.dtype).removeprefix("torch.")
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             raise self._error(path, "is no dense tensor: call .to_dense() before")
@@ -113,7 +149,7 @@ class Packer:
             data = data.reshape(-1).view(torch.uint8)
         return self._named("tensor", name, list(value.shape), data, path)
 
-    def _pack_array(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
+    def _pack_array(self, value: Any, path: TreePath) -> dict[str, Any]:
         if value.dtype.kind not in "biufc":
             raise self._error(path, f"is an array of {value.dtype}: only numbers can be stored")
         array = np.array(value, order="C")
@@ -123,7 +159,7 @@ class Packer:
         return self._named(kind, value.dtype.str, list(value.shape), torch.from_numpy(array), path)
 
     def _named(
-        self, kind: str, dtype: str, shape: list[int], data: Tensor, path: tuple[Any, ...]
+        self, kind: str, dtype: str, shape: list[int], data: Tensor, path: TreePath
     ) -> dict[str, Any]:
         joined = "/".join(map(str, path)).encode(errors="replace").decode()
         # `__metadata__` is a name of the format itself.
@@ -135,7 +171,7 @@ class Packer:
         return {KIND: kind, "dtype": dtype, "shape": shape, "data": name}
 
     @staticmethod
-    def _error(path: tuple[Any, ...], problem: str) -> TypeError:
+    def _error(path: TreePath, problem: str) -> TypeError:
         return TypeError(f"state{''.join(f'[{key!r}]' for key in path)} {problem}")
 
 
@@ -160,30 +196,36 @@ def _pack_plain(value: float | str) -> Any:
 
 
 class Unpacker:
-    """Turns values of JSON and tensors by name into a state; each tensor is used once."""
+    """Turns values of JSON and tensors by name into a state; each tensor is used once.
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    Args:
+        tensors: The tensors; those that were used are taken out.
+        open_part: Gives parts that are files of their own; None: there are none.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], open_part: OpenPart | None = None) -> None:
         self._tensors = tensors
+        self._open_part = open_part
 
-    def unpack(self, value: Any, depth: int) -> Any:
-        """The part of the state that `value` stands for, `depth` levels below its root.
+    def unpack(self, value: Any, path: TreePath) -> Any:
+        """What `value` stands for, at a place in the state.
 
         Raises:
             Exception: Of any kind, if a `Packer` did not make the value.
         """
-        check_content(depth <= MAX_DEPTH, f"it is nested deeper than {MAX_DEPTH} levels")
+        check_content(len(path) <= MAX_DEPTH, f"it is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, list):
-            return [self.unpack(item, depth + 1) for item in value]
+            return self._items(value, path)
         if not isinstance(value, dict):
             return value
         if KIND not in value:
-            return {key: self.unpack(item, depth + 1) for key, item in value.items()}
+            return {key: self.unpack(item, (*path, key)) for key, item in value.items()}
         fields = {key: item for key, item in value.items() if key != KIND}
         kind = value[KIND]
         if kind == "tuple":
-            return tuple(self.unpack(item, depth + 1) for item in _field(list, **fields))
+            return tuple(self._items(_field(list, **fields), path))
         if kind == "dict":
-            return self._unpack_dict(_field(list, **fields), depth)
+            return self._unpack_dict(_field(list, **fields), path)
         if kind in ("int", "float", "str"):
             return _unpack_plain(kind, **fields)
         if kind == "tensor":
@@ -192,15 +234,32 @@ class Unpacker:
             array = self._unpack_array(**fields)
             check_content(kind == "array" or array.ndim == 0, "a scalar has dimensions")
             return array if kind == "array" else array[()]
+        if kind == "part":
+            return self._unpack_part(path, **fields)
         raise ValueError(f"nothing is known of {kind!r}")
 
-    def _unpack_dict(self, items: list[Any], depth: int) -> dict[Any, Any]:
+    def _items(self, values: list[Any], path: TreePath) -> list[Any]:
+        return [self.unpack(value, (*path, i)) for i, value in enumerate(values)]
+
+    def _unpack_dict(self, items: list[Any], path: TreePath) -> dict[Any, Any]:
         result: dict[Any, Any] = {}
         for key, item in items:
-            name = self.unpack(key, MAX_DEPTH)
+            name = self.unpack(key, (*path, None))
             check_content(type(name) in (str, int) and name not in result, f"{key!r} is no key")
-            result[name] = self.unpack(item, depth + 1)
+            result[name] = self.unpack(item, (*path, name))
         return result
+
+    def _unpack_part(self, path: TreePath, version: Any, **where: Any) -> StatePart:
+        version = self.unpack(version, (*path, None))
+        check_content(type(version) is str, f"{version!r} is no version")
+        if where.keys() == {"content"}:
+            content = self.unpack(where["content"], path)
+            check_content(type(content) is dict, "the content of a part is no dict")
+            return StatePart(version, lambda: content)
+        check_content(where.keys() == {"file"}, "a part has neither content nor file")
+        if self._open_part is None:
+            raise ValueError("a part has a file, which only those of checkpoints have")
+        return self._open_part(path, version, where["file"])
 
     def _stored(self, dtype: torch.dtype, data: str, shape: list[int], native: bool) -> Tensor:
         check_content(

@@ -22,29 +22,25 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
+from failing_disks import FULL, Faults, Killed, attempt, flip, make_store, names, restored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.training import checkpoints, manifests
-from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.checkpoint_files import digest
+from maze_train.training.checkpoints import CheckpointStore, Place
 from maze_train.training.state_files import dumps
 
 GOLDEN = Path(__file__).parent / "golden" / "schema_1"
 MANIFEST, STATE = "MANIFEST.json", "state.safetensors"
 
 
-def make_store(directory, **settings):
-    """A store and the list of its warnings."""
-    warnings = []
-    return CheckpointStore(directory, warn=warnings.append, **settings), warnings
-
-
 def save(store, epoch, *, updates=None, tag="", **more):
     """A checkpoint after `epoch` epochs of 10 updates; `tag` tells it from others."""
     updates = epoch * 10 if updates is None else updates
     state = {"epoch": epoch, "tag": tag, "weight": torch.full((2,), float(epoch))}
-    return store.save(state, epoch=epoch, updates=updates, env_steps=updates * 8, **more)
+    return store.save(state, Place(epoch=epoch, updates=updates, env_steps=updates * 8, **more))
 
 
 def loaded(store):
@@ -55,11 +51,6 @@ def loaded(store):
     assert found.epoch == found.state["epoch"]
     assert found.state["weight"].tolist() == [float(found.epoch)] * 2
     return found.epoch, found.state["tag"]
-
-
-def names(directory):
-    """What is in a directory, hidden things included."""
-    return sorted(path.name for path in directory.iterdir())
 
 
 @pytest.fixture
@@ -79,8 +70,9 @@ def test_what_is_saved_is_loaded(tmp_path):
     store, warnings = make_store(tmp_path / "checkpoints")
     assert store.load() is None
     assert store.list() == ()
-    first = store.save({"a": 1}, epoch=25, updates=250, env_steps=2000, score=1)
-    second = store.save({"a": 2}, epoch=25, updates=253, env_steps=2024, within_epoch=True)
+    first = store.save({"a": 1}, Place(epoch=25, updates=250, env_steps=2000, score=1))
+    within = Place(epoch=25, updates=253, env_steps=2024, within_epoch=True)
+    second = store.save({"a": 2}, within)
     assert first == tmp_path / "checkpoints" / "epoch_000025"
     assert second == tmp_path / "checkpoints" / "epoch_000025_update_000253"
     found = store.load()
@@ -102,9 +94,7 @@ def test_the_manifest_can_be_read_by_people(directory):
     content = json.loads((directory / "epoch_000002" / MANIFEST).read_text())
     assert (content["schema"], content["epoch"], content["updates"]) == (1, 2, 20)
     data = (directory / "epoch_000002" / STATE).read_bytes()
-    assert content["files"] == {
-        STATE: {"sha256": manifests.digest(data).sha256, "bytes": len(data)}
-    }
+    assert content["files"] == {STATE: {"sha256": digest(data).sha256, "bytes": len(data)}}
     assert content["bytes"] == len(data)
 
 
@@ -129,7 +119,7 @@ def test_a_state_that_can_not_be_stored_is_an_error_of_the_program(directory):
     store, _ = make_store(directory)
     before = names(directory)
     with pytest.raises(TypeError, match=r"state\['a'\]"):
-        store.save({"a": object()}, epoch=3, updates=30, env_steps=0)
+        store.save({"a": object()}, Place(epoch=3, updates=30, env_steps=0))
     assert names(directory) == before
 
 
@@ -269,17 +259,6 @@ def check_damage(directory, path, damage):
         assert str(path.parent) in warnings[0]
 
 
-def flip(offset, mask):
-    """Flips bits of one byte."""
-
-    def damage(path, whole):
-        data = bytearray(whole)
-        data[offset] ^= mask
-        path.write_bytes(bytes(data))
-
-    return damage
-
-
 def newest_files(directory):
     """All files on which the newest checkpoint rests."""
     return [
@@ -388,7 +367,7 @@ def rewrite(directory, **changes):
     content = json.loads(path.read_text()) | changes
     data = manifests._canonical({k: v for k, v in content.items() if v is not ...})
     path.write_bytes(data)
-    sha256 = manifests.digest(data).sha256
+    sha256 = digest(data).sha256
     (directory / "latest").write_text(f"epoch_000002 {sha256}\n")
 
 
@@ -512,7 +491,7 @@ def test_checkpoints_run_no_code(directory, tmp_path, kind, fitting):
     for path in newest_files(directory)[1 if fitting else 0 :]:
         path.write_bytes(payload)
     if fitting:
-        rewrite(directory, files={STATE: vars_of(manifests.digest(payload))}, bytes=len(payload))
+        rewrite(directory, files={STATE: vars_of(digest(payload))}, bytes=len(payload))
     store, warnings = make_store(directory)
     with pytest.raises(RunDirectoryError):
         store.load()
@@ -522,67 +501,12 @@ def test_checkpoints_run_no_code(directory, tmp_path, kind, fitting):
     assert not mark.exists()
 
 
-def vars_of(digest):
+def vars_of(content):
     """A digest as manifests have it."""
-    return entry(digest.sha256, digest.nbytes)
+    return entry(content.sha256, content.nbytes)
 
 
 # -- processes that end in the middle ------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """The process ended here."""
-
-
-OPERATIONS = ("replace", "rename", "fsync", "unlink", "rmdir", "mkdir")
-
-
-class Faults:
-    """Counts what is done to the disk, and lets the k-th of it fail.
-
-    Args:
-        k: Which one fails; -1: none.
-        error: What is raised.
-        mode: before, after: the operation is not done, or done; dead: nothing is done from then on.
-        names: Operations that are counted.
-    """
-
-    def __init__(self, k, error, mode="before", names=(*OPERATIONS, "open")):
-        self.k, self.error, self.mode, self.names = k, error, mode, names
-        self.calls = 0
-
-    def patch(self, monkeypatch):
-        """Put the faults between the program and the disk."""
-        for name in set(self.names) - {"open"}:
-            monkeypatch.setattr(os, name, self.wrap(name, getattr(os, name)))
-        if "open" in self.names:
-            original = io.open
-
-            def opened(file, mode="r", *args, **kwargs):
-                function = self.wrap("open", original) if "w" in mode else original
-                return function(file, mode, *args, **kwargs)
-
-            monkeypatch.setattr(io, "open", opened)
-        return self
-
-    def wrap(self, name, function):
-        """The operation with its fault."""
-
-        def call(*args, **kwargs):
-            self.calls += 1
-            hit = self.calls - 1 == self.k or (self.mode == "dead" and 0 <= self.k < self.calls)
-            if hit and self.mode == "after":
-                result = function(*args, **kwargs)
-                if name == "open":
-                    result.close()
-            if hit:
-                if name == "fsync" and os.path.isfile(f"/proc/self/fd/{args[0]}"):
-                    # What was not synced may be lost.
-                    os.ftruncate(args[0], os.fstat(args[0]).st_size // 2)
-                raise self.error
-            return function(*args, **kwargs)
-
-        return call
 
 
 def new_epoch(store):
@@ -606,24 +530,6 @@ def older_place(store):
 
 
 SCENARIOS = (new_epoch, same_place, other_branch, older_place)
-
-
-def attempt(directory, scenario, faults, **settings):
-    """Run the scenario with faults; returns what it returned, or the exception, and warnings."""
-    store, warnings = make_store(directory, **settings)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        faults.patch(monkeypatch)
-        try:
-            result = scenario(store)
-        except Killed as killed:
-            result = killed
-    return result, warnings
-
-
-def restored(directory, backup):
-    """The directory as it was."""
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(backup, directory)
 
 
 @pytest.mark.parametrize("mode", ["before", "after", "dead"])
@@ -678,7 +584,8 @@ def test_real_kills(tmp_path):
     code = """
 import os, random, signal, sys, time, torch
 from pathlib import Path
-from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.checkpoints import CheckpointStore, Place
+from maze_train.types import StatePart
 torch.set_num_threads(1)
 random.seed(1)
 warnings, last = [], 0
@@ -689,7 +596,10 @@ def work(first):
     for n in range(first, 10**6):
         for tag in "ab":  # the second takes the place of the first
             state = {"n": n, "tag": tag, "w": torch.full((1000,), float(n))}
-            assert store.save(state, epoch=n, updates=n, env_steps=n)
+            # Some of them change each time, the others from time to time.
+            versions = [n // (i + 1) for i in range(4)]
+            state["parts"] = [StatePart(str(v), lambda v=v: {"version": v}) for v in versions]
+            assert store.save(state, Place(epoch=n, updates=n, env_steps=n))
             os.write(writing, b"x")
 
 for _ in range(40):
@@ -705,6 +615,8 @@ for _ in range(40):
     if found is not None:
         n = found.state["n"]
         assert found.epoch == n > last and found.state["w"].eq(n).all()
+        contents = [part.read()["version"] for part in found.state["parts"]]
+        assert contents == [n // (i + 1) for i in range(4)]
         last = n
 store.clean()
 names = [path.name for path in store.directory.iterdir()]
@@ -723,9 +635,6 @@ print([text for text in warnings if "latest is damaged" not in text])
 
 
 # -- disks that fail -----------------------------------------------------------------------------
-
-
-FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("mode", ["before", "dead"])
@@ -787,14 +696,14 @@ def test_a_file_that_grows_too_long(directory):
     state = {"epoch": 3, "weight": torch.zeros(100_000)}
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
-        assert store.save(state, epoch=3, updates=30, env_steps=0) is None
+        assert store.save(state, Place(epoch=3, updates=30, env_steps=0)) is None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(warnings) == 1
     assert "File too large" in warnings[0]
     assert names(directory) == before
     assert loaded(store) == (2, "")
-    assert store.save(state, epoch=3, updates=30, env_steps=0) is not None
+    assert store.save(state, Place(epoch=3, updates=30, env_steps=0)) is not None
 
 
 @pytest.mark.slow
@@ -802,9 +711,10 @@ def test_a_disk_that_is_really_full(tmp_path):
     """A file system of 400 kB, where the machine lets everyone mount one."""
     code = (
         "import sys, torch; from pathlib import Path\n"
-        "from maze_train.training.checkpoints import CheckpointStore\n"
+        "from maze_train.training.checkpoints import CheckpointStore, Place\n"
         "store = CheckpointStore(Path(sys.argv[1]) / 'checkpoints')\n"
-        "print([store.save({'a': torch.ones(n)}, epoch=e, updates=e, env_steps=0) is not None\n"
+        "places = {e: Place(epoch=e, updates=e, env_steps=0) for e in (1, 2, 3)}\n"
+        "print([store.save({'a': torch.ones(n)}, places[e]) is not None\n"
         "       for e, n in ((1, 50_000), (2, 80_000), (3, 20_000))])\n"
         "print([len(store.load().state['a']), "
         "       sorted(p.name for p in store.directory.iterdir())])\n"
@@ -876,7 +786,7 @@ def test_checkpoints_of_which_nothing_is_known_stay(directory, monkeypatch):
         return fstat(descriptor)
 
     store, warnings = make_store(directory, keep_last=1)
-    monkeypatch.setattr(manifests.os, "fstat", fail)
+    monkeypatch.setattr(os, "fstat", fail)
     save(store, 3)
     assert names(directory) == ["epoch_000001", "epoch_000003", "latest"]
     monkeypatch.undo()
@@ -1011,5 +921,6 @@ if __name__ == "__main__":
     place.mkdir(parents=True)
     (GOLDEN.parent / ".gitattributes").write_text("* -text\n")
     CheckpointStore(place).save(
-        golden_state(), epoch=25, updates=253, env_steps=32384, score=123.5, within_epoch=True
+        golden_state(),
+        Place(epoch=25, updates=253, env_steps=32384, score=123.5, within_epoch=True),
     )

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from maze_train.errors import RunDirectoryError
-from maze_train.training.state_files import STATE, dumps, loads, read_state, write_state
+from maze_train.training.state_files import dumps, loads
+from maze_train.types import StatePart
 
 TORCH_DTYPES = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -54,6 +55,9 @@ def assert_same(a, b):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
         assert bits(a) == bits(b)
+    elif isinstance(a, StatePart):
+        assert a.version == b.version
+        assert_same(a.read(), b.read())
     elif isinstance(a, float):
         assert struct.pack("<d", a) == struct.pack("<d", b)
     else:
@@ -91,6 +95,11 @@ def arrays(draw):
     return value.T if kind == "transposed" else value
 
 
+def part(version, content):
+    """A part of a state."""
+    return StatePart(version, lambda: content)
+
+
 FLOATS = st.floats(allow_nan=False) | st.sampled_from((math.nan, math.inf, -math.inf, -0.0))
 TEXTS = st.text(st.characters(), max_size=5) | st.sampled_from(
     ("~", "/", "", "__metadata__", "\ud800")
@@ -103,6 +112,7 @@ TREES = st.recursive(
         st.lists(tree, max_size=4)
         | st.lists(tree, max_size=4).map(tuple)
         | st.dictionaries(KEYS, tree, max_size=4)
+        | st.builds(part, TEXTS, st.dictionaries(KEYS, tree, max_size=4))
     ),
     max_leaves=12,
 )
@@ -300,6 +310,7 @@ def tensor(data="t", dtype="float32", shape=(2,), kind="tensor"):
 
 T = torch.ones(2)
 B = torch.zeros(8, dtype=torch.uint8)
+PART = b'{"~":"part","version":"","content":'
 CRAFTED = {
     "list": with_tree([]),
     "number": with_tree(1),
@@ -336,6 +347,19 @@ CRAFTED = {
     "float of a list": with_tree({"a": {"~": "float", "value": [1]}}),
     "text": with_tree({"a": {"~": "str", "utf8": "zz"}}),
     "text of half a character": with_tree({"a": {"~": "str", "utf8": "c3"}}),
+    "part without version": with_tree({"a": {"~": "part", "content": {}}}),
+    "part with a number as version": with_tree({"a": {"~": "part", "version": 1, "content": {}}}),
+    "part of a list": with_tree({"a": {"~": "part", "version": "", "content": []}}),
+    "part of a tuple": with_tree(
+        {"a": {"~": "part", "version": "", "content": {"~": "tuple", "items": []}}}
+    ),
+    "part of a part": with_tree(b'{"format":1,"state":{"a":' + PART * 90 + b"{}" + b"}" * 92),
+    "part of nothing": with_tree({"a": {"~": "part", "version": ""}}),
+    "part with more": with_tree({"a": {"~": "part", "version": "", "content": {}, "more": 1}}),
+    "part in a file": with_tree({"a": {"~": "part", "version": "", "file": "part.safetensors"}}),
+    "key that is a part": with_tree(
+        {"a": {"~": "dict", "items": [[{"~": "part", "version": "", "content": {}}, 1]]}}
+    ),
     "missing tensor": with_tree({"a": tensor("u")}, t=T),
     "unused tensor": with_tree({"a": 1}, t=T),
     "tensor twice": with_tree({"a": [tensor(), tensor()]}, t=T),
@@ -391,6 +415,13 @@ CRAFTED |= {
     "type that torch does not have": header(a=entry("F8_E8M0", [0], 0)),
     "empty and huge for safetensors": header(a=entry("F32", [0, 2**62, 2**62], 0)),
 }
+
+
+def test_how_parts_are_stored():
+    """What was written once can be read for ever."""
+    marker = {"~": "part", "version": "7", "content": {"x": tensor(), "y": [1]}}
+    found = loads(with_tree({"a": [marker]}, t=T))["a"][0]
+    assert_same(found, part("7", {"x": T, "y": [1]}))
 
 
 @pytest.mark.parametrize("name", CRAFTED)
@@ -479,22 +510,11 @@ def payloads(mark):
 def test_files_run_no_code(tmp_path, name):
     """A pickle in the place of a state is damaged, and not more."""
     mark = tmp_path / "mark"
-    (tmp_path / STATE).write_bytes(payloads(mark)[name])
     with pytest.raises(RunDirectoryError):
-        read_state(tmp_path)
+        loads(payloads(mark)[name])
     assert not mark.exists()
     pickle.loads(payloads(mark)["pickle"])
     assert mark.exists()
-
-
-def test_a_state_in_a_directory(tmp_path):
-    """Written, and told what it looks like; read, and told where when it is missing."""
-    digests = write_state(tmp_path, {"a": 1})
-    assert [path.name for path in tmp_path.iterdir()] == list(digests) == [STATE]
-    assert digests[STATE].nbytes == (tmp_path / STATE).stat().st_size
-    assert read_state(tmp_path) == {"a": 1}
-    with pytest.raises(RunDirectoryError, match=r"nowhere.state\.safetensors can not be read"):
-        read_state(tmp_path / "nowhere")
 
 
 def test_an_optimizer_continues_as_if_nothing_had_been():
