@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -171,6 +171,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         """
         if self.closed:
             raise EnvError("reset() was called after close()")
+        self._check_not_stepping("reset()")
         root = self._seed_for(seed)
         try:
             obs, infos = self._env.reset(seed=seed_for(self._env, root), options=options)
@@ -187,23 +188,8 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._check_masks()
         return self._observations(), dict(infos)
 
-    def step(self, actions: Any) -> StepResult:
-        """Step every environment once.
-
-        Args:
-            actions: [num_envs, ...], or a flat dict of such arrays when the action space is a Dict
-                or Tuple.
-
-        Returns:
-            Observations, rewards (float64), terminated, truncated (bool), [num_envs, ...] each, and
-            infos.
-
-        Raises:
-            EnvError: If the environment raises or returns something invalid.
-            ShapeError: If the actions have the wrong shape.
-            SpaceError: If the actions have the wrong type.
-        """
-        columns, rewards, terminated, truncated, infos = self._step_env(actions)
+    def _finish_step(self) -> StepResult:
+        columns, rewards, terminated, truncated, infos = self._step_env()
         ignored = self._resetting
         any_ignored = ignored.any()
         if any_ignored:
@@ -234,6 +220,24 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._check_masks()
         return self._observations(), rewards, terminated, truncated, result
 
+    def state_dict(self) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            EnvError: Always, see `can_be_restored`.
+        """
+        raise self._not_restored("state_dict()")
+
+    def load_state_dict(
+        self, state: dict[str, Any], *, allow_new_episodes: bool = False
+    ) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            EnvError: Always, see `can_be_restored`.
+        """
+        raise self._not_restored("load_state_dict()")
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environment, and let go of it: some end their threads only then."""
         if hasattr(self, "_env"):
@@ -241,9 +245,8 @@ class ForeignVectorEnv(MazeVectorEnv):
             del self._env
             self.root_seed = None
 
-    def _step_env(self, actions: Any) -> tuple[Columns, Array, Array, Array, dict[str, Any]]:
+    def _step_env(self) -> tuple[Columns, Array, Array, Array, dict[str, Any]]:
         """Step the environment, and bring what it returned into our types and order."""
-        self._put_actions(actions)
         taken = {key: column.copy() for key, column in self._buffers.actions.items()}
         try:
             obs, rewards, terminated, truncated, infos = self._env.step(self._action.build(taken))
@@ -378,6 +381,13 @@ class ForeignVectorEnv(MazeVectorEnv):
             problem = self._masks.illegal_part({leaf: rows[row] for leaf, rows in obs.items()})
             when = f"environment {acting[row]} failed at step {self._lengths[acting[row]]}"
             raise EnvError(f"{when} of its episode: {problem}")
+
+    def _not_restored(self, call: str) -> EnvError:
+        return EnvError(
+            f"{call}: the running episodes of {type(self).__name__} can not be kept, because "
+            "vector environments of others neither tell their state nor take one seed per "
+            "episode: use env.backend=gymnasium"
+        )
 
     def _fault(self, where: str, error: Exception) -> EnvError:
         name = type(self._env.unwrapped).__name__

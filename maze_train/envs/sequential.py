@@ -10,8 +10,8 @@ from maze_train.checks import check_one_of
 from maze_train.envs.buffers import StepBuffers
 from maze_train.envs.building import build_envs
 from maze_train.envs.journal import Journal
+from maze_train.envs.journaled import JournaledVectorEnv
 from maze_train.envs.stepping import ON_NON_FINITE, EnvSlice
-from maze_train.envs.vector import ArrayTree, MazeVectorEnv, StepResult
 from maze_train.envs.wrappers import described_metadata
 from maze_train.errors import ConfigError
 from maze_train.spaces.describe import FlatView
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     import gymnasium
 
     from maze_train.envs.journal import EpisodeRecord
+    from maze_train.envs.vector import ArrayTree, StepResult
 
 __all__ = ["SequentialVectorEnv"]
 
 
-class SequentialVectorEnv(MazeVectorEnv):
+class SequentialVectorEnv(JournaledVectorEnv):
     """Steps its environments one after the other in the calling process.
 
     The fastest choice for environments that take microseconds, and the easiest one to debug.
@@ -88,6 +89,7 @@ class SequentialVectorEnv(MazeVectorEnv):
         Raises:
             EnvError: If an environment raises or returns something invalid.
         """
+        self._check_not_stepping("reset()")
         self._journal.begin(options)
         try:
             report = self._slice.reset(self._seed_for(seed), options)
@@ -96,23 +98,7 @@ class SequentialVectorEnv(MazeVectorEnv):
             raise
         return self._observations(), self._infos(report)
 
-    def step(self, actions: Any) -> StepResult:
-        """Step every environment once.
-
-        Args:
-            actions: [num_envs, ...], or a flat dict of such arrays when the action space is a Dict
-                or Tuple.
-
-        Returns:
-            Observations, rewards (float64), terminated, truncated (bool), [num_envs, ...] each, and
-            infos.
-
-        Raises:
-            EnvError: If an environment raises or returns something invalid, or was never reset.
-            ShapeError: If the actions have the wrong shape.
-            SpaceError: If the actions have the wrong type.
-        """
-        self._put_actions(actions)
+    def _finish_step(self) -> StepResult:
         try:
             report = self._slice.step()
         except BaseException:

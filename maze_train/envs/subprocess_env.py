@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.envs.buffers import StepBuffers, map_shared, open_shared
 from maze_train.envs.journal import Journal, episode_seed
+from maze_train.envs.journaled import JournaledVectorEnv
 from maze_train.envs.stepping import ON_NON_FINITE, StepReport
-from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepResult
 from maze_train.envs.worker import BEGIN, MAP, OWN, QUIT, RESET, RESTORE, STEP
 from maze_train.envs.workers import (
     Worker,
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     import gymnasium
 
     from maze_train.envs.journal import EpisodeRecord
+    from maze_train.envs.vector import Array, ArrayTree, StepResult
 
 __all__ = ["SubprocVectorEnv"]
 
 START_METHODS = ("forkserver", "spawn", "fork")
 
 
-class SubprocVectorEnv(MazeVectorEnv):
+class SubprocVectorEnv(JournaledVectorEnv):
     """Steps its environments in worker processes, each of which has a contiguous slice of them.
 
     For environments that take tens of microseconds or more per step. Gives the same numbers as
@@ -147,36 +148,29 @@ class SubprocVectorEnv(MazeVectorEnv):
             WorkerError: If an environment raises or returns something invalid, or a worker dies or
                 hangs.
         """
+        self._check_not_stepping("reset()")
         self._journal.invalidate()
         content = pickle.dumps((self._seed_for(seed), options))
-        report = self._call(RESET, content) or StepReport()
+        self._send(RESET, content)
+        report = self._gather(RESET, content) or StepReport()
         self._journal.begin(options)
         self._journal.ended(report.lost)
         report.lost = []
         return self._observations(), self._infos(report)
 
-    def step(self, actions: Any) -> StepResult:
-        """Step every environment once.
-
-        Args:
-            actions: [num_envs, ...], or a flat dict of such arrays when the action space is a Dict
-                or Tuple.
-
-        Returns:
-            Observations, rewards (float64), terminated, truncated (bool), [num_envs, ...] each, and
-            infos.
+    def step_async(self, actions: Any) -> None:
+        """Let the workers begin a step, see `MazeVectorEnv`.
 
         Raises:
-            EnvError: If there was no reset before.
-            ShapeError: If the actions have the wrong shape.
-            SpaceError: If the actions have the wrong type.
-            WorkerError: If an environment raises or returns something invalid, or a worker dies or
-                hangs.
+            WorkerError: If this vector environment is closed.
         """
-        self._put_actions(actions)
+        super().step_async(actions)
         for kept, column in self._before:
             kept[...] = column
-        return self._step_result(self._call(STEP))
+        self._send(STEP)
+
+    def _finish_step(self) -> StepResult:
+        return self._step_result(self._gather(STEP))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let the workers close their environments and end; kill those that take too long."""
@@ -253,13 +247,20 @@ class SubprocVectorEnv(MazeVectorEnv):
         with suppress(BrokenPipeError, ConnectionResetError):
             send_handle(worker.conn, self._memory, worker.process.pid)
 
-    def _call(self, command: bytes, content: bytes = b"") -> StepReport | None:
-        """Let all workers obey a command, and join what they report."""
+    def _send(self, command: bytes, content: bytes = b"") -> None:
+        """Let all workers begin to obey a command."""
         if self.closed:
             raise WorkerError("this vector environment is closed: build a new one")
         try:
             for worker in self._workers:
                 worker.send(command, content)
+        except BaseException:
+            self.close()
+            raise
+
+    def _gather(self, command: bytes, content: bytes = b"") -> StepReport | None:
+        """Join what workers report of a command that they were sent."""
+        try:
             failures: list[WorkerFailedError] = []
             parts = self._receive(CALLS[command], failures)
             for failure in failures:

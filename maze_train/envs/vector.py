@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,17 +12,14 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from maze_train.envs.journal import Journal, read_state
 from maze_train.errors import EnvError, ShapeError, SpaceError
 from maze_train.seeding import draw_seed
 from maze_train.spaces.describe import FlatView, flat_space
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from maze_train.envs.buffers import StepBuffers
-    from maze_train.envs.journal import EpisodeRecord
-    from maze_train.envs.stepping import StepReport
 
 __all__ = ["MazeVectorEnv", "StepResult"]
 
@@ -30,13 +28,19 @@ ArrayTree: TypeAlias = "Array | dict[str, Array]"
 StepResult: TypeAlias = "tuple[ArrayTree, npt.NDArray[np.float64], Array, Array, dict[str, Any]]"
 
 
-class MazeVectorEnv(VectorEnv[Any, Any, Any]):
+class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     """Base of vector environments that step into `StepBuffers`.
 
     Autoreset is SAME_STEP: where an episode ends, the returned observation is the first of the next
     episode, and `infos["final_obs"][i]` and `infos["final_info"]` belong to the last step of the
     old one, under the masks `infos["_final_obs"]` and `infos["_final_info"]`. Every episode starts
     from a seed of its own, see `maze_train.seeding.EpisodeSeeds`.
+
+    A step has two halves, so that the caller can compute while environments are on their way:
+    `step_async` sends the actions, and `step_wait` waits for what they bring. `step` is both. What
+    works meanwhile are the worker processes of `SubprocVectorEnv`; other vector environments do all
+    of the work in `step_wait`. Between the two only `close` may be called, and the numbers in
+    internal buffers mean nothing.
 
     Observations of Dict and Tuple spaces are flat dicts of arrays, see
     `maze_train.spaces.describe`. The returned observation arrays are the internal buffers and are
@@ -48,9 +52,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
     only then. Such a row is no transition: `infos["ignored"][i]` is True as well, the reward is 0,
     the flags are False, and the returned observation is the first of the next episode.
 
-    `state_dict` and `load_state_dict` let the running episodes go on in other objects: an episode
-    is played again from its seed and its actions. An environment that offers `state_dict()` and
-    `load_state_dict(state)` itself, as all of its wrappers have to, is not played again.
+    `state_dict` and `load_state_dict` let the running episodes go on in other objects, where
+    `can_be_restored` is set.
 
     Args:
         copy: Whether to return copies of the observations.
@@ -66,17 +69,20 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
             newest last: n by key (the key of a lone observation is empty).
         monitored: Whether `final_info["episode"]` alone tells the ends, returns (`r`) and lengths
             (`l`) of episodes, because wrappers end them early or change rewards for training.
+        can_be_restored: Whether the running episodes can be kept: not those of vector environments
+            of others.
         worker_restarts: Number of worker processes that were started again; 0 without workers.
     """
 
     root_seed: int | None = None
     worker_restarts: int = 0
+    can_be_restored: bool = False
     frame_stack: dict[str, int]
     monitored: bool
     _buffers: StepBuffers
-    _journal: Journal
     _action: FlatView
     _is_single: bool
+    _is_stepping: bool = False
 
     def __init__(self, *, copy: bool = False, step_infos: bool = False) -> None:
         self.copy = copy
@@ -88,34 +94,80 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    @property
-    def can_be_restored(self) -> bool:
-        """Whether the running episodes can be kept: not those of vector environments of others."""
-        return hasattr(self, "_journal")
+    def step(self, actions: Any) -> StepResult:
+        """Step every environment once.
 
+        Args:
+            actions: [num_envs, ...], or a flat dict of such arrays when the action space is a Dict
+                or Tuple.
+
+        Returns:
+            Observations, rewards (float64), terminated, truncated (bool), [num_envs, ...] each, and
+            infos.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid, or was never reset. It
+                is a WorkerError where a worker process raises, dies or hangs.
+            ShapeError: If the actions have the wrong shape.
+            SpaceError: If the actions have the wrong type.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step, and do not wait for it.
+
+        Args:
+            actions: As `step` takes them; they are copied.
+
+        Raises:
+            EnvError: If there was no reset before, or the last step was not waited for.
+            ShapeError: If the actions have the wrong shape.
+            SpaceError: If the actions have the wrong type.
+        """
+        self._check_not_stepping("step_async()")
+        self._put_actions(actions)
+        self._is_stepping = True
+
+    def step_wait(self) -> StepResult:
+        """Wait for the step that `step_async` began.
+
+        Returns:
+            What `step` returns.
+
+        Raises:
+            EnvError: If no step was begun, or an environment raises or returns something invalid.
+                It is a WorkerError where a worker process raises, dies or hangs.
+        """
+        if self.closed or not self._is_stepping:
+            why = "after close()" if self.closed else "without step_async(actions) before it"
+            raise EnvError(f"step_wait() was called {why}")
+        try:
+            return self._finish_step()
+        finally:
+            self._is_stepping = False
+
+    @abstractmethod
+    def _finish_step(self) -> StepResult:
+        """Do what is left of a step after its actions were put into the buffers."""
+
+    def _check_not_stepping(self, call: str) -> None:
+        if self._is_stepping and not self.closed:
+            raise EnvError(
+                f"{call} was called between step_async() and step_wait(): call step_wait() first"
+            )
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Where every environment is, as plain values and arrays; between two calls only.
+        """Where every environment is, as plain values and arrays; between two steps only.
 
         It does not depend on how the environments are spread over processes.
 
-        Returns:
-            `root_seed` and, in `envs`, one dict per environment: the fields of
-            `maze_train.envs.journal.EpisodeRecord`. No seed and no dicts before the first reset.
-
         Raises:
-            EnvError: If the state is not known because the last call failed, or holds something
-                else than plain values.
+            EnvError: If the state is not known, or can not be kept.
         """
-        self._check_has_state("state_dict()")
-        if self.root_seed is None:
-            return {"root_seed": None, "envs": []}
-        for i, own in enumerate(self._own_states()):
-            if own is not None:
-                self._journal.rebase(i, own)
-        records = self._records(self._buffers.obs, self._buffers.rewards)
-        envs = [record.to_dict(i) for i, record in enumerate(records)]
-        return {"root_seed": self.root_seed, "envs": envs}
 
+    @abstractmethod
     def load_state_dict(
         self, state: dict[str, Any], *, allow_new_episodes: bool = False
     ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
@@ -132,51 +184,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
 
         Raises:
             EnvError: If the state does not fit, an environment raises, or it does not do the same
-                again and must not begin a new episode.
+                again and must not begin a new episode; or episodes can not be restored.
         """
-        self._check_has_state("load_state_dict()")
-        buffers = self._buffers
-        root, records = read_state(state, buffers.actions, buffers.obs)
-        began: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        self.root_seed = None
-        if root is None:
-            return self._observations(), began
-        problems = self._restore(root, records, allow_new_episodes)
-        if problems and not allow_new_episodes:
-            raise EnvError(
-                f"{problems[0][1]}: the environment does not do the same again from the same seed "
-                "and actions; checkpoint.allow_new_episodes=true lets such environments begin new "
-                "episodes"
-            )
-        self.root_seed = root
-        self._journal.load(records)
-        began[[i for i, _ in problems]] = True
-        self._journal.ended(began.nonzero()[0].tolist())
-        return self._observations(), began
-
-    def _check_has_state(self, call: str) -> None:
-        if self.closed:
-            raise EnvError(f"{call} was called after close()")
-        if not self.can_be_restored:
-            raise EnvError(
-                f"{call}: the running episodes of {type(self).__name__} can not be kept, because "
-                "vector environments of others neither tell their state nor take one seed per "
-                "episode: use env.backend=gymnasium"
-            )
-
-    def _own_states(self) -> Sequence[dict[str, Any] | None]:
-        """What each environment tells of its own state."""
-        raise NotImplementedError
-
-    def _restore(
-        self, root: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
-    ) -> list[tuple[int, str]]:
-        """Put the environments where their records say, see `EnvSlice.restore`."""
-        raise NotImplementedError
-
-    def _records(self, obs: Mapping[str, Array], rewards: Array) -> list[EpisodeRecord]:
-        """What puts each environment where it is, or was when these were its last numbers."""
-        return [self._journal.record_of(i, obs, rewards) for i in range(self.num_envs)]
 
     def _describe(
         self,
@@ -241,47 +250,6 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any]):
             columns = {key: column.copy() for key, column in columns.items()}
         return columns[""] if self._is_single else columns
 
-    def _step_result(self, report: StepReport | None) -> StepResult:
-        """Keep what was done in the journal; returns what `step` returns."""
-        buffers, journal = self._buffers, self._journal
-        journal.record()
-        if report is not None:
-            journal.ended([i for i, _ in report.final], report.continuing)
-            journal.ended(report.lost)
-        return (
-            self._observations(),
-            buffers.rewards.copy(),
-            buffers.terminated.copy(),
-            buffers.truncated.copy(),
-            self._infos(report) if report is not None else {},
-        )
-
-    def _infos(self, report: StepReport) -> dict[str, Any]:
-        """Infos in gymnasium's form for SAME_STEP."""
-        infos: dict[str, Any] = {}
-        final_columns = self._buffers.final_obs
-        for i, info in report.final:
-            final_obs: Any = {key: column[i].copy() for key, column in final_columns.items()}
-            if self._is_single:
-                final_obs = final_obs[""]
-            infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, i)
-        for i, info in report.ordinary:
-            infos = self._add_info(infos, info, i)
-        if report.lost:
-            lost = np.zeros(self.num_envs, np.bool_)
-            lost[report.lost] = True
-            infos |= {"lost": lost, "ignored": lost.copy()}
-        return infos
-
-    def _add_info(
-        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[str, Any]:
-        """Gymnasium's, but values of one key may differ in type and shape."""
-        for key, value in env_info.items():
-            if key in vector_infos and key != "final_obs":
-                vector_infos[key] = able_to_hold(vector_infos[key], value)
-        return super()._add_info(vector_infos, env_info, env_num)
-
 
 def fitting_stacks(space: gymnasium.Space[Any], declared: Mapping[str, int]) -> dict[str, int]:
     """The declared stacks of frames whose leaf really has n as its first dimension."""
@@ -295,24 +263,3 @@ def batched(space: gymnasium.Space[Any], n: int) -> gymnasium.Space[Any]:
         return batch_space(space, n)
     parts = OrderedDict((key, batch_space(part, n)) for key, part in space.spaces.items())
     return gymnasium.spaces.Dict(parts)
-
-
-def able_to_hold(column: Any, value: Any) -> Any:
-    """`column` itself, or its content in an array with a dtype that can hold `value` in a row.
-
-    Gymnasium takes dtype and shape from the first value. A later 0.5 would become 0 in a column of
-    integers, and an array of another length would end the run.
-    """
-    if isinstance(column, dict) or isinstance(value, dict) or column.dtype == object:
-        return column
-    array = np.asarray(value)
-    if array.dtype.kind in "biufc" and column.dtype.kind in "biufc":
-        if array.shape == column.shape[1:]:
-            wide = np.result_type(column.dtype, array.dtype)
-            return column if wide == column.dtype else column.astype(wide)
-    elif array.dtype == column.dtype:
-        return column
-    rows = np.full(len(column), None, dtype=object)
-    for i, row in enumerate(column):
-        rows[i] = row
-    return rows

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from maze_train.distributions.base import Distribution
     from maze_train.types import Array, ArrayTree, Tensor, TensorTree
 
-__all__ = ["ActingModel", "Actor", "RecurrentModel", "device_of", "env_actions"]
+__all__ = ["ActingModel", "ActionSampler", "Actor", "RecurrentModel", "device_of", "env_actions"]
+
+
+class ActionSampler(Protocol):
+    """How actions arise: every `Distribution`, and what fills a replay buffer at the start."""
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Random numbers for `sample`, `[*shape, noise_size]`."""
+        ...
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The actions that `noise` selects, as the agent has them."""
+        ...
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """The most probable actions, as the agent has them."""
+        ...
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """The actions as `env.step` takes them."""
+        ...
 
 
 class ActingModel(Protocol):
     """What acts: anything that gives the parameters of an action distribution."""
 
     @property
-    def distribution(self) -> Distribution:
+    def distribution(self) -> ActionSampler:
         """The family of action distributions."""
         ...
 
@@ -35,7 +59,7 @@ class RecurrentModel(Protocol):
     """Size S of the memory of one environment."""
 
     @property
-    def distribution(self) -> Distribution:
+    def distribution(self) -> ActionSampler:
         """The family of action distributions."""
         ...
 
@@ -77,7 +101,7 @@ class Actor:
             self.state[torch.from_numpy(which).to(self.state.device)] = 0.0
 
 
-def env_actions(distribution: Distribution, actions: TensorTree) -> ArrayTree:
+def env_actions(distribution: ActionSampler, actions: TensorTree) -> ArrayTree:
     """Actions as `env.step` receives them: clipped or squashed to the space, as arrays."""
     return tree_map(lambda x: x.cpu().numpy(), distribution.to_env(actions))
 

@@ -20,6 +20,8 @@ from maze_train.rollout.episodes import (
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from maze_train.data.rollout import Rollout
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.acting import ActingModel, RecurrentModel
@@ -74,8 +76,17 @@ class RolloutCollector:
         return 0 if self._storage is None else self._storage.obs_nbytes
 
     @torch.no_grad()
-    def collect(self, model: ActingModel | RecurrentModel) -> tuple[Rollout, FinishedEpisodes]:
+    def collect(
+        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+    ) -> tuple[Rollout, FinishedEpisodes]:
         """Collect one rollout.
+
+        Args:
+            model: What acts.
+            meanwhile: Called once, with gradients enabled, while the environments make the last
+                step, whose actions are chosen by then: so weights may change in it. It must not
+                use the environments. What it raises goes through, and ends the step half-way: the
+                environments can then only be closed.
 
         Returns:
             The rollout, which shares memory with the next one, and the episodes that ended in it.
@@ -99,9 +110,11 @@ class RolloutCollector:
                 storage.write_state(step, actor.state)
             actions = distribution.sample(actor.params(obs), noise_rows[step])
             storage.write_actions(step, actions)
-            self._obs, rewards, terminated, truncated, infos = self.env.step(
-                env_actions(distribution, actions)
-            )
+            self.env.step_async(env_actions(distribution, actions))
+            if meanwhile is not None and step == self.num_steps - 1:
+                with torch.enable_grad():
+                    meanwhile()
+            self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
             ignored = infos.get("ignored") if infos else None
             storage.write_step(step, self._obs, rewards, terminated, truncated, ignored)
             if infos:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import random
 from functools import partial
 from typing import ClassVar
@@ -20,6 +21,10 @@ from maze_train.spaces.describe import unflatten_value
 from maze_train.trees import tree_leaves, tree_map
 
 T, B = 8, 3
+VECTORS = [
+    SequentialVectorEnv,
+    pytest.param(partial(SubprocVectorEnv, n_workers=2), marks=pytest.mark.slow),
+]
 
 
 def make_model(env):
@@ -346,3 +351,77 @@ def test_vector_environments_of_others_begin_new_episodes():
         seen.append(second.collect(model)[0].obs[0].clone())
     assert torch.equal(*seen)
     assert not torch.equal(seen[0], beginning)
+
+
+def calls_of(env):
+    """The names of the halves of steps, in the order in which they are called from now on."""
+    calls = []
+    step_async, step_wait = env.step_async, env.step_wait
+    env.step_async = lambda actions: (calls.append("step_async"), step_async(actions))
+    env.step_wait = lambda: (calls.append("step_wait"), step_wait())[1]
+    return calls
+
+
+def test_what_is_done_meanwhile_is_done_in_the_last_step():
+    """Once for each rollout: after the last actions were sent, before they are waited for."""
+    collector, model = make_collector()
+    calls = calls_of(collector.env)
+    for _ in range(2):
+        calls.clear()
+        collector.collect(model, meanwhile=lambda: calls.append("meanwhile"))
+        steps = ["step_async", "step_wait"] * T
+        assert calls == [*steps[:-1], "meanwhile", "step_wait"]
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+@pytest.mark.parametrize("memory", [None, MemoryConfig(cell="gru", size=4)])
+def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
+    """A rollout is that of the weights before, bit for bit; the next one has the new weights."""
+
+    def rollouts(learn_meanwhile):
+        env = vector([ScriptedEnv] * B)
+        config = ModelConfig(hidden_sizes=[8], memory=memory)
+        model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
+        collector = RolloutCollector(env, T, env_seed=5, action_seed=7)
+
+        def learn():
+            assert torch.is_grad_enabled()
+            loss = sum(param.square().sum() for param in model.parameters())
+            loss.backward()
+            with torch.no_grad():
+                for param in model.parameters():
+                    param.add_(param.grad, alpha=5.0)
+
+        found = []
+        with env:
+            for _ in range(3):
+                rollout, finished = collector.collect(model, learn if learn_meanwhile else None)
+                assert torch.is_grad_enabled()
+                if not learn_meanwhile:
+                    learn()
+                found.append((copies(rollout), finished))
+        return found
+
+    ours, theirs = rollouts(True), rollouts(False)
+    for (a, finished), (b, expected) in zip(ours, theirs, strict=True):
+        assert_same(a, b)
+        assert finished == expected
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_failures_meanwhile_go_through(vector):
+    """The environments are between the halves of a step then, and can be closed."""
+    collector, model = make_collector(vector=vector)
+
+    def fail():
+        raise ArithmeticError("the loss is nan")
+
+    collector.collect(model)
+    with pytest.raises(ArithmeticError, match="the loss is nan"):
+        collector.collect(model, meanwhile=fail)
+    with pytest.raises(EnvError, match=r"state_dict\(\) was called between step_async"):
+        collector.state_dict()
+    with pytest.raises(EnvError, match=r"step_async\(\) was called between step_async"):
+        collector.collect(model)
+    collector.env.close()
+    assert multiprocessing.active_children() == []

@@ -1,0 +1,332 @@
+"""What acts while a replay buffer is filled for the first time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+from maze_train.distributions.box import BoxBounds, VectorLayout
+from maze_train.distributions.constant import Constant
+from maze_train.distributions.joint import JointDistribution
+from maze_train.errors import ShapeError, SpaceError
+from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
+from maze_train.trees import tree_leaves
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+    from maze_train.distributions.base import Distribution
+    from maze_train.nets.masking import ActionMasking
+    from maze_train.types import Array, Tensor, TensorTree
+
+__all__ = ["BatchPolicy", "GivenPolicy", "RandomPolicy"]
+
+LEAST_UNIFORM = 2.0**-25
+"""Half of the step between uniform float32 numbers, taken for a draw of 0."""
+
+
+class BatchPolicy(Protocol):
+    """A policy in terms of the environment, such as `maze_train.TrainedPolicy`."""
+
+    def act(self, observations: Any) -> Any:
+        """Actions for a batch of observations: nested as the spaces are, [n, ...] per part."""
+        ...
+
+
+class RandomPolicy:
+    """An `ActingModel` whose actions are uniform over the action space.
+
+    Numbers of a Box are those of `gymnasium.spaces.Box.sample`, in units of the environment:
+    uniform between two bounds, normal without bounds, and exponential from the only bound on.
+    Discrete parts are uniform over the legal actions.
+
+    Args:
+        distribution: The family of the actions.
+        action_space: The space that it is bound to.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
+        repeat: Steps for which the random numbers of an action are held, >= 1. The action is then
+            held as well, unless it is not legal any more.
+
+    Attributes:
+        distribution: Draws the actions.
+    """
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        action_space: Space[Any],
+        masking: ActionMasking | None = None,
+        *,
+        repeat: int = 1,
+    ) -> None:
+        self.distribution = _UniformActions(distribution, action_space, repeat)
+        self._param_size = distribution.param_size
+        self._masking = masking
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Logits of 0, without those of illegal actions, [n, param_size], for n observations."""
+        leaf = tree_leaves(obs)[0]
+        params = torch.zeros(len(leaf), self._param_size, device=leaf.device)
+        return params if self._masking is None else self._masking.apply(params, obs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The random numbers that are held, and for how many steps they were."""
+        return {"held": self.distribution.held, "age": self.distribution.age}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.distribution.held, self.distribution.age = state["held"], state["age"]
+
+
+class GivenPolicy:
+    """An `ActingModel` that acts as a policy in terms of the environment does.
+
+    The policy gets copies of the observations as arrays, in the form and the data type that the
+    environment gives them (float64 was rounded to float32). It is not told where episodes end.
+
+    Args:
+        policy: The policy.
+        distribution: The family of the actions.
+        observation_space: Observation space of one environment, as the environment gives it.
+        action_space: Its action space.
+
+    Attributes:
+        distribution: Turns what the policy returned into actions of the agent.
+    """
+
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        distribution: Distribution,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+    ) -> None:
+        self.distribution = _GivenActions(distribution, action_space)
+        self._policy = policy
+        self._observation, self._action = FlatView(observation_space), FlatView(action_space)
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Actions of the policy for n observations, part by part, float64, [n, D].
+
+        Raises:
+            ShapeError: If a part of the actions does not have one row per observation, in the shape
+                of its space.
+            SpaceError: If a part is missing, or holds something that is no action.
+        """
+        leaves = obs if isinstance(obs, dict) else {"": obs}
+        arrays = {
+            key: leaves[key].cpu().numpy().astype(space.dtype)
+            for key, space in self._observation.leaves.items()
+        }
+        n = len(next(iter(arrays.values())))
+        given = self._policy.act(unflatten_value(self._observation, arrays.get("", arrays)))
+        name = f"{type(self._policy).__name__}.act()"
+        try:
+            parts = dict(self._action.read(given))
+        except SpaceError as error:
+            raise SpaceError(f"{name} returned incomplete actions: {error}") from error
+        rows = [
+            _checked(f"{name}[{key!r}]" if key else name, part, n, self._action.leaves[key])
+            for key, part in parts.items()
+        ]
+        return torch.from_numpy(np.concatenate(rows, axis=1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the policy, if it has one."""
+        state: dict[str, Any] = getattr(self._policy, "state_dict", dict)()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        if hasattr(self._policy, "load_state_dict"):
+            self._policy.load_state_dict(state)
+
+
+class _UniformActions:
+    """Uniform actions of a family, see `RandomPolicy`."""
+
+    def __init__(
+        self, distribution: Distribution, action_space: Space[Any], repeat: int = 1
+    ) -> None:
+        self.held: Tensor | None = None
+        """Random numbers of the last step, if they are held for several."""
+        self.age = 0
+        """Steps for which they were held."""
+        self._repeat = repeat
+        self._family = distribution
+        self._parts = _parts_of(distribution)
+        spaces = flat_spaces(action_space)
+        self._boxes = {k: _UniformBox(leaf) for k, leaf in spaces.items() if isinstance(leaf, Box)}
+        self._noise_sizes = [
+            self._boxes[key].size if key in self._boxes else part.noise_size
+            for key, part in self._parts.items()
+        ]
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Uniform numbers in [0, 1) for boxes, the noise of the family for all else.
+
+        Args:
+            shape: Leading dimensions, steps first.
+            generator: Source of randomness.
+            device: Where to put the numbers.
+        """
+        noise = self._draw(shape, generator, device)
+        if self._repeat == 1:
+            return noise
+        for row in noise:
+            if self.held is None or self.age == self._repeat:
+                self.held, self.age = row.clone(), 0
+            row.copy_(self.held)
+            self.age += 1
+        return noise
+
+    def _draw(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None,
+        device: torch.device | str | None,
+    ) -> Tensor:
+        draws = [
+            torch.rand((*shape, self._boxes[key].size), generator=generator, device=device)
+            if key in self._boxes
+            else part.draw_noise(shape, generator, device)
+            for key, part in self._parts.items()
+        ]
+        return torch.cat(draws, dim=-1)
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The actions that `noise` selects."""
+        joint = self._family if isinstance(self._family, JointDistribution) else None
+        own_params = joint.split(params) if joint else [params]
+        own_noise = noise.split_with_sizes(self._noise_sizes, -1)
+        actions: dict[str, Any] = {
+            key: part.from_env(self._boxes[key].numbers(draws))
+            if key in self._boxes
+            else part.sample(logits, draws)
+            for (key, part), logits, draws in zip(
+                self._parts.items(), own_params, own_noise, strict=True
+            )
+        }
+        return actions if joint else actions[""]
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """One of the actions, which all are as probable as each other: the middle of intervals."""
+        return self.sample(
+            params, params.new_full((*params.shape[:-1], sum(self._noise_sizes)), 0.5)
+        )
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """As the family does it."""
+        return self._family.to_env(actions)
+
+
+class _UniformBox:
+    """Numbers of a box as functions of uniform ones, which `Box.sample` of gymnasium draws.
+
+    Per element, with u uniform in (0, 1) and Φ the standard normal distribution function:
+    low + (high - low) u; low - log(1 - u) or high + log(1 - u) with one bound; Φ⁻¹(u) without any.
+    Numbers of an integer box are those of the interval [low, high + 1), rounded down.
+    """
+
+    def __init__(self, space: Box) -> None:
+        self._layout, self._bounds = VectorLayout(space), BoxBounds(space)
+        self.size = self._layout.size
+        self._is_integer = space.dtype.kind != "f"
+        above, below = space.bounded_above.ravel(), space.bounded_below.ravel()
+        high = space.high.ravel().astype(np.float64) + self._is_integer
+        self._low = Constant(np.where(below, space.low.ravel().astype(np.float64), 0.0))
+        self._high = Constant(np.where(above, high, 0.0))
+        self._is_bounded = Constant(below & above)
+        self._is_unbounded = Constant(~below & ~above)
+        self._sign = Constant(np.where(below, 1.0, -1.0))
+
+    def numbers(self, uniform: Tensor) -> Tensor:
+        """[..., D] -> [..., *space.shape], as the space has them."""
+        u = uniform.double().clamp(min=LEAST_UNIFORM)
+        low, high = self._low.like(u), self._high.like(u)
+        is_bounded, is_unbounded = (
+            flags.on(u.device, torch.bool) for flags in (self._is_bounded, self._is_unbounded)
+        )
+        # A missing bound is 0 here.
+        one_sided = low + high - self._sign.like(u) * torch.log1p(-u)
+        values: Tensor = torch.where(is_bounded, low * (1.0 - u) + high * u, one_sided)
+        values = torch.where(is_unbounded, torch.special.ndtri(u), values)
+        return self._bounds.fit(self._layout.to_box(values.floor() if self._is_integer else values))
+
+
+class _GivenActions:
+    """Actions of a family from those of the environment, which the params hold."""
+
+    def __init__(self, distribution: Distribution, action_space: Space[Any]) -> None:
+        self._family = distribution
+        self._layouts = {k: VectorLayout(leaf) for k, leaf in flat_spaces(action_space).items()}
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Nothing, [*shape, 0]."""
+        return torch.empty((*shape, 0), device=device)
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The given actions, as the agent has them."""
+        return self.mode(params)
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """The given actions, as the agent has them."""
+        pieces = params.split_with_sizes([layout.size for layout in self._layouts.values()], -1)
+        pairs = zip(self._layouts.items(), pieces, strict=True)
+        actions = {key: layout.to_box(piece) for (key, layout), piece in pairs}
+        is_joint = isinstance(self._family, JointDistribution)
+        return self._family.from_env(actions if is_joint else actions[""])
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """As the family does it."""
+        return self._family.to_env(actions)
+
+
+def _parts_of(distribution: Distribution) -> dict[str, Distribution]:
+    """The parts of a joint distribution by key; a lone one has the key `""`."""
+    return distribution.parts if isinstance(distribution, JointDistribution) else {"": distribution}
+
+
+def _checked(name: str, part: Any, n: int, space: Space[Any]) -> Array:
+    """One part of given actions, float64, [n, D]."""
+    shape = (n, *(space.shape or ()))
+    try:
+        array = np.asarray(part)
+    except ValueError as error:
+        raise ShapeError(f"{name} returned no array of shape {shape}: {error}") from error
+    if array.shape != shape:
+        raise ShapeError(f"{name} returned actions of shape {array.shape}, expected {shape}")
+    kinds = "fiub" if np.dtype(space.dtype).kind == "f" else "iub"
+    if array.dtype.kind not in kinds:
+        raise SpaceError(f"{name} returned actions of dtype {array.dtype}, expected {space.dtype}")
+    low, high = _limits(space)
+    is_wrong = ~((array >= low) & (array <= high))
+    if is_wrong.any():
+        row = int(np.argwhere(is_wrong)[0, 0])
+        raise SpaceError(f"{name} returned {array[row]} for observation {row}, not in {space}")
+    return array.reshape(n, -1).astype(np.float64)
+
+
+def _limits(space: Space[Any]) -> tuple[Any, Any]:
+    """Smallest and largest numbers of an action; a Box may be left, since `to_env` clips."""
+    if isinstance(space, Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, MultiBinary):
+        return 0, 1
+    limits = np.finfo(np.float64)
+    return limits.min, limits.max

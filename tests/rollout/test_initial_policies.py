@@ -1,0 +1,460 @@
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from scripted_envs import ScriptedEnv, number_of
+
+from maze_train import SequentialVectorEnv
+from maze_train.distributions import distribution_for
+from maze_train.errors import ShapeError, SpaceError
+from maze_train.nets.actor_critic import build_actor_critic
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.masking import ActionMasking
+from maze_train.rollout.collector import RolloutCollector
+from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.spaces.describe import flatten_value
+from maze_train.spaces.masks import mask_layout
+from maze_train.training.policy_files import TrainedPolicy
+from maze_train.trees import tree_leaves, tree_map
+
+N = 20_000
+INF = np.inf
+CPU = torch.device("cpu")
+
+
+def draw(policy, obs, seed=0):
+    """Actions of a policy for observations: those of the agent, and of the environment."""
+    actor, generator = policy.distribution, torch.Generator().manual_seed(seed)
+    n = len(tree_leaves(obs)[0])
+    noise = actor.draw_noise((n,), generator, CPU)
+    actions = actor.sample(policy.policy_params(obs), noise)
+    return actions, tree_map(lambda x: x.numpy(), actor.to_env(actions))
+
+
+def random_actions(space, overrides=None, n=N, seed=0):
+    """Random actions in a space, as the environment gets them."""
+    policy = RandomPolicy(distribution_for(space, overrides), space)
+    return draw(policy, torch.zeros(n, 3), seed)[1]
+
+
+def assert_distributed(samples, distribution_function):
+    """The largest distance from a distribution function is one that chance explains.
+
+    The test of Kolmogorov and Smirnov at the level 1e-4: sqrt(-log(level / 2) / 2n).
+    """
+    points = np.sort(samples.astype(np.float64))
+    expected = distribution_function(points)
+    steps = np.arange(len(points) + 1) / len(points)
+    distance = max(np.abs(expected - steps[1:]).max(), np.abs(expected - steps[:-1]).max())
+    assert distance < math.sqrt(-math.log(1e-4 / 2) / (2 * len(points)))
+
+
+def normal_function(x):
+    """Φ."""
+    return 0.5 * (1.0 + torch.erf(torch.from_numpy(x) / math.sqrt(2.0)).numpy())
+
+
+def test_numbers_of_a_box():
+    """Uniform between bounds, exponential from a lone one, normal without any."""
+    low = np.array([[-1.0, 2.0], [-INF, -INF]], np.float32)
+    high = np.array([[3.0, INF], [-5.0, INF]], np.float32)
+    space = spaces.Box(low, high)
+    actions = random_actions(space)
+    assert actions.shape == (N, 2, 2)
+    assert actions.dtype == np.float32
+    assert all(space.contains(action) for action in actions[:1000])
+    assert_distributed(actions[:, 0, 0], lambda x: (x + 1.0) / 4.0)
+    assert_distributed(actions[:, 0, 1], lambda x: 1.0 - np.exp(2.0 - x))
+    assert_distributed(actions[:, 1, 0], lambda x: np.exp(x + 5.0))
+    assert_distributed(actions[:, 1, 1], normal_function)
+    assert np.abs(np.corrcoef(actions.reshape(N, 4).T) - np.eye(4)).max() < 0.04
+
+
+def test_a_box_with_the_widest_bounds():
+    """No number is infinite, and none leaves the bounds."""
+    limit = np.finfo(np.float32).max
+    ends = torch.tensor([[0.0], [0.5], [1.0 - 2.0**-24]])
+    for bound in (limit, INF):
+        space = spaces.Box(-bound, bound, (1,), np.float32)
+        policy = RandomPolicy(distribution_for(space), space)
+        actions = policy.distribution.sample(torch.zeros(3, 2), ends)
+        assert actions.isfinite().all()
+        sent = policy.distribution.to_env(actions).numpy()
+        assert all(space.contains(action) for action in sent)
+        if bound == limit:
+            np.testing.assert_allclose(sent / limit, [[-1.0], [0.0], [1.0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
+def test_numbers_of_an_integer_box(dtype):
+    """Every integer is as frequent as the others, the bounds included."""
+    actions = random_actions(spaces.Box(3, 8, (1,), dtype))
+    assert actions.dtype == dtype
+    values, counts = np.unique(actions, return_counts=True)
+    assert values.tolist() == [3, 4, 5, 6, 7, 8]
+    # Five standard deviations.
+    assert np.abs(counts - N / 6).max() < 5 * math.sqrt(N * 5 / 36)
+
+
+def test_all_of_int64():
+    """float64 can not hold its bounds; gymnasium itself returns one number alone here."""
+    limits = np.iinfo(np.int64)
+    space = spaces.Box(limits.min, limits.max, (1,), np.int64)
+    actions = random_actions(space)[:, 0]
+    # Around the middle float32 numbers of the agent are all representable.
+    assert_distributed(actions, lambda x: 0.5 + x / 2.0**64)
+
+
+@pytest.mark.parametrize(
+    "family", ["diagonal_gaussian", "squashed_gaussian", "beta", "truncated_gaussian"]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
+def test_every_family_acts_alike(family, dtype):
+    """What the agent stores differs; the environment gets the same actions."""
+    space = spaces.Box(
+        np.array([-2, 10, 0], dtype), np.array([5, 12, 100], dtype), (3,), dtype=dtype
+    )
+    expected = random_actions(space, n=500)
+    assert expected.dtype == dtype
+    policy = RandomPolicy(distribution_for(space, {"Box": family}), space)
+    stored, actions = draw(policy, torch.zeros(500, 3))
+    assert stored.dtype == torch.float32
+    tolerance = 0 if dtype == np.int16 else 1e-5
+    np.testing.assert_allclose(actions, expected, rtol=tolerance, atol=10 * tolerance)
+    log_probs = distribution_for(space, {"Box": family}).log_prob(torch.zeros(500, 6), stored)
+    assert log_probs.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(5, start=-3),
+        spaces.MultiDiscrete([2, 4], start=[1, 5]),
+        spaces.MultiBinary((2, 2)),
+    ],
+)
+def test_discrete_actions(space):
+    """Every one is as frequent as the others."""
+    actions = random_actions(space)
+    assert all(space.contains(action) for action in actions[:200])
+    codes, counts = np.unique(actions.reshape(N, -1), axis=0, return_counts=True)
+    kinds = {spaces.Discrete: 5, spaces.MultiDiscrete: 8, spaces.MultiBinary: 16}[type(space)]
+    assert len(codes) == kinds
+    assert np.abs(counts - N / kinds).max() < 5 * math.sqrt(N / kinds)
+
+
+NESTED = spaces.Dict(
+    {
+        "gear": spaces.Discrete(4, start=1),
+        "arm": spaces.Tuple(
+            (spaces.Box(-2.0, 1.0, (2,), np.float32), spaces.MultiDiscrete([3, 2]))
+        ),
+        "lamps": spaces.MultiBinary(2),
+    }
+)
+
+
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_nested_actions(state_dependent_std):
+    """Each part is drawn for itself; parameters that are not of the network are at the end."""
+    override = {"name": "diagonal_gaussian", "state_dependent_std": state_dependent_std}
+    policy = RandomPolicy(distribution_for(NESTED, {"Box": override}), NESTED)
+    actions = draw(policy, {"a": torch.zeros(N, 3), "b": torch.zeros(N)})[1]
+    assert list(actions) == list(flatten_value(NESTED, NESTED.sample()))
+    assert sorted(set(actions["gear"].tolist())) == [1, 2, 3, 4]
+    assert sorted(set(map(tuple, actions["arm/1"].tolist()))) == [
+        (i, k) for i in range(3) for k in range(2)
+    ]
+    for i in range(2):
+        assert_distributed(actions["arm/0"][:, i], lambda x: (x + 2.0) / 3.0)
+        assert abs(actions["lamps"][:, i].mean() - 0.5) < 0.02
+    table = np.concatenate([part.reshape(N, -1) for part in actions.values()], axis=1)
+    assert np.abs(np.corrcoef(table.T) - np.eye(table.shape[1])).max() < 0.04
+
+
+def test_only_legal_actions_are_drawn():
+    """Uniformly among those that the observation allows; parts without a mask are free."""
+    action_space = spaces.Dict(
+        {"a": spaces.Discrete(4, start=2), "b": spaces.MultiDiscrete([2, 3])}
+    )
+    observation_space = spaces.Dict(
+        {"x": spaces.Box(-1.0, 1.0, (1,)), "action_mask": spaces.Dict({"b": spaces.MultiBinary(5)})}
+    )
+    distribution = distribution_for(action_space)
+    masking = ActionMasking(distribution, mask_layout(observation_space, action_space))
+    policy = RandomPolicy(distribution, action_space, masking)
+    masks = torch.tensor([[1, 0, 1, 0, 1], [0, 1, 0, 1, 0]], dtype=torch.int8).repeat(N // 2, 1)
+    actions = draw(policy, {"x": torch.zeros(N, 1), "action_mask/b": masks})[1]
+    first, second = actions["b"][::2], actions["b"][1::2]
+    assert not first[:, 0].any()
+    assert sorted(set(first[:, 1].tolist())) == [0, 2]
+    assert abs((first[:, 1] == 2).mean() - 0.5) < 0.03
+    assert (second == [1, 1]).all()
+    counts = np.bincount(actions["a"], minlength=6)
+    assert not counts[:2].any()
+    assert np.abs(counts[2:] - N / 4).max() < 5 * math.sqrt(N / 4)
+
+
+def test_the_generator_decides():
+    """Equal seeds, equal actions, whatever the global generator; how many are drawn at once too."""
+    policy = RandomPolicy(distribution_for(NESTED), NESTED)
+    noises = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(len(noises))
+        before = torch.get_rng_state()
+        generator = torch.Generator().manual_seed(seed)
+        noises.append(policy.distribution.draw_noise((7, 3), generator, CPU))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert noises[0].shape[:2] == (7, 3)
+    assert torch.equal(noises[0], noises[1])
+    assert (noises[0] != noises[2]).all()
+
+
+def test_every_tensor_stays_on_its_device():
+    """The device meta refuses to mix with others, as a GPU does."""
+    policy = RandomPolicy(distribution_for(NESTED, {"Box": "squashed_gaussian"}), NESTED)
+    params = policy.policy_params({"a": torch.zeros(3, 2, device="meta")})
+    noise = policy.distribution.draw_noise((3,), torch.Generator(), CPU).to("meta")
+    actions = policy.distribution.sample(params, noise)
+    assert {part.device.type for part in actions.values()} == {"meta"}
+    sent = policy.distribution.to_env(actions)
+    assert {part.device.type for part in sent.values()} == {"meta"}
+
+
+def test_one_action_stands_for_all():
+    """Where no chance is wanted: the middle of intervals, and a legal choice."""
+    policy = RandomPolicy(distribution_for(NESTED), NESTED)
+    actor = policy.distribution
+    actions = actor.to_env(actor.mode(policy.policy_params({"a": torch.zeros(2, 3)})))
+    assert actions["arm/0"].tolist() == [[-0.5, -0.5]] * 2
+    assert actions["gear"].tolist() == [1, 1]
+
+
+def make_collector(num_envs=3, num_steps=8, **settings):
+    """A collector on scripted environments."""
+    env = SequentialVectorEnv([partial(ScriptedEnv, **settings)] * num_envs)
+    return RolloutCollector(env, num_steps, env_seed=5, action_seed=7)
+
+
+@pytest.mark.parametrize("actions", ["discrete", "box", "nested"])
+def test_random_rollouts(actions):
+    """The collector stores what the environment got, as the agent would have it."""
+    collector = make_collector(actions=actions)
+    env = collector.env
+    distribution = distribution_for(env.single_action_space, {"Box": "squashed_gaussian"})
+    policy = RandomPolicy(distribution, env.single_action_space)
+    rollout, _ = collector.collect(policy)
+    sent = distribution.to_env(rollout.actions)
+    goes_on = ~(rollout.terminated | rollout.truncated)
+    assert int(goes_on.sum()) > 5
+    for t, i in goes_on.nonzero().tolist():
+        action = tree_map(lambda x, t=t, i=i: x[t, i].numpy(), sent)
+        if actions == "nested":
+            action = (action["0"], {"force": action["1/force"]})
+        assert float(rollout.obs[t + 1, i, 2]) == pytest.approx(number_of(action), rel=1e-5)
+    # The same again: the seed of the collector decides.
+    again, _ = make_collector(actions=actions).collect(policy)
+    for a, b in zip(tree_leaves(rollout.actions), tree_leaves(again.actions), strict=True):
+        assert torch.equal(a, b)
+
+
+class Recording:
+    """Acts as a function of the observations says, and keeps what it was given."""
+
+    def __init__(self, function):
+        self.function = function
+        self.seen = []
+
+    def act(self, observations):
+        self.seen.append(observations)
+        return self.function(observations)
+
+
+def by_marks(marks):
+    """Different actions in different states, for the scripted environments."""
+    return {
+        "discrete": 1 + (np.abs(marks) * 10).astype(np.int32) % 3,
+        "box": np.stack([marks.clip(-0.5, 0.25), 0.1 * np.ones(len(marks))], axis=1),
+        "nested": (
+            (np.abs(marks) * 10).astype(np.int64) % 3,
+            {"force": np.stack([marks.clip(-0.5, 0.5), 0.1 * np.ones(len(marks))], axis=1)},
+        ),
+    }
+
+
+@pytest.mark.parametrize("dict_obs", [False, True])
+@pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian"])
+@pytest.mark.parametrize("actions", ["discrete", "box", "nested"])
+def test_rollouts_of_a_given_policy(actions, family, dict_obs):
+    """It sees observations as the environment gives them; the environment gets its actions."""
+    collector = make_collector(actions=actions, dict_obs=dict_obs)
+    env = collector.env
+    given = Recording(lambda obs: by_marks((obs["a"] if dict_obs else obs)[:, 0])[actions])
+    policy = GivenPolicy(
+        given,
+        distribution_for(env.single_action_space, {"Box": family}),
+        env.env_observation_space,
+        env.single_action_space,
+    )
+    rollout, _ = collector.collect(policy)
+    assert len(given.seen) == 8
+    goes_on = ~(rollout.terminated | rollout.truncated)
+    following = rollout.obs["a"] if dict_obs else rollout.obs
+    for t, obs in enumerate(given.seen):
+        stored = tree_map(lambda x, t=t: x[t].numpy(), rollout.obs)
+        assert isinstance(obs, dict) is dict_obs
+        for a, b in zip(tree_leaves(obs), tree_leaves(stored), strict=True):
+            assert a.dtype == np.float64
+            np.testing.assert_array_equal(a, b)
+        wanted = given.function(obs)
+        for i in goes_on[t].nonzero().flatten().tolist():
+            row = (
+                wanted[i]
+                if actions != "nested"
+                else (wanted[0][i], {"force": wanted[1]["force"][i]})
+            )
+            assert float(following[t + 1, i, 2]) == pytest.approx(number_of(row), abs=1e-5)
+
+
+class Odd(gymnasium.Env):
+    """Observations of data types that are stored as others, in a Tuple."""
+
+    observation_space = spaces.Tuple(
+        (
+            spaces.Box(0, 2**16 - 1, (2,), np.uint16),
+            spaces.Dict({"word": spaces.MultiBinary(3), "n": spaces.Discrete(9)}),
+        )
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def test_given_policies_see_forms_and_types_of_the_space():
+    """Each part in its place, batched; and copies, so that writing into them does no harm."""
+
+    def spoil(obs):
+        obs[0][:] = 0
+        obs[1]["n"][:] = 0
+        return [1, 1]
+
+    env = SequentialVectorEnv([Odd] * 2)
+    given = Recording(spoil)
+    space = env.single_action_space
+    policy = GivenPolicy(given, distribution_for(space), env.env_observation_space, space)
+    rollout, _ = RolloutCollector(env, 3, env_seed=0, action_seed=0).collect(policy)
+    assert all(rollout.obs[key].any() for key in ("0", "1/n"))
+    for numbers, names in given.seen:
+        assert (numbers.dtype, numbers.shape) == (np.dtype(np.uint16), (2, 2))
+        assert (names["word"].dtype, names["word"].shape) == (np.dtype(np.int8), (2, 3))
+        assert (names["n"].dtype, names["n"].shape) == (np.dtype(np.int64), (2,))
+    assert rollout.actions.tolist() == [[1, 1]] * 3
+
+
+@pytest.mark.parametrize("actions", ["discrete", "box", "nested"])
+def test_trained_policies_can_be_given(actions):
+    """What a trained policy does deterministically is what is stored."""
+    collector = make_collector(actions=actions)
+    env = collector.env
+    model = build_actor_critic(
+        ModelConfig(hidden_sizes=[8]), env.single_observation_space, env.single_action_space, 0
+    )
+    trained = TrainedPolicy(model, env.env_observation_space, env.single_action_space)
+    policy = GivenPolicy(
+        trained, model.distribution, env.env_observation_space, env.single_action_space
+    )
+    rollout, _ = collector.collect(policy)
+    with torch.no_grad():
+        expected = model.distribution.to_env(
+            model.distribution.mode(model.policy_params(rollout.obs[:-1]))
+        )
+    sent = model.distribution.to_env(rollout.actions)
+    for a, b in zip(tree_leaves(sent), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+PAIR = spaces.Dict({"gear": spaces.Discrete(3, start=1), "force": BOX})
+
+
+@pytest.mark.parametrize(
+    ("space", "returned", "error", "words"),
+    [
+        (BOX, np.zeros((4, 2)), ShapeError, r"shape \(4, 2\), expected \(3, 2\)"),
+        (BOX, np.zeros(2), ShapeError, r"shape \(2,\), expected \(3, 2\)"),
+        (BOX, None, ShapeError, r"shape \(\), expected \(3, 2\)"),
+        (BOX, [[0.0], [0.0, 1.0], [0.0]], ShapeError, r"no array of shape \(3, 2\)"),
+        (BOX, np.full((3, 2), "left"), SpaceError, r"dtype <U4, expected float32"),
+        (BOX, np.array([[0, 0], [0, 0], [0, np.nan]]), SpaceError, r"nan\] for observation 2"),
+        (BOX, np.full((3, 2), np.inf), SpaceError, r"inf inf\] for observation 0"),
+        (spaces.Discrete(3), np.zeros(3), SpaceError, "dtype float64, expected int64"),
+        (spaces.Discrete(3), [0, 3, 0], SpaceError, r"returned 3 for observation 1, not in Disc"),
+        (spaces.Discrete(3, start=1), [1, 0, 1], SpaceError, r"returned 0 for observation 1"),
+        (
+            spaces.MultiDiscrete([2, 3], start=[0, 1]),
+            [[0, 1], [1, 3], [0, 0]],
+            SpaceError,
+            r"returned \[0 0\] for observation 2",
+        ),
+        (spaces.MultiDiscrete([2, 3]), [[0, 1], [2, 2], [0, 0]], SpaceError, r"\[2 2\] for obs"),
+        (spaces.MultiBinary(2), [[0, 1], [0, 2], [0, 0]], SpaceError, r"\[0 2\] for obs"),
+        (PAIR, {"gear": [1, 1, 1]}, SpaceError, "incomplete actions: the leaf 'force' is missing"),
+        (PAIR, np.zeros((3, 2)), SpaceError, "incomplete actions: the leaf"),
+        (
+            PAIR,
+            {"gear": [1, 1, 4], "force": np.zeros((3, 2))},
+            SpaceError,
+            r"\['gear'\] returned 4",
+        ),
+    ],
+)
+def test_what_given_policies_may_not_return(space, returned, error, words):
+    """The message names the policy, and what is wrong."""
+    observation_space = spaces.Box(-1.0, 1.0, (1,))
+    policy = GivenPolicy(
+        Recording(lambda obs: returned), distribution_for(space), observation_space, space
+    )
+    with pytest.raises(error, match=rf"^Recording\.act\(\).*{words}"):
+        policy.policy_params(torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("space", "returned"),
+    [
+        (BOX, np.zeros((3, 2), np.int64)),
+        (BOX, torch.full((3, 2), 7.0)),
+        (spaces.Discrete(3), np.array([0, 1, 2], np.uint8)),
+        (spaces.MultiBinary(2), np.ones((3, 2), bool)),
+        (PAIR, {"gear": [1, 2, 3], "force": [[0.0, 1.0]] * 3}),
+    ],
+)
+def test_what_given_policies_may_return(space, returned):
+    """Lists, tensors, other number types, and numbers beyond bounds, which are clipped."""
+    distribution = distribution_for(space)
+    policy = GivenPolicy(
+        Recording(lambda obs: returned), distribution, spaces.Box(0, 1, (1,)), space
+    )
+    params = policy.policy_params(torch.zeros(3, 1))
+    actor = policy.distribution
+    assert actor.draw_noise((4, 3), None, CPU).shape == (4, 3, 0)
+    sent = actor.to_env(actor.sample(params, actor.draw_noise((3,), None, CPU)))
+    returned = flatten_value(space, returned)
+    for key, part in (sent if isinstance(sent, dict) else {"": sent}).items():
+        wanted = np.asarray(returned[key] if key else returned, np.float64)
+        leaf = space[key] if key else space
+        if isinstance(leaf, spaces.Box):
+            wanted = wanted.clip(leaf.low, leaf.high)
+        assert part.numpy().dtype == leaf.dtype
+        np.testing.assert_array_equal(part.numpy(), wanted)

@@ -1,0 +1,161 @@
+"""What the machine has left, read from made-up and true files of the kernel."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from maze_train.runners.machine import available_disk, available_memory
+
+CPU = torch.device("cpu")
+MB = 2**20
+UNLIMITED_V1 = 9223372036854771712
+
+
+class Kernel:
+    """Files as the kernel shows them, below a directory.
+
+    Args:
+        directory: Where to write them.
+        groups: Lines of `/proc/self/cgroup`.
+        available_mb: What the whole machine has left; None: no such file.
+    """
+
+    def __init__(self, directory, groups=(), available_mb=1000):
+        self.proc, self.cgroups = directory / "proc", directory / "cgroup"
+        (self.proc / "self").mkdir(parents=True)
+        if groups:
+            (self.proc / "self/cgroup").write_text("".join(f"{line}\n" for line in groups))
+        if available_mb is not None:
+            text = f"MemTotal: 99999999 kB\nMemFree: 5 kB\nMemAvailable: {available_mb * 1024} kB\n"
+            (self.proc / "meminfo").write_text(text)
+
+    def group_v2(self, path, limit, used_mb, cache_mb=0):
+        """A control group of version 2."""
+        files = {
+            "memory.max": limit,
+            "memory.current": used_mb * MB,
+            "memory.stat": f"anon 1\ninactive_file {cache_mb * MB}\nactive_file 7",
+        }
+        self.write(self.cgroups / path, files)
+
+    def group_v1(self, path, limit, used_mb, cache_mb=0):
+        """A control group of version 1."""
+        files = {
+            "memory.limit_in_bytes": limit,
+            "memory.usage_in_bytes": used_mb * MB,
+            "memory.stat": f"inactive_file 1\ntotal_inactive_file {cache_mb * MB}",
+        }
+        self.write(self.cgroups / "memory" / path, files)
+
+    def write(self, group, files):
+        group.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (group / name).write_text(f"{content}\n")
+
+    def available_mb(self):
+        """What is found, in MB."""
+        nbytes = available_memory(CPU, proc=self.proc, cgroups=self.cgroups)
+        return None if nbytes is None else nbytes / MB
+
+
+def test_without_control_groups(tmp_path):
+    """What the kernel takes to be available; not what is free."""
+    assert Kernel(tmp_path).available_mb() == 1000
+
+
+def test_nothing_is_known(tmp_path):
+    """On machines without these files."""
+    kernel = Kernel(tmp_path, available_mb=None)
+    assert kernel.available_mb() is None
+    assert available_memory(torch.device("meta")) is None
+
+
+V1_LINES = ["5:cpu,cpuacct:/job", "4:memory:/job/step", "1:name=systemd:/"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "make"), [(["0::/job/step"], Kernel.group_v2), (V1_LINES, Kernel.group_v1)]
+)
+def test_limits_of_control_groups(lines, make, tmp_path):
+    """The tightest one counts, of the group itself or one above; file cache can be given up."""
+    unlimited = UNLIMITED_V1 if make is Kernel.group_v1 else "max"
+    kernel = Kernel(tmp_path, lines)
+    make(kernel, "", unlimited, 500)
+    make(kernel, "job", unlimited, 500)
+    make(kernel, "job/step", unlimited, 500)
+    make(kernel, "job/other", 1, 0)
+    assert kernel.available_mb() == 1000
+    make(kernel, "job/step", 800 * MB, 500, 100)
+    assert kernel.available_mb() == 400
+    make(kernel, "job", 600 * MB, 500, 150)
+    assert kernel.available_mb() == 250
+    make(kernel, "", 600 * MB, 590)
+    assert kernel.available_mb() == 10
+    make(kernel, "", 600 * MB, 700)
+    assert kernel.available_mb() == 0
+    make(kernel, "", 10**6 * MB, 700)
+    make(kernel, "job", 10**6 * MB, 700)
+    make(kernel, "job/step", 10**6 * MB, 700)
+    assert kernel.available_mb() == 1000
+
+
+def test_a_container_that_sees_its_group_as_the_root(tmp_path):
+    """The path is that on the host, which is not there; the limit is at the root."""
+    kernel = Kernel(tmp_path, ["3:memory:/docker/4711", "0::/"])
+    kernel.group_v1("", 300 * MB, 100)
+    assert kernel.available_mb() == 200
+
+
+def test_control_groups_alone(tmp_path):
+    """A limit is worth knowing also where the rest is not known."""
+    kernel = Kernel(tmp_path, ["0::/"], available_mb=None)
+    kernel.group_v2("", 300 * MB, 100)
+    assert kernel.available_mb() == 200
+    (kernel.cgroups / "memory.stat").unlink()
+    assert kernel.available_mb() == 200
+    (kernel.cgroups / "memory.current").unlink()
+    assert kernel.available_mb() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_this_machine():
+    """It has memory left, and less than a petabyte."""
+    available = available_memory(CPU)
+    assert available is not None
+    assert MB < available < 2**50
+
+
+def test_memory_of_a_gpu(monkeypatch):
+    """What is free there, not what there is; on the device that is asked for."""
+    asked = []
+
+    def mem_get_info(device):
+        asked.append(device)
+        return 123 * MB, 999 * MB
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    assert available_memory(torch.device("cuda", 1)) == 123 * MB
+    assert asked == [torch.device("cuda", 1)]
+
+
+def test_disks(tmp_path, monkeypatch):
+    """What is free on the file system of the directory, or of the one that it will be made in."""
+    usage = namedtuple("usage", "total used free")
+    asked = []
+
+    def disk_usage(path):
+        asked.append(Path(path))
+        return usage(3 * MB, 2 * MB, MB)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    monkeypatch.chdir(tmp_path)
+    assert available_disk(tmp_path) == MB
+    assert available_disk(tmp_path / "runs" / "new") == MB
+    assert available_disk(Path("runs")) == MB
+    assert asked == [tmp_path] * 3
