@@ -1,0 +1,390 @@
+"""Replay buffers: transitions of the past, sampled in any order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.data.priorities import SumTree
+from maze_train.data.replay_columns import STORAGES, ReplayLayout, as_tree, leaves_by_key
+from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID, ReplayMemory
+from maze_train.data.transitions import BaseReplayBuffer, Transition, Transitions, as_rollout
+from maze_train.errors import ConfigError, ShapeError, TrainingError
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from gymnasium import spaces
+
+    from maze_train.data.replay_columns import Storage
+    from maze_train.data.rollout import Rollout
+    from maze_train.types import Array, Tensor, TensorTree
+
+__all__ = [
+    "BaseReplayBuffer",
+    "PrioritizedReplayBuffer",
+    "Transition",
+    "Transitions",
+    "UniformReplayBuffer",
+    "replay_nbytes",
+]
+
+
+class UniformReplayBuffer(BaseReplayBuffer):
+    """The last transitions of B environments; each is equally likely to be sampled.
+
+    Samples may span several steps: from row t,
+
+        rewards = Σ_{i<k} gamma^i r_{t+i},  discounts = gamma^k,  next_obs = o_{t+k}
+
+    with k = n_steps, or less where the episode ended before, or nothing more is known of it. After
+    a terminal step the discount is 0; in all other cases the value of `next_obs` is to be added.
+
+    Args:
+        buffer_size: Transitions that are kept, >= 1; rounded down to full rows of B.
+        observation_space: Flat observation space of one environment.
+        actions: One action of the agent, of which shape and dtype are used, `[...]`.
+        num_envs: B.
+        seed: Seed of the samples, which depend neither on storage nor on device.
+        n_steps: Steps per sample, >= 1.
+        gamma: Discount per step, in [0, 1].
+        frame_stack: Observations that are stacks of the last n frames, newest last: n by key (the
+            key of a lone observation is empty). Their frames are stored once.
+        storage: `memory`; `disk`, in files that vanish with the buffer; or `device`. It holds for
+            observations and actions; the rest, a few bytes per transition, is in memory.
+        directory: Where files are mapped from, needed for `disk`.
+        device: Where samples are needed.
+
+    Raises:
+        ConfigError: If a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        actions: TensorTree,
+        *,
+        num_envs: int = 1,
+        seed: int = 0,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        frame_stack: Mapping[str, int] | None = None,
+        storage: Storage = "memory",
+        directory: Path | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_at_least("n_steps", n_steps, 1)
+        check_between("gamma", gamma, 0.0, 1.0)
+        check_one_of("storage", storage, STORAGES)
+        if storage == "disk" and directory is None:
+            raise ConfigError("directory", "storage=disk needs a directory for its files", None)
+        layout = ReplayLayout(
+            buffer_size, observation_space, actions, num_envs=num_envs, frame_stack=frame_stack
+        )
+        self.num_envs = num_envs
+        self._memory = ReplayMemory(layout, storage, directory, device)
+        self._device = torch.device(device)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._continues = False
+        self._steps = np.arange(n_steps)[:, None] * num_envs
+        self._powers = np.power(gamma, np.arange(n_steps + 1)).astype(np.float32)
+
+    def __len__(self) -> int:
+        return self._memory.num_valid
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a full buffer, without last observations of truncated episodes."""
+        return self._memory.nbytes
+
+    def add_rollout(self, rollout: Rollout) -> None:
+        """Store the transitions of a rollout; ignored rows are never sampled.
+
+        Raises:
+            ShapeError: If the rollout has another number of environments, other shapes, or lacks
+                the last observation of a truncated episode.
+        """
+        if rollout.num_envs != self.num_envs:
+            raise ShapeError(
+                f"the rollout has {rollout.num_envs} environments, the replay buffer expects "
+                f"{self.num_envs}"
+            )
+        first_obs = tree_map(lambda x: x[:1], rollout.flat_obs())
+        self._add(rollout, *self._seam(first_obs, is_trusted=not self._memory.may_be_cut))
+
+    def add_transition(self, transition: Transition) -> None:
+        """Store one step.
+
+        It goes on where the last one ended if its observation is the one that the last step led to;
+        both are stored once then. If it is not, samples over several steps end in between.
+
+        Raises:
+            ConfigError: If the buffer is for several environments.
+            ShapeError: If shapes are other than those of the buffer.
+        """
+        if self.num_envs != 1:
+            problem = "add_transition is for 1 environment: use add_rollout, with all of them"
+            raise ConfigError("num_envs", problem, self.num_envs)
+        first_obs = tree_map(lambda x: x[None], transition.obs)
+        self._add(as_rollout(transition), *self._seam(first_obs, is_trusted=False))
+
+    def interrupt(self) -> None:  # noqa: D102
+        self._continues = False
+
+    def sample_batch(self, n_samples: int) -> Transitions:
+        """Transitions drawn with replacement, on the device.
+
+        Raises:
+            TrainingError: If the buffer is empty.
+        """
+        if not len(self):
+            raise TrainingError("the replay buffer is empty: add a rollout before sampling")
+        return self._gather(self._draw(n_samples))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later samples depend on; `segments` are to be read before the buffer changes."""
+        return {
+            **self._memory.state_dict(),
+            "continues": self._continues,
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, whatever storage and device it is from.
+
+        Raises:
+            ConfigError: If the buffer of `state` had another size, or held something else.
+            RunDirectoryError: If a part of it is damaged.
+        """
+        self._memory.load_state_dict(state)
+        self._continues = state["continues"]
+        self._generator.set_state(state["generator"])
+
+    def _add(self, rollout: Rollout, first: int, continues: bool) -> Array:
+        """Write a rollout; gives the indices whose flags changed."""
+        changed = self._memory.write(rollout, first, continues)
+        self._continues = True
+        return changed
+
+    def _seam(self, obs: TensorTree, *, is_trusted: bool) -> tuple[int, bool]:
+        """The row of what comes next, and whether it holds the observation `[1, ...]` already."""
+        memory = self._memory
+        if not self._continues:
+            # A row of its own for the observation before the interruption, if there is one.
+            return memory.head + (memory.head > 0), False
+        if is_trusted:
+            return memory.head, True
+        newest = memory.observations(np.array([memory.head]))
+        goes_on = all(
+            key in newest and torch.equal(newest[key], leaf.to(newest[key]))
+            for key, leaf in leaves_by_key(obs).items()
+        )
+        return memory.head + memory.cut(goes_on), goes_on
+
+    def _draw(self, n_samples: int) -> Array:
+        """Positions of transitions, `[n]`."""
+        memory = self._memory
+        count = memory.num_rows * self.num_envs
+        positions = self._draw_integers(count, n_samples)
+        if memory.num_valid < count:
+            while (gaps := np.flatnonzero(~self._is_valid(positions))).size:
+                positions[gaps] = self._draw_integers(count, gaps.size)
+        return positions
+
+    def _draw_integers(self, count: int, n_samples: int) -> Array:
+        drawn = torch.randint(count, (n_samples,), generator=self._generator).numpy()
+        return drawn + self._memory.oldest * self.num_envs
+
+    def _is_valid(self, positions: Array) -> Array:
+        flags = self._memory.flags.take(positions % self._memory.ring.size)
+        return (flags & VALID).astype(bool)
+
+    def _gather(self, positions: Array) -> Transitions:
+        memory, n_samples = self._memory, len(positions)
+        rewards, discounts, last, flags = self._walk(positions)
+        leaves = memory.observations(np.concatenate([positions, last + self.num_envs]))
+        beside = np.flatnonzero(flags & BESIDE)
+        if beside.size:
+            memory.put_final_obs(leaves, n_samples + beside, last[beside])
+        leaves = self._on_device(leaves)
+        indices = positions % memory.ring.size
+        layout, weights = memory.layout, self._weights(indices)
+        return Transitions(
+            obs=as_tree(
+                {key: leaf[:n_samples] for key, leaf in leaves.items()}, layout.has_obs_keys
+            ),
+            actions=as_tree(self._on_device(memory.actions(positions)), layout.has_action_keys),
+            rewards=torch.from_numpy(rewards).to(self._device),
+            discounts=torch.from_numpy(discounts).to(self._device),
+            next_obs=as_tree(
+                {key: leaf[n_samples:] for key, leaf in leaves.items()}, layout.has_obs_keys
+            ),
+            indices=torch.from_numpy(indices).to(self._device),
+            weights=None if weights is None else torch.from_numpy(weights).to(self._device),
+        )
+
+    def _on_device(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: leaf.to(self._device) for key, leaf in leaves.items()}
+
+    def _weights(self, indices: Array) -> Array | None:
+        """Importance weights of samples `[n]`; None: all are 1."""
+        return None
+
+    def _walk(self, positions: Array) -> tuple[Array, Array, Array, Array]:
+        """Walk up to n steps from positions `[n]`.
+
+        Returns:
+            Rewards, discounts, positions of the last steps and their flags, `[n]` each.
+        """
+        memory = self._memory
+        indices = (positions + self._steps) % memory.ring.size
+        flags = memory.flags.take(indices)
+        # A step counts if it is one, and no step before it was the last of an episode. The row of
+        # the newest observation is none, so what lies behind it in the ring is out of reach.
+        counts = (flags & VALID) != 0
+        counts[1:] &= (flags[:-1] & ENDS) == 0
+        np.logical_and.accumulate(counts, axis=0, out=counts)
+        steps = counts.sum(0)
+        rewards = np.where(counts, memory.rewards.take(indices) * self._powers[:-1, None], 0)
+        last_flags = flags[steps - 1, np.arange(len(positions))]
+        discounts = np.where(last_flags & TERMINATED, 0, self._powers.take(steps))
+        return rewards.sum(0), discounts, positions + (steps - 1) * self.num_envs, last_flags
+
+
+class PrioritizedReplayBuffer(UniformReplayBuffer):
+    """A replay buffer that samples transitions in proportion to how wrong they were predicted.
+
+        P(i) = p_i^alpha / Σ_j p_j^alpha,  p_i = |error_i| + epsilon
+        w_i = (N P(i))^-beta / max_j w_j
+
+    New transitions have the largest priority so far. Samples are stratified: one from each of n
+    shares of equal probability, in random order. The maximum of the weights is over the samples.
+
+    Args:
+        buffer_size: As for `UniformReplayBuffer`.
+        observation_space: As for `UniformReplayBuffer`.
+        actions: As for `UniformReplayBuffer`.
+        alpha: How far priorities matter, >= 0; 0: samples are uniform.
+        beta: How far weights correct for it at first, in [0, 1]; it grows linearly to 1.
+        epsilon: What every error is enlarged by, > 0, so that no transition is never sampled.
+        **settings: All other arguments of `UniformReplayBuffer`.
+
+    Raises:
+        ConfigError: If a setting is out of range.
+
+    Source: Schaul et al. (2016), arXiv:1511.05952, eq. 1, section 3.4 and algorithm 1;
+    proportional variant.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        actions: TensorTree,
+        *,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        epsilon: float = 1e-6,
+        **settings: Any,
+    ) -> None:
+        check_at_least("alpha", alpha, 0.0)
+        check_between("beta", beta, 0.0, 1.0)
+        check_positive("epsilon", epsilon)
+        super().__init__(buffer_size, observation_space, actions, **settings)
+        self._alpha = alpha
+        self._beta = beta
+        self._epsilon = epsilon
+        self._progress = 0.0
+        self._largest = 1.0
+        self._tree = SumTree(self._memory.ring.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a full buffer, without last observations of truncated episodes."""
+        return super().nbytes + self._tree.nbytes
+
+    def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
+        """Set the priorities of samples to `(|errors| + epsilon)^alpha`.
+
+        Args:
+            indices: `Transitions.indices`, `[n]`; where a row is no transition any more, nothing
+                changes.
+            errors: Errors of temporal differences, of any sign, `[n]`.
+
+        Raises:
+            TrainingError: If an error is not finite.
+        """
+        where = indices.cpu().numpy()
+        priorities = errors.detach().cpu().numpy().astype(np.float64)
+        priorities = (np.abs(priorities) + self._epsilon) ** self._alpha
+        if not np.isfinite(priorities).all():
+            raise TrainingError(
+                "an error of a temporal difference is not finite, so it gives no priority: lower "
+                "the learning rate, or clip or scale rewards"
+            )
+        valid = self._memory.flags[where] & VALID
+        self._tree.set(where, priorities * valid)
+        self._largest = max(self._largest, float(priorities.max(initial=0.0)))
+
+    def set_progress(self, fraction: float) -> None:
+        """Set beta between its first value (0) and 1 (1)."""
+        self._progress = fraction
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {
+            **super().state_dict(),
+            "priorities": self._tree.priorities.copy(),
+            "largest": self._largest,
+            "progress": self._progress,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
+        super().load_state_dict(state)
+        self._tree.set(np.arange(self._memory.ring.size), state["priorities"])
+        self._largest = state["largest"]
+        self._progress = state["progress"]
+
+    def _add(self, rollout: Rollout, first: int, continues: bool) -> Array:
+        changed = super()._add(rollout, first, continues)
+        self._tree.set(changed, (self._memory.flags[changed] & VALID) * self._largest)
+        return changed
+
+    def _draw(self, n_samples: int) -> Array:
+        shares = torch.rand(n_samples, dtype=torch.float64, generator=self._generator).numpy()
+        shares = (shares + np.arange(n_samples)) / n_samples * self._tree.total
+        # Shuffled, as otherwise a part of the samples would be from a part of the ring.
+        order = torch.randperm(n_samples, generator=self._generator).numpy()
+        return self._memory.positions(self._tree.find(shares)[order])
+
+    def _weights(self, indices: Array) -> Array:
+        beta = self._beta + (1.0 - self._beta) * self._progress
+        # N and the sum of all priorities cancel out.
+        priorities = self._tree.priorities[indices]
+        weights: Array = (priorities / priorities.min(initial=np.inf)) ** -beta
+        return weights.astype(np.float32)
+
+
+def replay_nbytes(
+    buffer_size: int,
+    observation_space: spaces.Space[Any],
+    actions: TensorTree,
+    *,
+    num_envs: int = 1,
+    frame_stack: Mapping[str, int] | None = None,
+    prioritized: bool = False,
+) -> int:
+    """Bytes of a full buffer, before one is made; arguments are those of the buffers.
+
+    Observations that are kept beside come on top: the last ones of truncated episodes, and the
+    first stack of every episode where there are stacks of frames.
+    """
+    layout = ReplayLayout(
+        buffer_size, observation_space, actions, num_envs=num_envs, frame_stack=frame_stack
+    )
+    return layout.nbytes + (SumTree.nbytes_for(layout.ring.size) if prioritized else 0)

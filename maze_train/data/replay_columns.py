@@ -1,0 +1,224 @@
+"""The ring of rows that a replay buffer writes, and the columns that lie in it.
+
+Rows are numbered from the first one that was ever written: their number is `row`, and
+`row * num_envs + env` is the `position` of what one environment did in it. A ring of S slots holds
+row r in slot `r % S`, so positions modulo the size of the ring are the `indices` of what it holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from maze_train.checks import check_at_least
+from maze_train.errors import ConfigError
+from maze_train.spaces.tensors import storage_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from maze_train.types import Array, Tensor, TensorTree
+
+__all__ = [
+    "STORAGES",
+    "Column",
+    "ReplayLayout",
+    "Ring",
+    "Spec",
+    "Storage",
+    "as_tree",
+    "leaves_by_key",
+]
+
+Storage: TypeAlias = Literal["memory", "disk", "device"]
+"""Where observations and actions lie: in memory, in files that are mapped into it, or on the device
+that learns from them."""
+
+STORAGES = ("memory", "disk", "device")
+
+
+class Spec(NamedTuple):
+    """What one entry of a column is."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one entry."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """How many rows of how many environments are kept."""
+
+    rows: int
+    """Rows of transitions."""
+
+    num_envs: int
+
+    num_slots: int
+    """Rows that there is room for: one more for the newest observation, and those whose frames the
+    oldest stack consists of."""
+
+    @property
+    def margin(self) -> int:
+        """Rows whose frames are kept after their transitions are gone."""
+        return self.num_slots - self.rows - 1
+
+    @property
+    def size(self) -> int:
+        """Entries of a column."""
+        return self.num_slots * self.num_envs
+
+    def slices(self, first: int, stop: int) -> Iterator[tuple[slice, slice]]:
+        """Slots of the rows first..stop - 1, at most `num_slots` of them, and which these are."""
+        done = 0
+        while done < stop - first:
+            slot = (first + done) % self.num_slots
+            length = min(self.num_slots - slot, stop - first - done)
+            yield slice(slot, slot + length), slice(done, done + length)
+            done += length
+
+
+class ReplayLayout:
+    """What a replay buffer stores, known before anything is allocated.
+
+    Args:
+        buffer_size: Transitions, >= 1; `max(1, buffer_size // num_envs)` rows are kept.
+        observation_space: Flat observation space of one environment.
+        actions: One action of the agent, `[...]`: shape and dtype are used.
+        num_envs: B, >= 1.
+        frame_stack: Observations that are stacks of the last n frames: n by key.
+
+    Raises:
+        ConfigError: If a number is below 1, or `frame_stack` does not fit the observations.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        actions: TensorTree,
+        *,
+        num_envs: int = 1,
+        frame_stack: Mapping[str, int] | None = None,
+    ) -> None:
+        check_at_least("buffer_size", buffer_size, 1)
+        check_at_least("num_envs", num_envs, 1)
+        self.frame_stack = dict(frame_stack or {})
+        self.has_obs_keys = isinstance(observation_space, spaces.Dict)
+        self.has_action_keys = isinstance(actions, dict)
+        parts = {"": observation_space}
+        if isinstance(observation_space, spaces.Dict):
+            parts = dict(observation_space.spaces)
+        self.obs = {key: Spec(part.shape or (), storage_dtype(part)) for key, part in parts.items()}
+        self.actions = {
+            key: Spec(tuple(leaf.shape), leaf.cpu().numpy().dtype)
+            for key, leaf in leaves_by_key(actions).items()
+        }
+        for key, n in self.frame_stack.items():
+            if key not in self.obs or self.obs[key].shape[:1] != (n,):
+                found = {key: spec.shape for key, spec in self.obs.items()}
+                problem = f"expected observations of shape [{n}, ...] under {key!r}, got {found}"
+                raise ConfigError("frame_stack", problem, self.frame_stack)
+        rows = max(1, buffer_size // num_envs)
+        self.ring = Ring(rows, num_envs, rows + max([1, *self.frame_stack.values()]))
+
+    def columns(self) -> dict[str, Spec]:
+        """All columns by name."""
+        found = {"flags": Spec((), np.dtype(np.uint8)), "rewards": Spec((), np.dtype(np.float32))}
+        found |= {f"actions/{key}": spec for key, spec in self.actions.items()}
+        for key, spec in self.obs.items():
+            if key in self.frame_stack:
+                found[f"depths/{key}"] = Spec((), np.dtype(np.uint8))
+                spec = Spec(spec.shape[1:], spec.dtype)
+            found[f"obs/{key}"] = spec
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return self.ring.size * sum(spec.nbytes for spec in self.columns().values())
+
+    def describe(self) -> dict[str, str]:
+        """What has to be equal for one buffer to take the content of another."""
+        sizes = {"rows": str(self.ring.rows), "num_envs": str(self.ring.num_envs)}
+        stacks = {f"frame_stack/{key}": str(n) for key, n in self.frame_stack.items()}
+        columns = {name: f"{s.dtype.name} {list(s.shape)}" for name, s in self.columns().items()}
+        return {**sizes, **stacks, **columns}
+
+
+class Column:
+    """One array `[num_slots, num_envs, *shape]` in a ring.
+
+    Args:
+        ring: The ring that it lies in.
+        spec: What an entry is.
+        storage: Where it lies.
+        directory: Where files are mapped from. They have no name, so nothing is left behind.
+        device: Where it lies if `storage` is `device`.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        spec: Spec,
+        *,
+        storage: Storage = "memory",
+        directory: Path | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.ring = ring
+        shape = (ring.num_slots, ring.num_envs, *spec.shape)
+        if storage == "device":
+            dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+            self._rows = torch.zeros(shape, dtype=dtype, device=device)
+        elif storage == "disk" and spec.nbytes:
+            with TemporaryFile(dir=directory) as file:
+                file.truncate(ring.size * spec.nbytes)
+                self._rows = torch.from_numpy(np.memmap(file, spec.dtype, "r+", shape=shape))
+        else:  # memory that is taken when it is written
+            self._rows = torch.from_numpy(np.zeros(shape, spec.dtype))
+        self.entries = self._rows.view(ring.size, *spec.shape)
+        """The same, by index: `[size, *shape]`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self._rows.nbytes
+
+    def write(self, first: int, values: Tensor) -> None:
+        """Write rows `[k, num_envs, *shape]`, k <= num_slots, from a row on."""
+        for slots, rows in self.ring.slices(first, first + len(values)):
+            self._rows[slots].copy_(values[rows])
+
+    def gather(self, indices: Array) -> Tensor:
+        """Entries at indices `[k]`, on the device of the column: `[k, *shape]`."""
+        return self.entries.index_select(0, torch.from_numpy(indices).to(self.entries.device))
+
+    def read_slots(self, slots: slice) -> Array:
+        """A copy of some slots."""
+        return np.array(self._rows[slots].cpu().numpy())
+
+    def write_slots(self, slots: slice, values: Array) -> None:
+        """Write what `read_slots` gave."""
+        self._rows[slots].copy_(torch.from_numpy(values))
+
+
+def leaves_by_key(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by key; the key of a lone one is empty."""
+    return tree if isinstance(tree, dict) else {"": tree}
+
+
+def as_tree(leaves: dict[str, Tensor], has_keys: bool) -> TensorTree:
+    """The tree that leaves by key are of; the inverse of `leaves_by_key`."""
+    return leaves if has_keys else leaves[""]

@@ -1,0 +1,357 @@
+"""What a replay buffer holds: columns in a ring, and the observations that are kept beside."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from maze_train.data.final_observations import KeptObservations
+from maze_train.data.frames import FrameStacks
+from maze_train.data.replay_columns import Column, leaves_by_key
+from maze_train.data.replay_frames import FrameColumn
+from maze_train.errors import ConfigError, RunDirectoryError, ShapeError
+from maze_train.types import StatePart
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from maze_train.data.replay_columns import ReplayLayout, Storage
+    from maze_train.data.rollout import Rollout
+    from maze_train.types import Array, Tensor
+
+__all__ = ["BESIDE", "ENDS", "TERMINATED", "VALID", "ReplayMemory"]
+
+VALID, TERMINATED, TRUNCATED, BESIDE = 1, 2, 4, 8
+"""Bits of the flags of a row: it is a transition; how it ended; the observation after it is not in
+the next row but beside."""
+
+ENDS = TERMINATED | TRUNCATED
+SEGMENT_NBYTES = 2**21
+MAX_SEGMENTS = 256
+
+
+class ReplayMemory:
+    """Rows of transitions in a ring, in which every observation is stored once.
+
+    Row r holds the observation before an action, the action and what it brought. The observation
+    after the action is that of row r + 1; the newest row, `head`, holds an observation only. True
+    last observations of truncated episodes are kept beside.
+
+    Args:
+        layout: What is stored.
+        storage: Where observations and actions lie; everything else is in memory.
+        directory: Where files are mapped from if `storage` is `disk`.
+        device: Where they lie if `storage` is `device`.
+    """
+
+    def __init__(
+        self,
+        layout: ReplayLayout,
+        storage: Storage = "memory",
+        directory: Path | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.layout = layout
+        self.ring = layout.ring
+        self.head = 0
+        self.num_valid = 0
+        self._columns = {
+            name: Column(
+                self.ring,
+                spec,
+                storage=storage if name.startswith(("obs/", "actions/")) else "memory",
+                directory=directory,
+                device=device,
+            )
+            for name, spec in layout.columns().items()
+        }
+        self.flags: Array = self._columns["flags"].entries.numpy()
+        self.rewards: Array = self._columns["rewards"].entries.numpy()
+        self._actions = {key: self._columns[f"actions/{key}"] for key in layout.actions}
+        self._whole = {
+            key: self._columns[f"obs/{key}"] for key in layout.obs if key not in layout.frame_stack
+        }
+        self._stacks = {
+            key: FrameColumn(
+                n, self._columns[f"obs/{key}"], self._columns[f"depths/{key}"], layout.obs[key]
+            )
+            for key, n in layout.frame_stack.items()
+        }
+        self._final_obs = KeptObservations(layout.obs)
+        self._beside = {"final": self._final_obs}
+        self._beside |= {f"stacks/{key}": column.kept for key, column in self._stacks.items()}
+        row_nbytes = sum(column.nbytes for column in self._columns.values()) // self.ring.num_slots
+        self._segment_slots = max(
+            -(-self.ring.num_slots // MAX_SEGMENTS), SEGMENT_NBYTES // max(1, row_nbytes), 1
+        )
+        # The head after the last write into a segment: it only grows. 0: nothing was written.
+        self._versions = np.zeros(-(-self.ring.num_slots // self._segment_slots), np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return sum(column.nbytes for column in self._columns.values())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that may hold transitions."""
+        return min(self.head, self.ring.rows)
+
+    @property
+    def oldest(self) -> int:
+        """The first of these rows."""
+        return self.head - self.num_rows
+
+    def write(self, rollout: Rollout, first: int, continues: bool) -> Array:
+        """Write a rollout; of one that is longer than the ring, the last rows.
+
+        Args:
+            rollout: T steps.
+            first: The row of its first step: the head, or the row after.
+            continues: Whether the head holds the first observation of the rollout already.
+
+        Returns:
+            Indices of the rows that became transitions, or ceased to be.
+
+        Raises:
+            ShapeError: If the rollout does not fit the columns, or lacks a final observation.
+        """
+        self._check(rollout)
+        rollout = rollout.to(torch.device("cpu"))
+        flags, positions, picked = _flags(rollout)
+        begin = max(0, rollout.num_steps - self.ring.rows)
+        head = first + rollout.num_steps
+        old = self.oldest
+        expired = self._expire(head)
+        self._write_obs(leaves_by_key(rollout.obs), first + begin, begin, continues)
+        for key, leaf in leaves_by_key(rollout.actions).items():
+            self._actions[key].write(first + begin, leaf[begin:])
+        self._columns["rewards"].write(first + begin, rollout.rewards[begin:])
+        self._columns["flags"].write(first + begin, torch.from_numpy(flags[begin:]))
+        num_envs = self.ring.num_envs
+        is_kept = positions >= begin * num_envs
+        leaves = {
+            key: leaf.numpy()[picked[is_kept]]
+            for key, leaf in leaves_by_key(rollout.final_obs).items()
+        }
+        self._final_obs.append(first * num_envs + positions[is_kept], leaves)
+        self.head = head
+        self.num_valid += int((flags[begin:] & VALID).sum())
+        # Stacks that are dropped lie where the ring is written now.
+        self._touch(old, old + len(expired) // num_envs)
+        self._touch(first - 1, head + 1)
+        written = np.arange((first + begin) * num_envs, (head + 1) * num_envs) % self.ring.size
+        return np.concatenate([expired, written])
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether what comes next may not begin with the observation of the head.
+
+        So it is after steps of a lone environment, which are written with the observation after
+        them: it is in the head, and also beside unless they were terminated.
+        """
+        return self.ring.num_envs == 1 and bool(self._newest_flags & (ENDS | BESIDE))
+
+    @property
+    def _newest_flags(self) -> int:
+        return int(self.flags[(self.head - 1) % self.ring.size])
+
+    def cut(self, goes_on: bool) -> int:
+        """Say whether what comes next in a lone environment begins with the head's observation.
+
+        Returns:
+            How many rows after the head it is to be written.
+        """
+        position, flags = self.head - 1, self._newest_flags
+        if flags & ENDS or not flags & VALID:
+            return 0
+        if not flags & BESIDE:
+            return int(not goes_on)
+        if goes_on:
+            self._final_obs.drop_from(position)
+            flags &= ~BESIDE
+        else:
+            flags |= TRUNCATED
+        self.flags[position % self.ring.size] = flags
+        return 0
+
+    def observations(self, positions: Array) -> dict[str, Tensor]:
+        """Observations in the rows at positions `[k]`, by key."""
+        indices = positions % self.ring.size
+        whole = {key: column.gather(indices) for key, column in self._whole.items()}
+        if not self._stacks:
+            return whole
+        return whole | {key: column.gather(positions) for key, column in self._stacks.items()}
+
+    def put_final_obs(self, leaves: Mapping[str, Tensor], where: Array, positions: Array) -> None:
+        """Put the observations that are beside `positions` into entries of others."""
+        entries = torch.from_numpy(where)
+        for key, leaf in self._final_obs.gather(positions).items():
+            target = leaves[key]
+            target.index_copy_(0, entries.to(target.device), leaf.to(target.device))
+
+    def actions(self, positions: Array) -> dict[str, Tensor]:
+        """Actions in the rows at positions `[k]`, by key."""
+        indices = positions % self.ring.size
+        return {key: column.gather(indices) for key, column in self._actions.items()}
+
+    def positions(self, indices: Array) -> Array:
+        """Positions of what lies at indices `[k]`."""
+        last = (self.head + 1) * self.ring.num_envs - 1
+        return last - (last - indices) % self.ring.size
+
+    def state_dict(self) -> dict[str, Any]:
+        """The head, and segments of the ring, to be read before anything else is written."""
+        segments = {
+            f"{number:03d}": StatePart(str(version), partial(self._read_segment, number))
+            for number, version in enumerate(self._versions)
+            if version
+        }
+        return {"head": self.head, "layout": self.layout.describe(), "segments": segments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, one segment after the other.
+
+        Raises:
+            ConfigError: If it is that of a buffer of another layout.
+            RunDirectoryError: If a segment is not what `state_dict` gave.
+        """
+        ours, theirs = self.layout.describe(), state["layout"]
+        differences = [
+            f"{name} is {ours.get(name, 'missing')} here and was {theirs.get(name, 'missing')}"
+            for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)
+        ]
+        if differences:
+            raise ConfigError(
+                "replay buffer",
+                f"the saved one has another layout: {'; '.join(differences)}. Continue with the "
+                "settings and the environment that it was saved with, or start a new run",
+            )
+        self.head = state["head"]
+        self.flags[:] = 0
+        self._versions[:] = 0
+        beside = [self._load_segment(int(name), part) for name, part in state["segments"].items()]
+        for name, kept in self._beside.items():
+            kept.restore([_below(name, content) for content in beside])
+        self.num_valid = int((self.flags & VALID).sum())
+
+    def _check(self, rollout: Rollout) -> None:
+        trees = {"obs": self.layout.obs, "actions": self.layout.actions}
+        for name, specs in trees.items():
+            leaves = leaves_by_key(getattr(rollout, name))
+            found = {key: list(leaf.shape[2:]) for key, leaf in leaves.items()}
+            expected = {key: list(spec.shape) for key, spec in specs.items()}
+            if found != expected:
+                raise ShapeError(
+                    f"one step of {name} has the shapes {found}, the replay buffer expects "
+                    f"{expected}"
+                )
+
+    def _write_obs(self, obs: dict[str, Any], row: int, begin: int, continues: bool) -> None:
+        for key, stacks in self._stacks.items():
+            stacks.write(row, obs[key], begin, continues and not begin)
+        for key, column in self._whole.items():
+            leaf = obs[key]
+            if isinstance(leaf, FrameStacks):
+                leaf = leaf[0 : len(leaf.numbers)].view(leaf.shape)
+            column.write(row, leaf[begin:])
+
+    def _expire(self, head: int) -> Array:
+        """Forget what is overwritten when the head moves; indices of the rows that are."""
+        num_envs, new = self.ring.num_envs, max(0, head - self.ring.rows)
+        stop = min(new, self.head)
+        indices = np.arange(self.oldest * num_envs, stop * num_envs) % self.ring.size
+        self.num_valid -= int((self.flags[indices] & VALID).sum())
+        self.flags[indices] = 0
+        self._final_obs.drop_before(new * num_envs)
+        for column in self._stacks.values():
+            column.kept.drop_before((new - self.ring.margin) * num_envs)
+        return indices
+
+    def _touch(self, first: int, stop: int) -> None:
+        """Note that rows first..stop - 1 have changed."""
+        first = max(first, stop - self.ring.num_slots, 0)
+        for slots, _ in self.ring.slices(first, stop):
+            touched = slice(
+                slots.start // self._segment_slots, -(-slots.stop // self._segment_slots)
+            )
+            self._versions[touched] = self.head
+
+    def _slots(self, number: int) -> slice:
+        start = number * self._segment_slots
+        return slice(start, min(start + self._segment_slots, self.ring.num_slots))
+
+    def _read_segment(self, number: int) -> dict[str, Any]:
+        """Slots of all columns, and what is kept beside their rows."""
+        slots = self._slots(number)
+        content = {name: column.read_slots(slots) for name, column in self._columns.items()}
+        # The rows in these slots are of the turn that the head is in, or of the one before.
+        num_envs, turn = self.ring.num_envs, self.ring.size
+        first = (self.head // self.ring.num_slots) * turn + slots.start * num_envs
+        stop = first + (slots.stop - slots.start) * num_envs
+        for name, kept in self._beside.items():
+            before, now = kept.between(first - turn, stop - turn), kept.between(first, stop)
+            for part in now:
+                content[f"{name}/{part}"] = np.concatenate([before[part], now[part]])
+        return content
+
+    def _load_segment(self, number: int, part: StatePart) -> dict[str, Array]:
+        """Write the columns of a segment; returns the rest of its content."""
+        content = part.read()
+        slots = self._slots(number)
+        for name, column in self._columns.items():
+            values = content.pop(name, None)
+            expected = column.read_slots(slice(0, 0))
+            shape = (slots.stop - slots.start, *expected.shape[1:])
+            if values is None or values.shape != shape or values.dtype != expected.dtype:
+                raise RunDirectoryError(
+                    f"segment {number} of the saved replay buffer is damaged: expected {name} as "
+                    f"{expected.dtype} {list(shape)}. Use an earlier checkpoint"
+                )
+            column.write_slots(slots, values)
+        self._versions[number] = int(part.version)
+        return content
+
+
+def _below(prefix: str, content: dict[str, Array]) -> dict[str, Array]:
+    prefix += "/"
+    return {
+        name.removeprefix(prefix): array
+        for name, array in content.items()
+        if name.startswith(prefix)
+    }
+
+
+def _flags(rollout: Rollout) -> tuple[Array, Array, Array]:
+    """The flags of a rollout, and which of its final observations are needed.
+
+    Returns:
+        Flags of the rows and of the head, `[T + 1, B]`; positions of the rows, increasing, whose
+        last observation is kept, `[K]`; which of `final_obs` these are, `[K]`.
+    """
+    shape = rollout.num_steps, rollout.num_envs
+    valid = np.ones(shape, bool)
+    if rollout.ignored is not None:
+        valid = ~rollout.ignored.numpy()
+    terminated = rollout.terminated.numpy() & valid
+    truncated = rollout.truncated.numpy() & valid & ~terminated
+    positions = rollout.final_positions.numpy()
+    beside = np.zeros(shape, bool)
+    beside.flat[positions] = True
+    beside &= valid & ~terminated
+    if (truncated & ~beside).any():
+        step, env = np.argwhere(truncated & ~beside)[0]
+        raise ShapeError(
+            f"step {step} of environment {env} was truncated: expected its last observation in "
+            "final_obs, and its position in final_positions"
+        )
+    flags = np.zeros((shape[0] + 1, shape[1]), np.uint8)
+    flags[:-1] = valid * VALID + terminated * TERMINATED + truncated * TRUNCATED + beside * BESIDE
+    order = np.argsort(positions)
+    order = order[beside.flat[positions[order]]]
+    return flags, positions[order], order

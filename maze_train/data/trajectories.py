@@ -1,0 +1,172 @@
+"""Recorded episodes, and how they are laid side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from maze_train.data.rollout import Rollout
+from maze_train.errors import ShapeError
+from maze_train.spaces.tensors import zeros_for
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from gymnasium import spaces
+
+    from maze_train.types import Array, ArrayTree, Tensor, TensorTree
+
+__all__ = ["Trajectory", "trajectories_as_rollouts"]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode of T >= 1 steps, or a piece of one, as the environment gave it.
+
+    Raises:
+        ShapeError: If lengths do not agree, or a reward is not finite.
+    """
+
+    obs: ArrayTree
+    """Observations before each action and after the last one, `[T + 1, ...]`; one flat mapping for
+    a Dict or Tuple space."""
+
+    actions: ArrayTree
+    """Actions of the environment, `[T, ...]`."""
+
+    rewards: Array
+    """Rewards after each action, `[T]`."""
+
+    terminated: bool
+    """Whether the last step led to a terminal state."""
+
+    truncated: bool
+    """Whether the episode was cut off (time limit) after the last step."""
+
+    def __post_init__(self) -> None:
+        if self.rewards.ndim != 1 or not len(self.rewards):
+            shape = list(self.rewards.shape)
+            raise ShapeError(f"rewards have the shape {shape}, expected [T] with T >= 1")
+        if not np.isfinite(self.rewards).all():
+            step = int(np.flatnonzero(~np.isfinite(self.rewards))[0])
+            raise ShapeError(f"rewards[{step}] = {self.rewards[step]}: expected finite rewards")
+        for name, tree, length in (
+            ("obs", self.obs, self.num_steps + 1),
+            ("actions", self.actions, self.num_steps),
+        ):
+            for key, leaf in _named(name, tree):
+                if leaf.shape[:1] != (length,):
+                    raise ShapeError(
+                        f"{key} has the shape {list(leaf.shape)}, expected [{length}, ...] for "
+                        f"{self.num_steps} rewards"
+                    )
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return len(self.rewards)
+
+
+def trajectories_as_rollouts(
+    trajectories: Iterable[Trajectory],
+    num_envs: int,
+    observation_space: spaces.Space[Any],
+    from_env: Callable[[TensorTree], TensorTree],
+) -> Rollout | None:
+    """All trajectories as one rollout of B environments.
+
+    Each goes below the column that is the shortest so far; the rest of shorter columns is ignored.
+    What is not terminated counts as truncated: its last observation is bootstrapped from.
+
+    Args:
+        trajectories: Episodes, in the order in which they are laid down.
+        num_envs: B.
+        observation_space: Flat observation space of one environment.
+        from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
+
+    Returns:
+        The rollout; None if there are no trajectories.
+
+    Raises:
+        ShapeError: If observations do not fit the space.
+    """
+    episodes = list(trajectories)
+    if not episodes:
+        return None
+    places, shape = _places(episodes, num_envs)
+    obs = zeros_for(observation_space, (shape[0] + 1, num_envs))
+    actions: TensorTree | None = None
+    rewards = torch.zeros(shape)
+    terminated, truncated = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
+    ignored = torch.ones(shape, dtype=torch.bool)
+    cut: dict[int, TensorTree] = {}
+    for number, (episode, (start, env)) in enumerate(zip(episodes, places, strict=True)):
+        name, rows = f"trajectory {number}", slice(start, start + episode.num_steps)
+        own_obs = tree_map(_tensor, episode.obs)
+        own_actions = from_env(tree_map(_tensor, episode.actions))
+        # The first observation of an episode takes the place of the last one of that above.
+        _write(obs, (slice(start, rows.stop + 1), env), own_obs, f"{name}: obs")
+        if actions is None:
+            actions = tree_map(lambda x: x.new_zeros((*shape, *x.shape[1:])), own_actions)
+        _write(actions, (rows, env), own_actions, f"{name}: actions")
+        rewards[rows, env] = _tensor(episode.rewards).float()
+        ignored[rows, env] = False
+        terminated[rows.stop - 1, env] = episode.terminated
+        truncated[rows.stop - 1, env] = not episode.terminated
+        if not episode.terminated:
+            cut[(rows.stop - 1) * num_envs + env] = tree_map(lambda x: x[-1].clone(), own_obs)
+    final_obs = zeros_for(observation_space, (len(cut),))
+    for row, last_obs in enumerate(cut.values()):
+        _write(final_obs, (row,), last_obs, "obs")
+    assert actions is not None
+    return Rollout(
+        obs=obs,
+        actions=actions,
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        final_obs=final_obs,
+        final_positions=torch.tensor(list(cut), dtype=torch.int64),
+        ignored=ignored if ignored.any() else None,
+    )
+
+
+def _places(
+    episodes: list[Trajectory], num_envs: int
+) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """First row and column of each episode, and the shape of all."""
+    lengths, places = [0] * num_envs, []
+    for episode in episodes:
+        env = lengths.index(min(lengths))
+        places.append((lengths[env], env))
+        lengths[env] += episode.num_steps
+    return places, (max(lengths), num_envs)
+
+
+def _write(tree: TensorTree, place: tuple[Any, ...], values: TensorTree, name: str) -> None:
+    """Write the leaves of `values` into places of those of `tree`."""
+    targets = {key: leaf[place] for key, leaf in _named(name, tree)}
+    found = dict(_named(name, values))
+    for key in {**targets, **found}:
+        shapes = [list(x[key].shape) if key in x else "nothing" for x in (found, targets)]
+        if shapes[0] != shapes[1]:
+            raise ShapeError(f"{key} has the shape {shapes[0]}, expected {shapes[1]}")
+        targets[key].copy_(found[key])
+
+
+def _named(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree with their names."""
+    if not isinstance(tree, dict):
+        yield name, tree
+        return
+    for key, leaf in tree.items():
+        yield f"{name}[{key!r}]", leaf
+
+
+def _tensor(array: Array) -> Tensor:
+    # A copy: arrays of data sets may be read-only, which PyTorch does not know.
+    return torch.from_numpy(np.array(array, order="C"))

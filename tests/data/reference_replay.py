@@ -1,0 +1,276 @@
+"""A slow replay buffer: a list of rows, each a list of steps; and streams of experience for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from maze_train.data.replay import Transition
+from maze_train.data.rollout import Rollout
+from maze_train.spaces.tensors import storage_dtype
+from maze_train.trees import tree_map
+
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+DICT = spaces.Dict(
+    {
+        "image": spaces.Box(0, 255, (2, 3), np.uint8),
+        "level": spaces.Discrete(1000),
+        "speed": spaces.Box(-1.0, 1.0, (1,), np.float32),
+    }
+)
+BOX_ACTION = torch.zeros(2)
+FRAME = (2, 3)
+KINDS = ("terminated", "truncated", "both", "ignored")
+DICT_ACTION = {"move": torch.zeros((), dtype=torch.int64), "turn": torch.zeros(3)}
+
+
+@dataclass
+class Step:
+    """What one environment did in one row."""
+
+    obs: dict
+    action: dict | None = None
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    final_obs: dict | None = None
+    valid: bool = False
+
+
+class ReferenceReplay:
+    """Keeps every row, looks at the last ones only, and walks in plain Python."""
+
+    def __init__(self, rows, num_envs, n_steps, gamma):
+        self.rows, self.num_envs, self.n_steps, self.gamma = rows, num_envs, n_steps, gamma
+        self.steps = []
+        self.continues = False
+
+    def add(self, rows):
+        """Rows `[T + 1][B]` of steps; the last one has observations only."""
+        if self.continues:
+            self.steps.pop()
+        self.steps += rows
+        self.continues = True
+
+    def interrupt(self):
+        self.continues = False
+
+    def transitions(self):
+        """What can be sampled, in the order of rows and environments."""
+        first = max(0, len(self.steps) - 1 - self.rows)
+        return [
+            self.walk(row, env)
+            for row in range(first, len(self.steps))
+            for env in range(self.num_envs)
+            if self.steps[row][env].valid
+        ]
+
+    def walk(self, row, env):
+        """obs, action, reward, discount, next_obs of the steps from a row on."""
+        start = self.steps[row][env]
+        reward, discount = 0.0, 1.0
+        for k in range(self.n_steps):
+            step = self.steps[row + k][env]
+            if not step.valid:
+                next_obs = step.obs
+                break
+            reward += discount * step.reward
+            discount *= self.gamma
+            next_obs = (
+                self.steps[row + k + 1][env].obs if step.final_obs is None else step.final_obs
+            )
+            if step.terminated:
+                discount = 0.0
+            if step.terminated or step.truncated:
+                break
+        return start.obs, start.action, reward, discount, next_obs
+
+
+class Stream:
+    """Random experience, in which every observation is unlike all others (but for 8 bits)."""
+
+    def __init__(self, rng, num_envs, space=BOX, action=BOX_ACTION, ends=0.3, kinds=KINDS):
+        self.rng, self.num_envs, self.ends, self.kinds = rng, num_envs, ends, kinds
+        self.space, self.action = space, action
+        self.counter = 0
+        self.obs = [self.first_obs(env) for env in range(num_envs)]
+
+    def first_obs(self, env):
+        """The observation that an episode begins with."""
+        return self.new_obs()
+
+    def next_obs(self, env):
+        """The observation that a step leads to."""
+        return self.new_obs()
+
+    def new_obs(self):
+        self.counter += 1
+        leaves = self.space.spaces if isinstance(self.space, spaces.Dict) else {"": self.space}
+        return {key: self.new_leaf(leaf.shape, storage_dtype(leaf)) for key, leaf in leaves.items()}
+
+    def new_leaf(self, shape, dtype):
+        return np.full(shape, self.counter % 251 if dtype == np.uint8 else self.counter, dtype)
+
+    def new_action(self):
+        leaves = self.action if isinstance(self.action, dict) else {"": self.action}
+        return {
+            key: torch.from_numpy(self.rng.integers(0, 99, tuple(x.shape))).to(x.dtype)
+            for key, x in leaves.items()
+        }
+
+    def interrupt(self):
+        self.obs = [self.first_obs(env) for env in range(self.num_envs)]
+
+    def steps(self, num_steps):
+        """Rows `[T + 1][B]`."""
+        rows = [[self.step(env) for env in range(self.num_envs)] for _ in range(num_steps)]
+        return [*rows, [Step(obs) for obs in self.obs]]
+
+    def step(self, env):
+        """One step of one environment; ends of all kinds, and rows that are no transitions."""
+        kind = "goes on"
+        if self.rng.random() < self.ends:
+            kind = self.rng.choice(self.kinds)
+        step = Step(self.obs[env], self.new_action(), float(self.rng.normal()))
+        step.valid = kind != "ignored"
+        step.terminated = kind in ("terminated", "both")
+        step.truncated = kind in ("truncated", "both")
+        self.obs[env] = self.next_obs(env)
+        if step.truncated:
+            step.final_obs = self.obs[env]
+        if kind != "goes on":
+            self.obs[env] = self.first_obs(env)
+        return step
+
+
+class StackStream(Stream):
+    """Observations with a stack of frames under `image`, and a number under `level`."""
+
+    def __init__(self, rng, num_envs, n, padding, skipping, **settings):
+        self.padding, self.skipping = padding, skipping
+        self.image = spaces.Box(0, 255, (n, *FRAME), np.uint8)
+        level = spaces.Box(-np.inf, np.inf, ())
+        super().__init__(
+            rng, num_envs, spaces.Dict({"image": self.image, "level": level}), **settings
+        )
+
+    def new_frame(self):
+        return self.rng.integers(0, 256, FRAME, np.uint8)
+
+    def first_obs(self, env):
+        obs, frame = self.new_obs(), self.new_frame()
+        image = np.stack([self.new_frame() for _ in obs["image"]])
+        if self.padding == "repeat":
+            image[:] = frame
+        elif self.padding == "zero":
+            image[:-1] = 0
+        return {**obs, "image": image}
+
+    def next_obs(self, env):
+        obs, image = self.new_obs(), self.obs[env]["image"]
+        for _ in range(1 + (self.rng.random() < self.skipping)):
+            image = np.concatenate([image[1:], self.new_frame()[None]])
+        return {**obs, "image": image}
+
+
+def stacked(tree_rows, has_keys):
+    """Leaves of `[T][B]` trees as tensors `[T, B, ...]`."""
+    leaves = {
+        key: torch.from_numpy(
+            np.array([[np.asarray(tree[key]) for tree in row] for row in tree_rows])
+        )
+        for key in tree_rows[0][0]
+    }
+    return leaves if has_keys else leaves[""]
+
+
+def rollout_of(rows, space=BOX, action=BOX_ACTION):
+    """The rollout that rows of steps are."""
+    steps = rows[:-1]
+    has_obs_keys, has_action_keys = isinstance(space, spaces.Dict), isinstance(action, dict)
+
+    def column(name, dtype):
+        return torch.tensor([[getattr(step, name) for step in row] for row in steps], dtype=dtype)
+
+    finals = [
+        (t * len(row) + env, step.final_obs)
+        for t, row in enumerate(steps)
+        for env, step in enumerate(row)
+        if step.final_obs is not None
+    ]
+    finals = finals[::-1]  # their order is of no account
+    obs = stacked([[step.obs for step in row] for row in rows], has_obs_keys)
+    final_obs = tree_map(lambda x: x[0, :0], obs)
+    if finals:
+        final_obs = tree_map(lambda x: x[0], stacked([[obs for _, obs in finals]], has_obs_keys))
+    valid = column("valid", torch.bool)
+    return Rollout(
+        obs=obs,
+        actions=stacked([[step.action for step in row] for row in steps], has_action_keys),
+        rewards=column("reward", torch.float32),
+        terminated=column("terminated", torch.bool),
+        truncated=column("truncated", torch.bool),
+        final_obs=final_obs,
+        final_positions=torch.tensor([position for position, _ in finals], dtype=torch.int64),
+        ignored=None if valid.all() else ~valid,
+    )
+
+
+def transition_of(step, next_obs):
+    """The transition that a step is."""
+
+    def tree(leaves):
+        leaves = {key: torch.as_tensor(leaf) for key, leaf in leaves.items()}
+        return leaves.get("", leaves)
+
+    return Transition(
+        tree(step.obs),
+        tree(step.action),
+        step.reward,
+        tree(next_obs),
+        step.terminated,
+        step.truncated,
+    )
+
+
+def added(buffer, reference, stream, lengths):
+    """Add rollouts of these lengths to both buffers (-1: an interruption), and yield after each."""
+    for length in lengths:
+        if length < 1:
+            for owner in (buffer, reference, stream):
+                owner.interrupt()
+            continue
+        steps = stream.steps(length)
+        buffer.add_rollout(rollout_of(steps, stream.space, stream.action))
+        reference.add(steps)
+        yield steps
+
+
+def everything(buffer):
+    """All transitions of a buffer, in the order of rows and environments."""
+    memory = buffer._memory
+    positions = np.arange(memory.oldest * buffer.num_envs, memory.head * buffer.num_envs)
+    return buffer._gather(positions[buffer._is_valid(positions)])
+
+
+def assert_equal_to(found, expected):
+    """Transitions are those of a reference; after terminal steps any observation is right."""
+    assert len(found.indices) == len(expected)
+    for i, (obs, action, reward, discount, next_obs) in enumerate(expected):
+        assert_same_leaves(found.obs, i, obs)
+        assert_same_leaves(found.actions, i, action)
+        assert abs(found.rewards[i] - reward) < 1e-5
+        assert abs(found.discounts[i] - discount) < 1e-6
+        if discount:
+            assert_same_leaves(found.next_obs, i, next_obs)
+
+
+def assert_same_leaves(tree, i, expected):
+    """Entry i of a tree is what is expected by key."""
+    leaves = tree if isinstance(tree, dict) else {"": tree}
+    assert leaves.keys() == expected.keys()
+    for key, leaf in leaves.items():
+        assert np.array_equal(leaf[i].numpy(), np.asarray(expected[key]))

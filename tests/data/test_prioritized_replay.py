@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_replay import (
+    BOX,
+    BOX_ACTION,
+    ReferenceReplay,
+    Stream,
+    added,
+    assert_equal_to,
+    everything,
+    rollout_of,
+)
+
+from maze_train.data.priorities import SumTree
+from maze_train.data.replay import PrioritizedReplayBuffer, replay_nbytes
+from maze_train.errors import ConfigError, TrainingError
+
+ALPHA, BETA = 0.7, 0.4
+
+
+def leaves_in_order(node, size):
+    """Leaves below a node from left to right."""
+    if node >= size:
+        return [node - size]
+    return [*leaves_in_order(2 * node, size), *leaves_in_order(2 * node + 1, size)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    rounds=st.integers(1, 4),
+    empty=st.floats(0.0, 0.9),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_tree_is_a_list_with_sums(size, rounds, empty, seed):
+    """Updates with repetitions; each number is found in the share that it falls into."""
+    rng = np.random.default_rng(seed)
+    tree, priorities = SumTree(size), np.zeros(size)
+    for _ in range(rounds):
+        indices = rng.integers(0, size, rng.integers(1, 2 * size + 1))
+        values = rng.random(len(indices)) * (rng.random(len(indices)) >= empty)
+        tree.set(indices, values)
+        for index, value in zip(indices, values, strict=True):
+            priorities[index] = value
+    assert np.array_equal(tree.priorities, priorities)
+    assert tree.total == pytest.approx(priorities.sum(), rel=1e-12)
+    order = leaves_in_order(1, size)
+    ends = np.cumsum(priorities[order])
+    sums = rng.random(50) * ends[-1]
+    if ends[-1] > 0:
+        expected = [order[np.searchsorted(ends, number, side="right")] for number in sums]
+        assert tree.find(sums).tolist() == expected
+
+
+def test_nothing_of_priority_zero_is_found():
+    """Not even where rounding makes a number reach the end of a share."""
+    rng = np.random.default_rng(0)
+    for size in (3, 7, 100):
+        tree = SumTree(size)
+        tree.set(np.arange(size), rng.random(size) * (rng.random(size) < 0.3) / 3)
+        tree.set(np.array([1]), 0.1)
+        sums = np.array([0.0, tree.total, np.nextafter(tree.total, 0.0), 2 * tree.total])
+        assert (tree.priorities[tree.find(sums)] > 0).all()
+
+
+def test_a_tree_depends_on_its_priorities_alone():
+    """Bit for bit, however often they were changed: a loaded buffer goes on as the saved one."""
+    rng = np.random.default_rng(0)
+    tree, again = SumTree(1000), SumTree(1000)
+    for _ in range(50):
+        tree.set(rng.integers(0, 1000, 64), rng.random(64))
+    again.set(np.arange(1000), tree.priorities)
+    assert np.array_equal(again._nodes, tree._nodes)
+
+
+def make(rows=20, num_envs=2, lengths=(7, 30, 5), seed=0, **settings):
+    """A buffer with some experience, its reference and stream."""
+    settings = {"alpha": ALPHA, "beta": BETA, "gamma": 0.9, **settings}
+    buffer = PrioritizedReplayBuffer(
+        rows * num_envs, BOX, BOX_ACTION, num_envs=num_envs, **settings
+    )
+    reference = ReferenceReplay(rows, num_envs, settings.get("n_steps", 1), 0.9)
+    stream = Stream(np.random.default_rng(seed), num_envs)
+    for _ in added(buffer, reference, stream, lengths):
+        pass
+    return buffer, reference, stream
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 12),
+    num_envs=st.integers(1, 3),
+    n_steps=st.integers(1, 3),
+    lengths=st.lists(st.integers(-1, 15), min_size=1, max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_transitions_and_only_they_have_priorities(rows, num_envs, n_steps, lengths, seed):
+    """In every turn of the ring, with ignored rows, interruptions and updates in between."""
+    buffer, reference, stream = make(rows, num_envs, (), seed, n_steps=n_steps)
+    for _ in added(buffer, reference, stream, lengths):
+        whole = everything(buffer)
+        assert_equal_to(whole, reference.transitions())
+        assert set(np.flatnonzero(buffer._tree.priorities)) == set(whole.indices.tolist())
+        if len(buffer):
+            batch = buffer.sample_batch(10)
+            assert set(batch.indices.tolist()) <= set(whole.indices.tolist())
+            buffer.update_priorities(batch.indices, torch.randn(10))
+            # Whoever learns late tells of rows that are gone.
+            buffer.update_priorities(torch.arange(buffer._memory.ring.size), torch.tensor([1.0]))
+        assert set(np.flatnonzero(buffer._tree.priorities)) == set(whole.indices.tolist())
+
+
+def test_new_transitions_have_the_largest_priority_so_far():
+    """1 at first; later that of the largest error, even if it is gone."""
+    buffer, reference, stream = make(lengths=(3,))
+    first = everything(buffer).indices.numpy()
+    assert (buffer._tree.priorities[first] == 1.0).all()
+    buffer.update_priorities(torch.from_numpy(first[:2]), torch.tensor([-5.0, 0.1]))
+    buffer.update_priorities(torch.from_numpy(first[:1]), torch.tensor([0.2]))
+    for _ in added(buffer, reference, stream, (2,)):
+        pass
+    second = np.setdiff1d(everything(buffer).indices.numpy(), first)
+    largest = (5.0 + 1e-6) ** ALPHA
+    assert np.allclose(buffer._tree.priorities[second], largest, rtol=1e-12)
+
+
+def test_frequencies_and_weights_follow_priorities():
+    """P(i) = p_i^alpha / sum, weights (N P(i))^-beta over their maximum; beta grows to 1."""
+    buffer, _, _ = make()
+    indices = everything(buffer).indices
+    errors = torch.linspace(-2.0, 3.0, len(indices), dtype=torch.float64)
+    buffer.update_priorities(indices, errors)
+    powers = (errors.abs() + 1e-6) ** ALPHA
+    probabilities = torch.zeros(buffer._memory.ring.size, dtype=torch.float64)
+    probabilities[indices] = powers / powers.sum()
+    counts = torch.zeros_like(probabilities)
+    for progress in (0.0, 0.5, 1.0):
+        buffer.set_progress(progress)
+        batch = buffer.sample_batch(2000)
+        counts += torch.bincount(batch.indices, minlength=len(counts))
+        beta = BETA + (1 - BETA) * progress
+        weights = (len(buffer) * probabilities[batch.indices]) ** -beta
+        assert batch.weights.dtype == torch.float32
+        assert torch.allclose(batch.weights.double(), weights / weights.max(), rtol=1e-6)
+    # Stratified: no share is more than two samples away from its expectation.
+    assert (counts - 6000 * probabilities).abs().max() <= 6.0
+
+
+def test_parts_of_a_batch_are_samples_too():
+    """Strata come in random order: half of a batch is from everywhere."""
+    buffer, _, _ = make(rows=500, num_envs=1, lengths=(600,))
+    indices = buffer.sample_batch(400).indices.double()
+    whole = everything(buffer).indices.double()
+    for half in indices.split(200):
+        assert abs(half.mean() - whole.mean()) < 0.15 * whole.max()
+
+
+def test_samples_are_uniform_without_alpha():
+    """Whatever the errors were; all weights are 1."""
+    buffer, _, _ = make(alpha=0.0)
+    indices = everything(buffer).indices
+    buffer.update_priorities(indices, torch.randn(len(indices)) * 100)
+    batch = buffer.sample_batch(10 * len(indices))
+    assert (batch.weights == 1.0).all()
+    assert len(buffer.sample_batch(0).weights) == 0
+    counts = torch.bincount(batch.indices, minlength=buffer._memory.ring.size)
+    assert (counts[indices] - 10).abs().max() <= 1
+
+
+def test_a_saved_buffer_goes_on_with_its_priorities():
+    """Equal samples, weights and priorities of what comes later."""
+    buffer, _, stream = make()
+    buffer.update_priorities(buffer.sample_batch(30).indices, torch.linspace(0, 9, 30))
+    buffer.set_progress(0.3)
+    other, _, _ = make(lengths=(9,), seed=5)
+    other.load_state_dict(buffer.state_dict())
+    drawn = []
+    steps = stream.steps(5)
+    for owner in (buffer, other):
+        owner.add_rollout(rollout_of(steps))
+        drawn.append(owner.sample_batch(40))
+    assert torch.equal(drawn[0].indices, drawn[1].indices)
+    assert torch.equal(drawn[0].weights, drawn[1].weights)
+    assert torch.equal(drawn[0].obs, drawn[1].obs)
+
+
+def test_memory_is_known_beforehand():
+    """16 bytes per transition more than without priorities."""
+    buffer, _, _ = make(lengths=())
+    assert buffer.nbytes == replay_nbytes(40, BOX, BOX_ACTION, num_envs=2, prioritized=True)
+    assert buffer.nbytes == replay_nbytes(40, BOX, BOX_ACTION, num_envs=2) + 16 * 42
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": -0.1}, "alpha = -0.1: expected a number >= 0"),
+        ({"beta": 1.5}, r"beta = 1.5: expected a number in \[0, 1\]"),
+        ({"epsilon": 0.0}, "epsilon = 0.0: expected a number > 0"),
+        ({"n_steps": 0}, "n_steps = 0: expected a number >= 1"),
+    ],
+)
+def test_wrong_settings_are_refused(change, message):
+    """The message names the setting and what is expected."""
+    with pytest.raises(ConfigError, match=message):
+        make(**change)
+
+
+def test_an_error_that_is_not_finite_is_refused():
+    """It would be sampled for ever; nothing changes."""
+    buffer, _, _ = make()
+    indices, before = everything(buffer).indices[:3], buffer._tree.priorities.copy()
+    for value in (np.nan, np.inf):
+        with pytest.raises(TrainingError, match="is not finite"):
+            buffer.update_priorities(indices, torch.tensor([1.0, value, 2.0]))
+    assert np.array_equal(buffer._tree.priorities, before)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from reference_replay import (
+    DICT,
+    DICT_ACTION,
+    ReferenceReplay,
+    StackStream,
+    Stream,
+    added,
+    assert_equal_to,
+    everything,
+    rollout_of,
+)
+
+import maze_train.data.replay_memory as replay_memory
+from maze_train.data.replay import UniformReplayBuffer
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.training.state_files import dumps, loads
+from maze_train.types import StatePart
+
+KINDS = ("box", "dict", "stacks")
+
+
+def make(rows, num_envs, kind="box", **settings):
+    """A buffer, its reference and experience for both."""
+    rng = np.random.default_rng(0)
+    if kind == "stacks":
+        stream = StackStream(rng, num_envs, 3, "random", 0.1, action=DICT_ACTION)
+        settings["frame_stack"] = {"image": 3}
+    elif kind == "dict":
+        stream = Stream(rng, num_envs, DICT, DICT_ACTION)
+    else:
+        stream = Stream(rng, num_envs)
+    settings = {"num_envs": num_envs, "gamma": 0.9, **settings}
+    buffer = UniformReplayBuffer(rows * num_envs, stream.space, stream.action, **settings)
+    return buffer, ReferenceReplay(rows, num_envs, settings.get("n_steps", 1), 0.9), stream
+
+
+class Store:
+    """Keeps what was read of the segments of a state, and does not read it again."""
+
+    def __init__(self):
+        self.contents = {}
+        self.num_read = 0
+
+    def through(self, state):
+        """The state as it is read from files."""
+        segments = {}
+        for name, part in state["segments"].items():
+            if (name, part.version) not in self.contents:
+                self.contents[name, part.version] = part.read()
+                self.num_read += 1
+            assert_equal_arrays(part.read(), self.contents[name, part.version])
+            segments[name] = {"version": part.version, "of": self.contents[name, part.version]}
+        loaded = loads(dumps({**state, "segments": segments}))
+        # A checkpoint that is continued holds these segments, and no others are known.
+        self.contents = {(name, s["version"]): s["of"] for name, s in segments.items()}
+        return loaded | {
+            "segments": {
+                name: StatePart(segment["version"], lambda content=segment["of"]: dict(content))
+                for name, segment in loaded["segments"].items()
+            }
+        }
+
+
+def assert_equal_arrays(found, expected):
+    """Two contents of one segment and version."""
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert np.array_equal(array, expected[name])
+
+
+def versions(buffer):
+    """Versions of segments by name."""
+    return {name: part.version for name, part in buffer.state_dict()["segments"].items()}
+
+
+@pytest.fixture
+def small_segments(monkeypatch):
+    """Segments of about two rows."""
+    monkeypatch.setattr(replay_memory, "SEGMENT_NBYTES", 80)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(12))
+def test_saved_again_and_again_a_buffer_goes_on_as_it_was(small_segments, kind, seed):
+    """Segments are read where they changed; samples are equal bit for bit, in all turns."""
+    rng = np.random.default_rng(seed)
+    rows, num_envs = int(rng.integers(1, 14)), int(rng.integers(1, 4))
+    buffer, reference, stream = make(rows, num_envs, kind, n_steps=2)
+    store = Store()
+    for length in rng.integers(-1, 8, 14):
+        for _ in added(buffer, reference, stream, [length]):
+            pass
+        state = store.through(buffer.state_dict())
+        loaded, _, other_stream = make(rows, num_envs, kind, n_steps=2)
+        if rng.random() < 0.5:  # a buffer that holds something else
+            loaded.add_rollout(rollout_of(other_stream.steps(5), stream.space, stream.action))
+        loaded.load_state_dict(state)
+        assert len(loaded) == len(buffer)
+        assert versions(loaded) == versions(buffer)
+        if len(buffer):
+            assert_equal_to(everything(loaded), reference.transitions())
+            ours, theirs = buffer.sample_batch(20), loaded.sample_batch(20)
+            assert torch.equal(ours.indices, theirs.indices)
+            assert torch.equal(ours.rewards, theirs.rewards)
+        if rng.random() < 0.3:
+            buffer = loaded
+
+
+def test_what_did_not_change_is_not_read_again(small_segments):
+    """One row more touches the segments of that row and of the rows beside it."""
+    buffer, _, stream = make(100, 2)
+    store = Store()
+    buffer.add_rollout(rollout_of(stream.steps(40)))
+    store.through(buffer.state_dict())
+    first = store.num_read
+    assert first == 41
+    store.through(buffer.state_dict())
+    assert store.num_read == first
+    buffer.add_rollout(rollout_of(stream.steps(1)))
+    store.through(buffer.state_dict())
+    assert store.num_read - first == 3
+    for _ in range(10):
+        buffer.add_rollout(rollout_of(stream.steps(30)))
+    store.through(buffer.state_dict())
+    before = store.num_read
+    buffer.add_rollout(rollout_of(stream.steps(1)))
+    loaded, _, _ = make(100, 2)
+    loaded.load_state_dict(store.through(buffer.state_dict()))
+    assert store.num_read - before <= 4
+    loaded.add_rollout(rollout_of(stream.steps(1)))
+    store.through(loaded.state_dict())
+    assert store.num_read - before <= 8
+
+
+@pytest.mark.parametrize(("buffer_size", "segments"), [(1000, 1), (100_000, 5), (10_000_000, 256)])
+def test_segments_are_about_two_mebibytes_and_at_most_256(buffer_size, segments):
+    """The memory of a large buffer is taken when it is written, so this one costs none."""
+    space = spaces.Box(-np.inf, np.inf, (17,), np.float64)
+    buffer = UniformReplayBuffer(buffer_size, space, torch.zeros(6))
+    memory = buffer._memory
+    assert abs(len(memory._versions) - segments) <= 1
+    assert len(memory._versions) <= 256
+    assert memory._segment_slots * (len(memory._versions) - 1) < memory.ring.num_slots
+    assert memory._segment_slots * len(memory._versions) >= memory.ring.num_slots
+    assert buffer.state_dict()["segments"] == {}
+
+
+def test_a_state_does_not_depend_on_the_storage(tmp_path):
+    """From memory to disk to the device."""
+    buffer, reference, stream = make(20, 2, "stacks")
+    for _ in added(buffer, reference, stream, (30, 15)):
+        pass
+    for storage in ("disk", "device", "memory"):
+        other, _, _ = make(20, 2, "stacks", storage=storage, directory=tmp_path)
+        other.load_state_dict(Store().through(buffer.state_dict()))
+        assert_equal_to(everything(other), reference.transitions())
+        buffer = other
+
+
+def test_another_layout_is_refused():
+    """The message says what differs; the buffer stays as it was."""
+    buffer, _, stream = make(20, 2)
+    buffer.add_rollout(rollout_of(stream.steps(5)))
+    other, _, _ = make(30, 2)
+    with pytest.raises(ConfigError, match=r"another layout: rows is 30 here and was 20. Continue"):
+        other.load_state_dict(buffer.state_dict())
+    other, _, _ = make(20, 2, "dict")
+    with pytest.raises(ConfigError, match=r"obs/image is uint8 \[2, 3\] here and was missing"):
+        other.load_state_dict(buffer.state_dict())
+    assert len(other) == 0
+
+
+def test_a_damaged_segment_is_named():
+    """A column that lacks, or has another shape or type."""
+    buffer, _, stream = make(20, 2)
+    buffer.add_rollout(rollout_of(stream.steps(5)))
+    state = buffer.state_dict()
+    (part,) = state["segments"].values()
+    for damage in ({"rewards": None}, {"rewards": np.zeros((3, 2), np.float32)}):
+        damaged = replace(part, read=lambda damage=damage: part.read() | damage)
+        with pytest.raises(RunDirectoryError, match=r"segment 0 .* expected rewards as float32"):
+            make(20, 2)[0].load_state_dict({**state, "segments": {"000": damaged}})

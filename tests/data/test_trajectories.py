@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_replay import ReferenceReplay, Step, assert_equal_to, everything
+
+from maze_train.data.replay import UniformReplayBuffer
+from maze_train.data.trajectories import Trajectory, trajectories_as_rollouts
+from maze_train.distributions.mapping import distribution_for
+from maze_train.errors import ShapeError
+from maze_train.trees import tree_map
+
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(9)})
+GAMMA = 0.9
+
+
+def minus_one(actions):
+    """The agent counts actions from 0, the environment from 1."""
+    return tree_map(lambda x: x.to(torch.int64) - 1, actions)
+
+
+def episode(rng, length, end, space=BOX):
+    """A recorded episode of the given length."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    obs = {
+        key: rng.integers(0, 9, (length + 1, *part.shape)).astype(part.dtype)
+        for key, part in parts.items()
+    }
+    return Trajectory(
+        obs=obs.get("", obs),
+        actions=rng.integers(1, 9, length),
+        rewards=rng.normal(size=length),
+        terminated="terminated" in end,
+        truncated="truncated" in end,
+    )
+
+
+def steps_of(trajectory):
+    """The episode as steps of a reference buffer, and its last observation."""
+    leaves = trajectory.obs if isinstance(trajectory.obs, dict) else {"": trajectory.obs}
+    obs = [
+        {
+            key: np.asarray(x[t], np.float32 if x.dtype == np.float64 else x.dtype)
+            for key, x in leaves.items()
+        }
+        for t in range(trajectory.num_steps + 1)
+    ]
+    steps = [
+        Step(obs[t], {"": trajectory.actions[t] - 1}, trajectory.rewards[t], valid=True)
+        for t in range(trajectory.num_steps)
+    ]
+    steps[-1].terminated = trajectory.terminated
+    steps[-1].truncated = not trajectory.terminated
+    steps[-1].final_obs = obs[-1]
+    return steps, Step(obs[-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=9),
+    num_envs=st.integers(1, 4),
+    n_steps=st.integers(1, 3),
+    has_keys=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_buffer_holds_the_transitions_of_all_episodes(lengths, num_envs, n_steps, has_keys, seed):
+    """Each once, whatever it lies beside; all observations are the recorded ones."""
+    rng, space = np.random.default_rng(seed), DICT if has_keys else BOX
+    ends = [(), ("terminated",), ("truncated",), ("terminated", "truncated")]
+    episodes = [episode(rng, n, ends[rng.integers(4)], space) for n in lengths]
+    rollout = trajectories_as_rollouts(iter(episodes), num_envs, space, minus_one)
+    assert rollout.num_samples == sum(lengths)
+    assert rollout.num_steps <= (sum(lengths) + max(lengths) * num_envs) // num_envs
+    buffer = UniformReplayBuffer(
+        100 * num_envs,
+        space,
+        torch.tensor(0),
+        num_envs=num_envs,
+        n_steps=n_steps,
+        gamma=GAMMA,
+    )
+    buffer.add_rollout(rollout)
+    buffer.interrupt()
+    expected = []
+    for trajectory in episodes:
+        reference = ReferenceReplay(100, 1, n_steps, GAMMA)
+        steps, last = steps_of(trajectory)
+        reference.add([[step] for step in [*steps, last]])
+        expected += reference.transitions()
+    found = everything(buffer)
+    # Rewards tell transitions apart: both are brought into one order.
+    order = torch.argsort(found.rewards)
+    expected.sort(key=lambda transition: np.float32(transition[2]))
+    found = type(found)(
+        **{
+            name: tree_map(lambda x: x[order], getattr(found, name))
+            for name in ("obs", "actions", "rewards", "discounts", "next_obs", "indices")
+        }
+    )
+    assert_equal_to(found, expected)
+
+
+def test_where_episodes_lie():
+    """Below the shortest column; the rest of it is ignored."""
+    rng = np.random.default_rng(0)
+    episodes = [episode(rng, n, ("truncated",)) for n in (5, 2, 2, 1)]
+    rollout = trajectories_as_rollouts(episodes, 2, BOX, minus_one)
+    assert rollout.rewards.shape == (5, 2)
+    assert rollout.truncated.nonzero().tolist() == [[1, 1], [3, 1], [4, 0], [4, 1]]
+    assert not rollout.terminated.any()
+    assert rollout.ignored is None
+    assert rollout.final_positions.tolist() == [8, 3, 7, 9]
+    assert rollout.final_obs.tolist() == [e.obs[-1].tolist() for e in episodes]
+    rollout = trajectories_as_rollouts(episodes[:2], 3, BOX, minus_one)
+    expected = [[False, False, True]] * 2 + [[False, True, True]] * 3
+    assert rollout.ignored.tolist() == expected
+
+
+def test_actions_become_those_of_the_agent():
+    """Of several parts, by the distribution that the agent acts with; arrays may be read-only."""
+    space = spaces.Dict({"move": spaces.Discrete(3, start=1), "turn": spaces.Box(-2.0, 2.0, (2,))})
+    distribution = distribution_for(space)
+    actions = {"move": np.array([1, 3]), "turn": np.array([[0.0, 1.0], [-1.0, 0.5]], np.float32)}
+    obs = np.zeros((3, 2))
+    for array in (obs, *actions.values()):
+        array.setflags(write=False)
+    recorded = Trajectory(obs, actions, np.ones(2), terminated=True, truncated=False)
+    rollout = trajectories_as_rollouts([recorded], 1, BOX, distribution.from_env)
+    assert rollout.actions["move"].tolist() == [[0], [2]]
+    back = distribution.to_env(rollout.actions)
+    assert np.allclose(back["turn"][:, 0].numpy(), actions["turn"], atol=1e-6)
+
+
+def test_nothing_is_no_rollout():
+    """Whoever has no episodes gets none."""
+    assert trajectories_as_rollouts([], 2, BOX, minus_one) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rewards": np.ones((3, 1))}, r"rewards have the shape \[3, 1\], expected \[T\]"),
+        ({"rewards": np.ones(0)}, r"rewards have the shape \[0\], expected \[T\] with T >= 1"),
+        ({"rewards": np.array([0, np.nan, 0])}, r"rewards\[1\] = nan: expected finite"),
+        ({"obs": np.zeros((3, 2))}, r"obs has the shape \[3, 2\], expected \[4, ...\] for 3"),
+        ({"obs": {"a": np.zeros(4), "b": np.zeros(3)}}, r"obs\['b'\] has the shape \[3\]"),
+        ({"actions": np.zeros(4)}, r"actions has the shape \[4\], expected \[3, ...\] for 3"),
+    ],
+)
+def test_wrong_trajectories_are_refused(change, message):
+    """The message names the field and what is expected."""
+    fields = {"obs": np.zeros((4, 2)), "actions": np.zeros(3), "rewards": np.zeros(3), **change}
+    with pytest.raises(ShapeError, match=message):
+        Trajectory(**fields, terminated=True, truncated=False)
+
+
+def test_what_does_not_fit_the_space_is_refused():
+    """Other shapes, other keys, actions unlike those before; the message names the trajectory."""
+    rng = np.random.default_rng(0)
+    good = episode(rng, 3, ())
+    for wrong, message in (
+        (Trajectory(np.zeros((4, 3)), np.ones(3), np.ones(3), True, False), r"obs has the shape"),
+        (episode(rng, 3, (), DICT), r"obs\S* has the shape"),
+        (
+            Trajectory(np.zeros((4, 2)), np.ones((3, 2)), np.ones(3), True, False),
+            r"actions has the",
+        ),
+    ):
+        with pytest.raises(ShapeError, match=rf"trajectory 1: {message}"):
+            trajectories_as_rollouts([good, wrong], 2, BOX, minus_one)
