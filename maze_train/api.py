@@ -94,8 +94,11 @@ def load_policy(run_dir: str | Path) -> TrainedPolicy:
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
     config = load_config(yaml.safe_load((directory / "config.yaml").read_text()))
-    build_model = locate(config.algorithm.model_builder)
-    model = build_model(config.model, observation_space, action_space, seed=0)
+    algorithm = config.algorithm
+    build_model = locate(algorithm.model_builder)
+    model = build_model(
+        config.model, observation_space, action_space, seed=0, **algorithm.model_settings
+    )
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

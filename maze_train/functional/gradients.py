@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["loss_by_hand", "value_and_gradient", "walk_back"]
+__all__ = ["loss_by_hand", "outputs_and_vjp", "value_and_gradient", "walk_back"]
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,6 +30,26 @@ def value_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple
         value = function(leaf)
     (gradient,) = torch.autograd.grad(value, leaf)
     return value.detach(), gradient
+
+
+def outputs_and_vjp(function: Callable[[], Tensor]) -> tuple[Tensor, Callable[[Tensor], None]]:
+    """Outputs of networks, and a function that writes gradients of their parameters.
+
+    Args:
+        function: Gives the outputs, any shape, with a graph.
+
+    Returns:
+        The outputs without a graph, and a function that takes dL/d outputs and adds those of the
+        parameters to their `.grad`.
+    """
+    with torch.enable_grad():
+        outputs = function()
+
+    def gradient(grad: Tensor) -> None:
+        if outputs.requires_grad:
+            outputs.backward(grad)  # type: ignore[no-untyped-call]  # untyped in torch
+
+    return outputs.detach(), gradient
 
 
 class _LossByHand(torch.autograd.Function):

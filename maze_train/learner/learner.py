@@ -13,7 +13,9 @@ from torch import nn
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.events import Event, EventInterface, Statistics
 from maze_train.functional.gradients import walk_back
+from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.precision import matmul_precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,6 +62,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         grad_clip_by: `global_norm`, `norm` or `value`, see `clip_gradients`.
         on_non_finite: `raise`: a gradient that is not finite ends training; `skip`: its step is
             left out, unless no step of an update is left.
+        precision: Precision of products of float32 matrices in updates: `highest`, `high` or
+            `medium`, see `torch.set_float32_matmul_precision`.
         device: Where the modules and their updates live.
         seed: Seed of the learner's own random numbers (order of minibatches).
     """
@@ -73,6 +77,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         grad_clip: float = 0.0,
         grad_clip_by: str = "global_norm",
         on_non_finite: str = "raise",
+        precision: str = "highest",
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -80,11 +85,13 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             modules = {DEFAULT_MODULE: modules}
         self.device = torch.device(device)
         self.modules = {key: module.to(self.device) for key, module in modules.items()}
+        self._with_modes = {key for key, module in self.modules.items() if has_modes(module)}
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self._active: list[ModuleOptimizer] = []
         self.grad_clip = grad_clip
         self.grad_clip_by = grad_clip_by
         self.on_non_finite = on_non_finite
+        self.precision = precision
         self.generator = torch.Generator().manual_seed(seed)
         self.weights_seq_no = 0
         self._optimizer = optimizer
@@ -158,7 +165,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             if self.should_module_be_updated(module_id)
         }
         if prepared:
-            self._take_steps(prepared, statistics, progress)
+            with matmul_precision(self.precision):
+                self._take_steps(prepared, statistics, progress)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
@@ -177,7 +185,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def _take_steps(
         self, prepared: Mapping[str, Prepared], statistics: Statistics, progress: Progress
     ) -> None:
-        modules = [self.modules[module_id] for module_id in prepared]
+        modules = [self.modules[key] for key in prepared if key in self._with_modes]
         for module in modules:
             module.train()
         # A look at each norm would stall a GPU; there all are looked at after the update.
@@ -188,8 +196,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             losses = self.compute_losses(minibatch, statistics)
             if self.should_stop(statistics):
                 break
-            # A module without a loss must not move: the momentum of its optimizer would do that.
-            self._active = [o for (name, _), o in self.optimizers.items() if name in losses]
+            self._active = self.active_optimizers(losses)
             self.compute_gradients(losses)
             norm = self.postprocess_gradients()
             if looks and not math.isfinite(norm):
@@ -199,6 +206,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 continue
             norms.append(norm)
             self.apply_gradients()
+            self.after_gradient_step()
         for module in modules:
             module.eval()
         self._check_finite(norms, skipped, statistics, progress)
@@ -285,6 +293,13 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Whether the update ends before the gradient of the current minibatch is applied."""
         return False
 
+    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
+        """The optimizers that take part in a gradient step: those of modules that have a loss.
+
+        Others must not step: their momentum would move what has no gradient.
+        """
+        return [o for (module_id, _), o in self.optimizers.items() if module_id in losses]
+
     def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
         """Replace the gradients of the modules by those of the sum of their losses."""
         for optimizer in self._active:
@@ -306,8 +321,11 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         for optimizer in self._active:
             optimizer.step()
 
+    def after_gradient_step(self) -> None:
+        """After each gradient step that was applied: target networks."""
+
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Once per update, after everything: target networks, adaptive coefficients."""
+        """Once per update, after everything: adaptive coefficients, running statistics."""
 
     def should_module_be_updated(self, module_id: str) -> bool:
         """Whether a module learns from its experience; the experience of others is dropped."""

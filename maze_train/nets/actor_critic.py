@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
-from gymnasium.spaces import Dict
 from torch import nn
 
 from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ConfigError, SpaceError
-from maze_train.nets.blocks import MLP, add_row_sum
+from maze_train.nets.blocks import MLP
+from maze_train.nets.building import (
+    POLICY_GAIN,
+    Policy,
+    build_network,
+    build_normalizer,
+    input_space,
+    readable,
+)
 from maze_train.nets.masking import ActionMasking
-from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.recurrent import Memory
 from maze_train.nets.template import TemplateNet, resolve
 from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space
-from maze_train.spaces.masks import is_mask_key, mask_layout
-from maze_train.spaces.tensors import sampled_for
-from maze_train.targets import build_target
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,56 +32,14 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.nets.blocks import HasVJP, InputGradient
     from maze_train.nets.config import ModelConfig
+    from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.types import Sequences, Tensor, TensorTree
 
 OutputGradients: TypeAlias = "Callable[[Tensor | None, Tensor | None], None]"
 
-__all__ = ["ActorCriticModel", "Policy", "build_actor_critic"]
+__all__ = ["ActorCriticModel", "build_actor_critic"]
 
-POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
-
-
-class Policy(nn.Module):
-    """Maps observations to the parameters of an action distribution.
-
-    Args:
-        net: Maps observations (or features of a shared trunk) to
-            `[..., param_size - free_param_size]`.
-        distribution: The family of distributions; it says how many parameters it needs and which
-            of them do not depend on the state.
-    """
-
-    def __init__(self, net: nn.Module, distribution: Distribution) -> None:
-        super().__init__()
-        self.net = net
-        self.distribution = distribution
-        self.free_params: nn.Parameter | None = None
-        if distribution.free_param_size:
-            self.free_params = nn.Parameter(distribution.initial_free_params())
-
-    def forward(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`."""
-        params: Tensor = self.net(obs)
-        if self.free_params is None:
-            return params
-        free = self.free_params.expand(*params.shape[:-1], -1)
-        return torch.cat([params, free], dim=-1)
-
-    def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
-        """Like `forward`, without a graph, and with a function that writes gradients."""
-        net_outputs, net_gradient = cast("HasVJP", self.net).vjp(obs)
-        free_params = self.free_params
-        if free_params is None:
-            return net_outputs, net_gradient
-        free = free_params.detach().expand(*net_outputs.shape[:-1], -1)
-
-        def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
-            size = net_outputs.shape[-1]
-            add_row_sum(free_params, grad[..., size:])
-            return net_gradient(grad[..., :size], of_input)
-
-        return torch.cat([net_outputs, free], dim=-1), gradient
 
 
 class ActorCriticModel(nn.Module):
@@ -185,11 +145,7 @@ class ActorCriticModel(nn.Module):
         return inputs if self.trunk is None else self.trunk(inputs)
 
     def _inputs(self, obs: TensorTree) -> TensorTree:
-        """What networks read: no masks, normalised."""
-        if self.masking is not None:
-            assert isinstance(obs, dict)
-            obs = {key: leaf for key, leaf in obs.items() if not is_mask_key(key)}
-        return obs if self.normalizer is None else self.normalizer(obs)
+        return readable(obs, self.normalizer, self.masking is not None)
 
     def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
         return params if self.masking is None else self.masking.apply(params, obs)
@@ -297,31 +253,18 @@ def build_actor_critic(
         SpaceError: If no network or distribution exists for a space.
     """
     masks = mask_layout(observation_space, action_space)
-    space = _input_space(flat_space(observation_space))
+    space = input_space(flat_space(observation_space))
     config = resolve(config, space)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         distribution = distribution_for(action_space, config.distributions)
         masking = None if masks is None else ActionMasking(distribution, masks)
-        normalizer = None
-        if config.normalization.mode != "none":
-            normalizer = ObservationNormalizer(space, config.normalization)
-            normalizer = normalizer if normalizer.keys else None
+        normalizer = build_normalizer(config, space)
         policy, critic, head, trunk, memory = _networks(config, space, distribution)
     model = ActorCriticModel(
         policy, critic, head, trunk, memory=memory, normalizer=normalizer, masking=masking
     )
     return model.eval()
-
-
-def _input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """What networks read of a flat observation space: all but masks."""
-    if not isinstance(space, Dict):
-        return space
-    parts = OrderedDict((k, leaf) for k, leaf in space.spaces.items() if not is_mask_key(k))
-    if not parts:
-        raise SpaceError(f"{space} holds masks only: expected something to act on besides")
-    return Dict(parts)
 
 
 def _networks(
@@ -333,13 +276,13 @@ def _networks(
     sizes = config.hidden_sizes or []
     if not config.shared_trunk:
         critic_sizes = sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
-        net = _network(config, "policy", space, sizes, net_size, POLICY_GAIN)
-        critic = _network(config, "critic", space, critic_sizes, head.output_size, VALUE_GAIN)
+        net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
+        critic = build_network(config, "critic", space, critic_sizes, head.output_size, VALUE_GAIN)
         return Policy(net, distribution), critic, head, None, None
-    trunk = _network(config, "trunk", space, sizes, sizes[-1], 0.0)
+    trunk = build_network(config, "trunk", space, sizes, sizes[-1], 0.0)
     size, memory = sizes[-1], None
     if config.memory is not None:
-        memory = Memory(size, config.memory, config.orthogonal_init)
+        memory = Memory(size, config.memory, bool(config.orthogonal_init))
         size = memory.output_size
     net = _head(config, size, net_size, POLICY_GAIN)
     critic = _head(config, size, head.output_size, VALUE_GAIN)
@@ -353,46 +296,6 @@ def _head(config: ModelConfig, inputs: int, output_size: int, gain: float) -> ML
         [],
         str(config.activation),
         output_size=output_size,
-        orthogonal=config.orthogonal_init,
+        orthogonal=bool(config.orthogonal_init),
         output_gain=gain,
     )
-
-
-def _network(
-    config: ModelConfig,
-    role: str,
-    space: spaces.Space[Any],
-    hidden_sizes: list[int],
-    output_size: int,
-    gain: float,
-) -> nn.Module:
-    """The network named in `config` for this role, or the template."""
-    node = getattr(config, role)
-    if node is None:
-        if role == "trunk":
-            return TemplateNet(space, config, hidden_sizes)
-        return TemplateNet(space, config, hidden_sizes, output_size, gain)
-    key = f"model.{role}"
-    net = build_target(node, key=key, observation_space=space, output_size=output_size)
-    if not isinstance(net, nn.Module):
-        raise ConfigError(key, "expected a torch.nn.Module", type(net).__name__)
-    _check_output(net, space, output_size, key)
-    return net
-
-
-def _check_output(net: nn.Module, space: spaces.Space[Any], output_size: int, key: str) -> None:
-    """Run a user's network once, so that a wrong output size is told before training."""
-    obs = sampled_for(space, 2)
-    net.eval()
-    with torch.no_grad():
-        try:
-            output = net(obs)
-        except Exception as error:
-            raise ConfigError(
-                key, f"a forward pass on observations of {space} failed: {error}"
-            ) from error
-    if not isinstance(output, torch.Tensor) or output.shape != (2, output_size):
-        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ConfigError(
-            key, f"expected outputs of shape [batch, {output_size}] (argument output_size)", got
-        )

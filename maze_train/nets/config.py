@@ -71,13 +71,14 @@ class ModelConfig:
 
     hidden_sizes: list[int] | None = None
     """Units of each hidden layer of the policy, and of the critic unless it has its own sizes.
-    null: `[64, 64]`, or `[512]` where observations hold images."""
+    null: `[64, 64]`, or `[512]` where observations hold images; for SAC `[256, 256]`."""
 
     critic_hidden_sizes: list[int] | None = None
     """Units of each hidden layer of the critic; null: those of the policy."""
 
     activation: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = None
-    """Nonlinearity after each hidden layer. null: tanh, or relu where observations hold images."""
+    """Nonlinearity after each hidden layer. null: tanh, or relu for SAC and where observations hold
+    images."""
 
     shared_trunk: bool | None = None
     """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with a
@@ -101,9 +102,9 @@ class ModelConfig:
     """Units of the layer that reads one key of a Dict observation, before branches are joined; four
     times as many for an image."""
 
-    orthogonal_init: bool = True
+    orthogonal_init: bool | None = None
     """Orthogonal weights and zero biases (gains: sqrt(2) hidden, 0.01 policy head, 1 value head and
-    `impala`); false: the defaults of PyTorch."""
+    `impala`); false: the defaults of PyTorch. null: true, but false for SAC."""
 
     distributions: dict[str, Any] = field(default_factory=dict)
     """Action distribution by space type or by key of a Dict action space. A value is a name

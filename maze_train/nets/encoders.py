@@ -118,7 +118,7 @@ class DictEncoder(nn.Module):
             for e in encoders.values()
         ]
         self.branches = nn.ModuleList(
-            MLP(e.output_size, [size], config.activation, orthogonal=config.orthogonal_init)
+            MLP(e.output_size, [size], config.activation, orthogonal=bool(config.orthogonal_init))
             for e, size in zip(encoders.values(), self.sizes, strict=True)
         )
         self.output_size = sum(self.sizes)
@@ -173,7 +173,7 @@ def leaf_encoder(
         SpaceError: If the space is of a kind that no network reads.
     """
     if isinstance(space, spaces.Box) and is_image(space) and config.image_encoder != "flat":
-        return ImageEncoder(space, config.image_encoder, config.orthogonal_init)
+        return ImageEncoder(space, config.image_encoder, bool(config.orthogonal_init))
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return BoxEncoder(space)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):

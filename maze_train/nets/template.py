@@ -49,6 +49,7 @@ def resolve(config: ModelConfig, space: spaces.Space[object]) -> ModelConfig:
         hidden_sizes=hidden_sizes,
         activation=config.activation or ("relu" if images else "tanh"),
         shared_trunk=shared_trunk,
+        orthogonal_init=config.orthogonal_init is not False,
     )
 
 
@@ -82,7 +83,7 @@ class TemplateNet(nn.Module):
             hidden_sizes,
             config.activation,
             output_size=output_size,
-            orthogonal=config.orthogonal_init,
+            orthogonal=bool(config.orthogonal_init),
             output_gain=output_gain,
         )
         self.output_size = self.layers.output_size

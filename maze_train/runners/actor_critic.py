@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.envs.sequential import SequentialVectorEnv
-from maze_train.envs.subprocess_env import SubprocVectorEnv
 from maze_train.errors import ConfigError
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.vector_envs import begin_statistics, local_config, worker_env
 from maze_train.targets import locate
 
 if TYPE_CHECKING:
@@ -100,19 +99,13 @@ class ACRunner(TrainingRunner):
         )
 
     def before_training(self, trainer: Trainer) -> None:
-        """Take statistics of observations, if there are none; training begins with new episodes."""
+        """Take statistics of observations, if there are none."""
         model = trainer.model
         assert isinstance(model, ActorCriticModel)
-        normalizer = model.normalizer
-        if normalizer is None or normalizer.count > 0:
-            return
-        collector, steps = self._collector("normalization/"), 0
-        while steps < self.config.model.normalization.initial_steps:
-            rollout, _ = collector.collect(model)
-            normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
-            steps += rollout.num_samples
-        if self.config.model.normalization.mode == "estimated":
-            normalizer.freeze()
+        settings = self.config.model.normalization
+        begin_statistics(
+            model.normalizer, settings, lambda: self._collector("normalization/"), model
+        )
 
 
 class ACDevRunner(ACRunner):
@@ -134,20 +127,8 @@ class ACLocalRunner(ACRunner):
     @property
     def num_env_threads(self) -> int:
         """As many as there would be workers."""
-        config = self.config.runner
-        assert isinstance(config, LocalRunnerConfig)
-        return config.n_workers
+        return local_config(self.config.runner).n_workers
 
     def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
         """Environments stepped by worker processes."""
-        config = self.config.runner
-        assert isinstance(config, LocalRunnerConfig)
-        return SubprocVectorEnv(
-            factories,
-            n_workers=config.n_workers,
-            start_method=config.start_method,
-            timeout_s=config.worker_timeout_s,
-            on_worker_failure=config.on_worker_failure,
-            max_worker_restarts=config.max_worker_restarts,
-            on_non_finite=self.algorithm.on_non_finite,
-        )
+        return worker_env(factories, self.config)

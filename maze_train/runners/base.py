@@ -378,7 +378,7 @@ def _shortened(config: TrainConfig) -> TrainConfig:
         return config
     return replace(
         config,
-        algorithm=replace(config.algorithm, n_epochs=1, epoch_length=1),
+        algorithm=config.algorithm.shortened(),
         evaluation=replace(
             config.evaluation,
             n_episodes=min(2, config.evaluation.n_episodes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_one_of
@@ -40,7 +40,8 @@ class AlgorithmConfig:
     """Dotted path of the `Trainer` of the algorithm."""
 
     model_builder: ClassVar[str] = ""
-    """Dotted path of a function of model config, observation space, action space and seed."""
+    """Dotted path of a function of model config, observation space, action space, seed, and
+    `model_settings`."""
 
     runner_classes: ClassVar[dict[str, str]] = {}
     """Dotted path of the `TrainingRunner` for each `runner=<name>` that the algorithm supports."""
@@ -69,6 +70,15 @@ class AlgorithmConfig:
         check_one_of("on_non_finite", self.on_non_finite, ("raise", "skip"))
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """What the builder of the model takes besides the model settings, by name."""
+        return {}
+
+    def shortened(self) -> AlgorithmConfig:
+        """The settings of a trial: one short epoch of everything."""
+        return replace(self, n_epochs=1, epoch_length=1)
 
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse settings that do not fit `concurrency` parallel environments."""

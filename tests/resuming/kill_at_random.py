@@ -1,10 +1,11 @@
 """Kills whole `maze-run` processes at random moments, and compares what they leave.
 
-    python tests/resuming/kill_at_random.py --runner local --kills 20
+    python tests/resuming/kill_at_random.py --runner local --kills 20 [--only sac]
 
-Five problems, A2C and PPO: each is trained once undisturbed on `dev`, and once on the given runner,
-killed with SIGKILL so many times at random moments and continued each time. One line per problem
-says whether all rows of metrics and all state, weights included, are equal. Takes about 20 minutes.
+Five problems with A2C and PPO, four of them with SAC: each is trained once undisturbed on `dev`,
+and once on the given runner, killed with SIGKILL so many times at random moments and continued each
+time. One line per problem says whether all rows of metrics and all state, weights included, are
+equal. Takes about 25 minutes.
 """
 
 from __future__ import annotations
@@ -41,12 +42,28 @@ PROBLEMS = {
     "Dict": ("env._target_=own_envs.SpacesEnv", "+env.kwargs.obs=dict"),
     "memory": ("env=CartPole-v1", "model=vector_rnn", "model.memory.size=16"),
 }
+SAC = (
+    "algorithm=sac", "algorithm.epoch_length=50", "algorithm.batch_size=32",
+    "algorithm.initial_buffer_size=400", "algorithm.replay_buffer_size=3000",
+    "total_steps=5000",
+)  # fmt: skip
+SAC_PROBLEMS = {
+    "CartPole": (*PROBLEMS["CartPole"], *SAC),
+    "Pendulum-normalised": (
+        *PROBLEMS["Pendulum-normalised"][:3], *SAC, "algorithm.n_step_returns=3",
+    ),
+    "HalfCheetah-prioritised": (
+        "env=HalfCheetah-v5", *SAC,
+        "algorithm.replay_buffer={_target_: maze_train.PrioritizedReplayBuffer}",
+    ),
+    "Dict": (*PROBLEMS["Dict"], *SAC, "algorithm.replay_buffer_storage=disk"),
+}  # fmt: skip
 COMMAND = [sys.executable, "-c", "import sys; from maze_train.cli import main; sys.exit(main())"]
 
 
 def start(run_dir: Path, settings: tuple[str, ...], runner: str) -> subprocess.Popen[bytes]:
     """Start or continue a run."""
-    argv = [*COMMAND, *settings, *COMMON, f"runner={runner}", f"run_dir={run_dir}"]
+    argv = [*COMMAND, *COMMON, *settings, f"runner={runner}", f"run_dir={run_dir}"]
     path = f"{PARTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
 
@@ -73,28 +90,36 @@ def main() -> None:
     parser.add_argument("--runner", default="dev")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--only", choices=("ppo", "a2c", "sac"))
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
+    cases = {
+        (problem, algorithm): (*env, *settings)
+        for problem, env in PROBLEMS.items()
+        for algorithm, settings in ALGORITHMS.items()
+    }
+    cases |= {(problem, "sac"): settings for problem, settings in SAC_PROBLEMS.items()}
     with tempfile.TemporaryDirectory() as folder:
-        for problem, env in PROBLEMS.items():
-            for algorithm, settings in ALGORITHMS.items():
-                straight = Path(folder, f"{problem}-{algorithm}-straight")
-                killed = Path(folder, f"{problem}-{algorithm}-killed")
-                assert start(straight, (*env, *settings), "dev").wait() == 0
-                kills = 0
-                while True:
-                    process = start(killed, (*env, *settings), arguments.runner)
-                    if kills == arguments.kills or not kill_at_random(process, killed, rng):
-                        assert process.wait() == 0
-                        break
-                    kills += 1
-                rows = "equal" if rows_of(straight) == rows_of(killed) else "DIFFERENT"
-                state = differences(final_state(straight), final_state(killed))
-                print(
-                    f"{problem:24} {algorithm}  {kills} kills  rows {rows}  "
-                    f"state {'equal' if not state else f'DIFFERENT: {state[:3]}'}",
-                    flush=True,
-                )
+        for (problem, algorithm), settings in cases.items():
+            if arguments.only not in (None, algorithm):
+                continue
+            straight = Path(folder, f"{problem}-{algorithm}-straight")
+            killed = Path(folder, f"{problem}-{algorithm}-killed")
+            assert start(straight, settings, "dev").wait() == 0
+            kills = 0
+            while True:
+                process = start(killed, settings, arguments.runner)
+                if kills == arguments.kills or not kill_at_random(process, killed, rng):
+                    assert process.wait() == 0
+                    break
+                kills += 1
+            rows = "equal" if rows_of(straight) == rows_of(killed) else "DIFFERENT"
+            state = differences(final_state(straight), final_state(killed))
+            print(
+                f"{problem:24} {algorithm}  {kills} kills  rows {rows}  "
+                f"state {'equal' if not state else f'DIFFERENT: {state[:3]}'}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -15,10 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from maze_train.types import StatePart
+
 PARTS = Path(__file__).parents[1] / "runners"
 CONTEXT = multiprocessing.get_context("forkserver")
 # Children are forked from a process that has everything imported: they begin in milliseconds.
-CONTEXT.set_forkserver_preload(["maze_train.runners.actor_critic", "tensorboard.summary.writer"])
+CONTEXT.set_forkserver_preload(
+    [
+        "maze_train.runners.actor_critic",
+        "maze_train.runners.off_policy",
+        "tensorboard.summary.writer",
+    ]
+)
 
 # Clocks, and what must differ.
 NOT_COMPARED = {"wall_time_s", "_epoch_began_s"}
@@ -109,6 +117,8 @@ def differences(one: Any, other: Any, path: str = "state") -> list[str]:
             return [f"{path}: {len(one)} and {len(other)} entries"]
         pairs = enumerate(zip(one, other, strict=True))
         return [d for i, (a, b) in pairs for d in differences(a, b, f"{path}[{i}]")]
+    if isinstance(one, StatePart) and isinstance(other, StatePart):
+        return differences(one.read(), other.read(), path)
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         one, other = one.numpy(), other.numpy()
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):

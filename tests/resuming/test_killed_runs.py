@@ -38,25 +38,60 @@ PROBLEMS: dict[str, Any] = {
     "Dict": {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}}},
     "memory": {"env": "CartPole-v1", "model": "vector_rnn", "model.memory.size": 8},
 }
+SAC: dict[str, Any] = {
+    "algorithm": "sac",
+    "algorithm.batch_size": 8,
+    "algorithm.initial_buffer_size": 100,
+    "algorithm.replay_buffer_size": 300,  # it wraps
+    "algorithm.update_to_data_ratio": 0.3,
+}
+PRIORITISED = {
+    "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
+    "algorithm.n_step_returns": 3,
+    "algorithm.policy_update_interval": 2,
+    "algorithm.initial_action_repeat": 5,
+}
+SAC_PROBLEMS: dict[str, Any] = {
+    "CartPole": {"env": "CartPole-v1"},
+    "Pendulum, normalised": {
+        "env": {"id": "Pendulum-v1", "max_episode_steps": 20},
+        "model.normalization.mode": "running",
+        "model.normalization.n_steps": 48,
+    },
+    "Dict, on disk": {
+        "env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}},
+        "algorithm.replay_buffer_storage": "disk",
+    },
+    "prioritised": {"env": "Pendulum-v1", **PRIORITISED},
+}
 
 
-def settings(run_dir: Path, problem: str, algorithm: str, runner: str) -> dict[str, Any]:
+CASES: dict[str, dict[str, Any]] = {
+    **{
+        f"{problem}, {algorithm}": {**ALGORITHMS[algorithm], **PROBLEMS[problem]}
+        for problem in PROBLEMS
+        for algorithm in ALGORITHMS
+    },
+    **{f"{problem}, sac": {**SAC, **SAC_PROBLEMS[problem]} for problem in SAC_PROBLEMS},
+}
+
+
+def settings(run_dir: Path, case: str, runner: str) -> dict[str, Any]:
     """Settings of a run of five epochs, to start or to continue."""
     workers = {"runner.n_workers": 2} if runner == "local" else {}
-    own = {**COMMON, **ALGORITHMS[algorithm], **PROBLEMS[problem]}
+    own = {**COMMON, **CASES[case]}
     place = {"runner": runner, **workers, "run_dir": str(run_dir), "resume": "auto"}
     return {**own, **place}
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_killed_runs_equal_undisturbed_ones(tmp_path, problem, algorithm):
+@pytest.mark.parametrize("case", CASES)
+def test_killed_runs_equal_undisturbed_ones(tmp_path, case):
     """Killed in each phase, continued on dev and local in turn: equal to the last bit."""
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert run_in_child(settings(straight, problem, algorithm, "dev")) == 0
+    assert run_in_child(settings(straight, case, "dev")) == 0
     for i, moment in enumerate(MOMENTS):
         runner = ("dev", "local")[i % 2]
-        code = run_in_child(settings(killed, problem, algorithm, runner), moment, CALLS[moment])
+        code = run_in_child(settings(killed, case, runner), moment, CALLS[moment])
         assert code == -9, f"the run was over before it could be killed ({moment})"
-    assert run_in_child(settings(killed, problem, algorithm, "local")) == 0
+    assert run_in_child(settings(killed, case, "local")) == 0
     assert_equal_runs(killed, straight)

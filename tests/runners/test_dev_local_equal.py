@@ -21,6 +21,15 @@ ENVS: dict[str, dict[str, Any]] = {
     "continuous": {"id": "Pendulum-v1", "max_episode_steps": 30},
     "dict": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}},
 }
+OWN: dict[str, dict[str, Any]] = {
+    "ppo": {"algorithm.batch_size": 32},
+    "sac": {
+        "algorithm.batch_size": 16,
+        "algorithm.initial_buffer_size": 100,
+        "algorithm.update_to_data_ratio": 0.5,
+        "model.hidden_sizes": [16],
+    },
+}
 
 
 def metrics(run_dir: Path, env: str, algorithm: str, **runner: Any) -> list[dict[str, str]]:
@@ -34,7 +43,7 @@ def metrics(run_dir: Path, env: str, algorithm: str, **runner: Any) -> list[dict
         seed=11,
         total_steps=600,
         run_dir=str(run_dir),
-        **({"algorithm.batch_size": 32} if algorithm == "ppo" else {}),
+        **OWN.get(algorithm, {}),
     )
     with (run_dir / "metrics.csv").open() as file:
         return [
@@ -43,7 +52,7 @@ def metrics(run_dir: Path, env: str, algorithm: str, **runner: Any) -> list[dict
         ]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "sac"])
 @pytest.mark.parametrize("env", list(ENVS))
 def test_the_local_runner_writes_the_metrics_of_the_dev_runner(
     tmp_path: Path, env: str, algorithm: str

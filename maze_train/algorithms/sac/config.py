@@ -1,0 +1,205 @@
+"""Settings of SAC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Schedule, check_schedule
+from maze_train.targets import TARGET
+from maze_train.training.config import AlgorithmConfig
+
+__all__ = ["SACAlgorithmConfig"]
+
+UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
+
+
+@dataclass(kw_only=True)
+class SACAlgorithmConfig(AlgorithmConfig):
+    """Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with replay.
+
+    Continuous, discrete (Christodoulou, 2019, arXiv:1910.07207) and mixed actions. An update steps
+    the environments and takes gradient steps on what was collected before.
+    """
+
+    name: ClassVar[str] = "sac"
+    learner_class: ClassVar[str] = "maze_train.algorithms.sac.learner.SACLearner"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.sac.trainer.SAC"
+    model_builder: ClassVar[str] = "maze_train.nets.soft_actor_critic.build_soft_actor_critic"
+    runner_classes: ClassVar[dict[str, str]] = {
+        "dev": "maze_train.runners.off_policy.SACDevRunner",
+        "local": "maze_train.runners.off_policy.SACLocalRunner",
+    }
+
+    epoch_length: int = 1000
+    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+
+    n_rollout_steps: int = 1
+    """Steps of each environment per update. >= 1."""
+
+    update_to_data_ratio: float = 1.0
+    """Gradient steps per transition that was collected, > 0, whatever the number of
+    environments."""
+
+    batch_size: int = 256
+    """Transitions per gradient step. >= 1."""
+
+    initial_buffer_size: int = 1_000
+    """Transitions that are collected before the first gradient step, >= 1. They count as
+    environment steps of the run."""
+
+    initial_sampling_policy: dict[str, Any] | None = None
+    """What acts until then: `{_target_: my_package.MyPolicy, key: value}`, an object whose
+    `act(observations)` gives actions for a batch; null: uniformly random actions."""
+
+    initial_action_repeat: int = 1
+    """Steps for which each of these random actions is held: long ones get further where single
+    actions do little. >= 1; without meaning for a policy of one's own."""
+
+    initial_demonstration_trajectories: dict[str, Any] | None = None
+    """Demonstrations that the replay buffer begins with: `{_target_: my_package.function, key:
+    value}`, which gives `maze_train.Trajectory` objects. null: none."""
+
+    replay_buffer: dict[str, Any] = field(default_factory=lambda: {TARGET: UNIFORM})
+    """Class of the replay buffer and its own arguments, such as `{_target_:
+    maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
+
+    replay_buffer_size: int = 1_000_000
+    """Transitions that the replay buffer holds; then the oldest ones are replaced. >= 1."""
+
+    replay_buffer_storage: Literal["memory", "disk", "device"] = "memory"
+    """Where it lies: in memory, in memory-mapped files in the run directory, or on
+    `algorithm.device`."""
+
+    lr: float | Schedule = 3e-4
+    """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (falls to
+    0)."""
+
+    critic_lr: float | Schedule | None = None
+    """Learning rate of the critics; null: that of the policy."""
+
+    entropy_coef_lr: float | Schedule | None = None
+    """Learning rate of the temperatures; null: that of the policy."""
+
+    optimizer: dict[str, Any] = field(
+        default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
+    )
+    """Optimizer class and its arguments (without the learning rate)."""
+
+    gamma: float = 0.99
+    """Discount per step, in [0, 1]."""
+
+    n_step_returns: int = 1
+    """Steps whose rewards a target holds before it is bootstrapped. >= 1."""
+
+    num_critics: int = 2
+    """Critics, whose minimum counts. >= 1."""
+
+    tau: float = 0.005
+    """Share of the critics in the moving average that is their target, in (0, 1]; 1: a copy."""
+
+    target_update_interval: int = 1
+    """Gradient steps from one update of the targets to the next. >= 1."""
+
+    policy_update_interval: int = 1
+    """Gradient steps from one step of the policy and the temperatures to the next. >= 1."""
+
+    entropy_coef: float = 1.0
+    """Temperature (weight of the entropy), > 0: where it begins, or what it is without
+    `entropy_tuning`."""
+
+    entropy_tuning: bool = True
+    """Whether temperatures follow the target entropy, one for each part of the action."""
+
+    target_entropy_multiplier: float = 1.0
+    """Factor of the target entropy: -dim(A) nats for a Box (of actions scaled to [-1, 1]), 0.98
+    times the largest possible entropy for discrete actions (of the legal ones, with masks)."""
+
+    max_grad_norm: float = 0.0
+    """Bound of the gradient of policy, critics and temperatures each, see `grad_clip_by`; 0: no
+    clipping."""
+
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    """What is bounded: the norm of the whole gradient, of each parameter's gradient, or each
+    entry."""
+
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Precision of matrix products in updates: `highest`: float32; `medium`: factors rounded to
+    bfloat16 and sums in float32, about twice as fast where the processor has instructions for it;
+    `high`: between the two, on GPUs."""
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        for key in (
+            "n_rollout_steps",
+            "batch_size",
+            "initial_buffer_size",
+            "replay_buffer_size",
+            "initial_action_repeat",
+            "n_step_returns",
+            "num_critics",
+            "target_update_interval",
+            "policy_update_interval",
+        ):
+            check_at_least(key, getattr(self, key), 1)
+        for key in ("update_to_data_ratio", "entropy_coef", "tau"):
+            check_positive(key, getattr(self, key))
+        for key in ("lr", "critic_lr", "entropy_coef_lr"):
+            self._check_lr(key)
+        check_between("gamma", self.gamma, 0.0, 1.0)
+        check_between("tau", self.tau, 0.0, 1.0)
+        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
+        check_one_of("grad_clip_by", self.grad_clip_by, ("global_norm", "norm", "value"))
+        check_one_of("matmul_precision", self.matmul_precision, ("highest", "high", "medium"))
+        storages = ("memory", "disk", "device")
+        check_one_of("replay_buffer_storage", self.replay_buffer_storage, storages)
+        self._check_targets()
+        if self.initial_buffer_size > self.replay_buffer_size:
+            raise ConfigError(
+                "initial_buffer_size",
+                f"expected at most replay_buffer_size={self.replay_buffer_size}",
+                self.initial_buffer_size,
+            )
+
+    def _check_lr(self, key: str) -> None:
+        value = getattr(self, key)
+        if value is None:
+            return
+        check_schedule(key, value, check_at_least, 0.0)
+        if not isinstance(value, Schedule):
+            check_positive(key, value)
+
+    def _check_targets(self) -> None:
+        for key in (
+            "optimizer",
+            "replay_buffer",
+            "initial_sampling_policy",
+            "initial_demonstration_trajectories",
+        ):
+            node = getattr(self, key)
+            if node is not None and TARGET not in node:
+                raise ConfigError(key, f"expected the key {TARGET}", node)
+        if "lr" in self.optimizer:
+            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
+
+    def check_concurrency(self, concurrency: int) -> None:
+        """Refuse a buffer that does not hold one update of all environments."""
+        rollout = concurrency * self.n_rollout_steps
+        if self.replay_buffer_size < rollout:
+            raise ConfigError(
+                "replay_buffer_size",
+                f"expected at least the {rollout} transitions of an update (runner.concurrency="
+                f"{concurrency} x algorithm.n_rollout_steps={self.n_rollout_steps})",
+                self.replay_buffer_size,
+            )
+
+    def shortened(self) -> SACAlgorithmConfig:
+        """The settings of a trial: one update that collects, one that learns."""
+        return replace(self, n_epochs=1, epoch_length=2, initial_buffer_size=1)
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """What the builder of the model needs besides the model settings."""
+        return {"num_critics": self.num_critics}

@@ -1,0 +1,267 @@
+"""How SAC changes weights."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.algorithms.sac.events import SACEvents
+from maze_train.data.transitions import Transitions
+from maze_train.functional.gradients import loss_by_hand
+from maze_train.functional.soft_actor_critic import (
+    critic_loss_and_gradient,
+    soft_policy_loss_and_gradients,
+    soft_state_values,
+    temperature_loss_and_gradient,
+)
+from maze_train.learner.learner import Learner
+from maze_train.nets.soft_actor_critic import SoftActorCriticModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from maze_train.algorithms.sac.config import SACAlgorithmConfig
+    from maze_train.data.rollout import Rollout
+    from maze_train.events import Statistics
+    from maze_train.learner.optimizers import ModuleOptimizer
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["SACLearner"]
+
+POLICY, CRITICS, TEMPERATURE = "policy", "critics", "temperature"
+
+DISCRETE_SHARE = 0.98
+"""Share of the largest possible entropy that discrete actions steer at.
+
+Source: Christodoulou (2019), arXiv:1910.07207, section 5.1.
+"""
+
+
+class SACLearner(Learner[Transitions, Transitions, Transitions]):
+    """Soft actor-critic: one gradient step of critics, policy and temperatures on each batch.
+
+    The three gradients are taken at the same weights, and none of them reaches what belongs to
+    another: the targets and the policy's own action are constants of the critics' loss, critics and
+    temperatures are constants of the policy's. They are derived by hand where the networks are
+    those of the package.
+
+    Source: Haarnoja et al. (2018), arXiv:1812.05905, algorithm 1.
+
+    Args:
+        modules: Soft actor-critic models by id, or the only one.
+        config: Settings of the algorithm.
+        device: Where the models and their updates live.
+        seed: Seed of the actions that losses are taken of.
+    """
+
+    def __init__(
+        self,
+        modules: SoftActorCriticModel | Mapping[str, SoftActorCriticModel],
+        config: SACAlgorithmConfig,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        self.config = config
+        self.gradient_steps = 0
+        self.errors: Tensor | None = None
+        """|Q - y| of the last batch, mean over critics, `[n]`: what prioritised replay asks for."""
+        super().__init__(
+            modules,
+            optimizer=config.optimizer,
+            lr=config.lr,
+            grad_clip=config.max_grad_norm,
+            grad_clip_by=config.grad_clip_by,
+            on_non_finite=config.on_non_finite,
+            precision=config.matmul_precision,
+            device=device,
+            seed=seed,
+        )
+
+    def model(self, module_id: str) -> SoftActorCriticModel:
+        """A module under its type."""
+        module = self.modules[module_id]
+        assert isinstance(module, SoftActorCriticModel)
+        return module
+
+    def configure_optimizers_for_module(self, module_id: str) -> None:
+        """One optimizer each for policy, critics, and temperatures that are tuned."""
+        config, model = self.config, self.model(module_id)
+        with torch.no_grad():
+            model.log_temperatures.fill_(math.log(config.entropy_coef))
+        model.log_temperatures.requires_grad_(config.entropy_tuning)
+        parts = {
+            POLICY: (list(model.policy.parameters()), config.lr),
+            CRITICS: (list(model.critics.parameters()), config.critic_lr),
+            TEMPERATURE: ([model.log_temperatures], config.entropy_coef_lr),
+        }
+        for name, (params, lr) in parts.items():
+            if any(param.requires_grad for param in params):
+                rate = config.lr if lr is None else lr
+                self.register_optimizer(module_id, params, config.optimizer, rate, name)
+
+    # -- one gradient step -----------------------------------------------------------------------
+
+    def preprocess(
+        self, module_id: str, experience: Transitions, statistics: Statistics
+    ) -> Transitions:
+        """The transitions as they are: targets are made from the weights of the moment."""
+        return experience
+
+    def minibatches(
+        self, prepared: Mapping[str, Transitions], statistics: Statistics
+    ) -> Iterator[Mapping[str, Transitions]]:
+        """All transitions, once."""
+        yield prepared
+
+    @property
+    def updates_policy(self) -> bool:
+        """Whether policy and temperatures take part in the next gradient step."""
+        return self.gradient_steps % self.config.policy_update_interval == 0
+
+    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
+        """All optimizers, or those of the critics while the policy waits."""
+        return [
+            optimizer
+            for (module_id, name), optimizer in self.optimizers.items()
+            if module_id in losses and (name == CRITICS or self.updates_policy)
+        ]
+
+    def compute_loss_for_module(
+        self, module_id: str, batch: Transitions, statistics: Statistics
+    ) -> Tensor:
+        """The sum of the losses of critics, policy and temperatures, 0-d."""
+        model = self.model(module_id)
+        alphas = model.log_temperatures.detach().exp()
+        statistics.record(SACEvents.entropy_coef, alphas.mean())
+        with torch.no_grad():
+            inputs = model.inputs(batch.obs)
+        loss, write_critics = self._critic_loss(model, batch, inputs, alphas, statistics)
+        if not self.updates_policy:
+            return loss_by_hand(loss, (), write_critics)
+        policy_loss, write_policy = self._policy_loss(model, batch, inputs, alphas, statistics)
+
+        def write_all() -> None:
+            write_critics()
+            write_policy()
+
+        return loss_by_hand(loss + policy_loss, (), write_all)
+
+    @torch.no_grad()
+    def soft_targets(
+        self, model: SoftActorCriticModel, batch: Transitions, alphas: Tensor
+    ) -> Tensor:
+        """Y = Σ γ^i r + γ^k V'(s'), with the value of the targets, `[n]`."""
+        inputs = model.inputs(batch.next_obs)
+        params = model.params_of(inputs, batch.next_obs)
+        sample = model.actions.sample(params, self._noise(model, params))
+        q = model.target_critics(inputs, sample.features)
+        values = soft_state_values(q, model.entropy_terms(sample, alphas))
+        return torch.addcmul(batch.rewards, batch.discounts, values)
+
+    def _critic_loss(
+        self,
+        model: SoftActorCriticModel,
+        batch: Transitions,
+        inputs: TensorTree,
+        alphas: Tensor,
+        statistics: Statistics,
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """Loss of the critics, and a function that writes its gradients."""
+        targets = self.soft_targets(model, batch, alphas)
+        actions = model.actions
+        q, write_gradients = model.critics.vjp(inputs, actions.critic_input(batch.actions))
+        choices = actions.choices(batch.actions)
+        loss, d_q, errors = critic_loss_and_gradient(q, choices, targets, batch.weights)
+        if batch.weights is not None:
+            self.errors = errors.abs().mean(0)
+        statistics.record(SACEvents.critic_loss, loss)
+        statistics.record(SACEvents.critic_value, errors.mean() + targets.mean())
+        if errors.shape[0] > 1:
+            statistics.record(SACEvents.critic_spread, (errors.amax(0) - errors.amin(0)).mean())
+        return loss, lambda: write_gradients(d_q)
+
+    def _policy_loss(
+        self,
+        model: SoftActorCriticModel,
+        batch: Transitions,
+        inputs: TensorTree,
+        alphas: Tensor,
+        statistics: Statistics,
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """Loss of policy and temperatures, and a function that writes its gradients."""
+        params, write_policy = model.params_vjp(inputs, batch.obs)
+        sample, params_gradient = model.actions.sample_vjp(params, self._noise(model, params))
+        q, action_gradient = model.critics.action_vjp(inputs, sample.features)
+        terms = model.entropy_terms(sample, alphas)
+        loss, d_q, d_log_probs, costs = soft_policy_loss_and_gradients(q, terms)
+        entropies = model.actions.neg_log_probs(sample)
+        statistics.record(SACEvents.policy_loss, loss)
+        statistics.record(SACEvents.policy_entropy, entropies.sum(1).mean())
+        write_temperatures: Callable[[], None] | None = None
+        if self.config.entropy_tuning:
+            temperature_loss, write_temperatures = self._temperature_loss(
+                model, params, entropies, statistics
+            )
+            loss = loss + temperature_loss
+
+        def write() -> None:
+            d_features = action_gradient(d_q) if sample.features.shape[1] else None
+            write_policy(params_gradient(d_features, d_log_probs, costs))
+            if write_temperatures is not None:
+                write_temperatures()
+
+        return loss, write
+
+    def _temperature_loss(
+        self,
+        model: SoftActorCriticModel,
+        params: Tensor,
+        entropies: Tensor,
+        statistics: Statistics,
+    ) -> tuple[Tensor, Callable[[], None]]:
+        targets = model.actions.target_entropies(
+            params, self.config.target_entropy_multiplier, DISCRETE_SHARE
+        )
+        statistics.record(SACEvents.target_entropy, targets.sum(-1).mean())
+        log_temperatures = model.log_temperatures
+        loss, gradient = temperature_loss_and_gradient(log_temperatures, entropies, targets)
+        statistics.record(SACEvents.temperature_loss, loss)
+
+        def write() -> None:
+            assert log_temperatures.grad is not None
+            log_temperatures.grad.add_(gradient)
+
+        return loss, write
+
+    def _noise(self, model: SoftActorCriticModel, params: Tensor) -> Tensor:
+        noise = model.distribution.draw_noise(
+            tuple(params.shape[:1]), self.generator, torch.device("cpu")
+        )
+        return noise.to(self.device)
+
+    def after_gradient_step(self) -> None:
+        """Move the targets, when it is their turn."""
+        self.gradient_steps += 1
+        if self.gradient_steps % self.config.target_update_interval == 0:
+            for module_id in self.modules:
+                self.model(module_id).update_targets(self.config.tau)
+
+    def observe(self, rollout: Rollout) -> None:
+        """Take the observations of a rollout into the running statistics of the only module."""
+        normalizer = self.model("default").normalizer
+        if normalizer is not None:
+            normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What every learner has, and the number of gradient steps."""
+        return {**super().state_dict(), "gradient_steps": self.gradient_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        super().load_state_dict(state)
+        self.gradient_steps = state["gradient_steps"]

@@ -1,0 +1,174 @@
+"""How networks are built from spaces and settings."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from gymnasium.spaces import Dict
+from torch import nn
+
+from maze_train.errors import ConfigError, SpaceError
+from maze_train.nets.blocks import add_row_sum
+from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.template import TemplateNet
+from maze_train.spaces.masks import is_mask_key
+from maze_train.spaces.tensors import sampled_for
+from maze_train.targets import build_target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gymnasium import spaces
+
+    from maze_train.distributions.base import Distribution
+    from maze_train.nets.blocks import HasVJP, InputGradient
+    from maze_train.nets.config import ModelConfig
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = [
+    "POLICY_GAIN",
+    "Policy",
+    "build_network",
+    "build_normalizer",
+    "build_own",
+    "input_space",
+    "readable",
+]
+
+POLICY_GAIN = 0.01
+"""Gain of the orthogonal initialisation of the output layer of a policy."""
+
+ROWS = 2
+"""Observations that a network of a user is tried out on."""
+
+
+class Policy(nn.Module):
+    """Maps observations to the parameters of an action distribution.
+
+    Args:
+        net: Maps observations (or features of a shared trunk) to
+            `[..., param_size - free_param_size]`.
+        distribution: The family of distributions; it says how many parameters it needs and which
+            of them do not depend on the state.
+    """
+
+    def __init__(self, net: nn.Module, distribution: Distribution) -> None:
+        super().__init__()
+        self.net = net
+        self.distribution = distribution
+        self.free_params: nn.Parameter | None = None
+        if distribution.free_param_size:
+            self.free_params = nn.Parameter(distribution.initial_free_params())
+
+    def forward(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters, `[..., param_size]`."""
+        params: Tensor = self.net(obs)
+        if self.free_params is None:
+            return params
+        free = self.free_params.expand(*params.shape[:-1], -1)
+        return torch.cat([params, free], dim=-1)
+
+    def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
+        """Like `forward`, without a graph, and with a function that writes gradients."""
+        net_outputs, net_gradient = cast("HasVJP", self.net).vjp(obs)
+        free_params = self.free_params
+        if free_params is None:
+            return net_outputs, net_gradient
+        free = free_params.detach().expand(*net_outputs.shape[:-1], -1)
+
+        def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
+            size = net_outputs.shape[-1]
+            add_row_sum(free_params, grad[..., size:])
+            return net_gradient(grad[..., :size], of_input)
+
+        return torch.cat([net_outputs, free], dim=-1), gradient
+
+
+def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """What networks read of a flat observation space: all but masks."""
+    if not isinstance(space, Dict):
+        return space
+    parts = OrderedDict((k, leaf) for k, leaf in space.spaces.items() if not is_mask_key(k))
+    if not parts:
+        raise SpaceError(f"{space} holds masks only: expected something to act on besides")
+    return Dict(parts)
+
+
+def build_normalizer(config: ModelConfig, space: spaces.Space[Any]) -> ObservationNormalizer | None:
+    """The normaliser that a configuration asks for; None if there is nothing to normalise."""
+    if config.normalization.mode == "none":
+        return None
+    normalizer = ObservationNormalizer(space, config.normalization)
+    return normalizer if normalizer.keys else None
+
+
+def readable(
+    obs: TensorTree, normalizer: ObservationNormalizer | None, has_masks: bool
+) -> TensorTree:
+    """What networks read of observations: no masks, normalised."""
+    if has_masks:
+        assert isinstance(obs, dict)
+        obs = {key: leaf for key, leaf in obs.items() if not is_mask_key(key)}
+    return obs if normalizer is None else normalizer(obs)
+
+
+def build_network(
+    config: ModelConfig,
+    role: str,
+    space: spaces.Space[Any],
+    hidden_sizes: list[int],
+    output_size: int,
+    gain: float,
+) -> nn.Module:
+    """The network named in `config` for this role, or the template."""
+    node = getattr(config, role)
+    if node is None:
+        if role == "trunk":
+            return TemplateNet(space, config, hidden_sizes)
+        return TemplateNet(space, config, hidden_sizes, output_size, gain)
+    return build_own(node, f"model.{role}", space, output_size)
+
+
+def build_own(
+    node: Mapping[str, Any],
+    key: str,
+    space: spaces.Space[Any],
+    output_size: int,
+    action_size: int | None = None,
+) -> nn.Module:
+    """A network of a user, which has been run once: a wrong output is told before training.
+
+    Args:
+        node: Names the network, see `build_target`.
+        key: Where the configuration names it.
+        space: Flat observation space, without masks.
+        output_size: Units of its output.
+        action_size: Numbers that describe an action, which the network reads besides; None: it
+            reads observations only.
+
+    Raises:
+        ConfigError: If the network can not be built, fails, or has another output.
+    """
+    sizes = {"output_size": output_size}
+    inputs, described = [sampled_for(space, ROWS)], f"observations of {space}"
+    if action_size is not None:
+        sizes["action_size"] = action_size
+        inputs.append(torch.zeros(ROWS, action_size))
+        described += f" and actions [{ROWS}, {action_size}]"
+    net = build_target(node, key=key, observation_space=space, **sizes)
+    if not isinstance(net, nn.Module):
+        raise ConfigError(key, "expected a torch.nn.Module", type(net).__name__)
+    net.eval()
+    with torch.no_grad():
+        try:
+            output = net(*inputs)
+        except Exception as error:
+            raise ConfigError(key, f"a forward pass on {described} failed: {error}") from error
+    if not isinstance(output, torch.Tensor) or output.shape != (ROWS, output_size):
+        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ConfigError(
+            key, f"expected outputs of shape [batch, {output_size}] (argument output_size)", got
+        )
+    return net

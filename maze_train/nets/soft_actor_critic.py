@@ -1,0 +1,239 @@
+"""A policy with critics of its actions, as soft actor-critics have them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from maze_train.distributions.mapping import distribution_for
+from maze_train.distributions.soft import SoftActions
+from maze_train.errors import ConfigError
+from maze_train.functional.gradients import outputs_and_vjp
+from maze_train.functional.soft_actor_critic import EntropyTerms
+from maze_train.nets.blocks import MLP
+from maze_train.nets.building import (
+    POLICY_GAIN,
+    Policy,
+    build_network,
+    build_normalizer,
+    input_space,
+    readable,
+)
+from maze_train.nets.critics import build_critics
+from maze_train.nets.masking import ActionMasking
+from maze_train.nets.template import TemplateNet, resolve
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.images import holds_images
+from maze_train.spaces.masks import mask_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gymnasium import spaces
+
+    from maze_train.distributions.base import Distribution
+    from maze_train.distributions.soft import SoftSample
+    from maze_train.nets.config import ModelConfig
+    from maze_train.nets.critics import Critics
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["SoftActorCriticModel", "build_soft_actor_critic"]
+
+CRITICS = 2
+
+
+class SoftActorCriticModel(nn.Module):
+    """A policy, critics of observations and actions, their targets, and temperatures.
+
+    A critic reads the continuous parts of an action, scaled to [-1, 1], and gives one value for
+    each choice of the discrete parts (or a single one, if there is none): the value of an action is
+    the sum over its choices. For one Discrete space that is exact; several discrete parts share
+    the value among them.
+
+    Args:
+        policy: The policy.
+        critics: The critics; their targets begin as a copy.
+        normalizer: Normalises observations, or None.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
+    """
+
+    _continuous: Tensor
+    _choices: Tensor
+
+    def __init__(
+        self,
+        policy: Policy,
+        critics: Critics,
+        *,
+        normalizer: ObservationNormalizer | None = None,
+        masking: ActionMasking | None = None,
+    ) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+        self.policy = policy
+        self.critics = critics
+        self.target_critics = deepcopy(critics).requires_grad_(False).eval()
+        self.masking = masking
+        self.actions = SoftActions(policy.distribution)
+        self.log_temperatures = nn.Parameter(torch.zeros(len(self.actions.part_keys)))
+        """Logarithm of the temperature of each part of the action."""
+
+        targets, sources = self.target_critics, self.critics
+        # Looking for the parameters of a module takes longer than moving them.
+        self._target_params = tuple(zip(targets.parameters(), sources.parameters(), strict=True))
+        # Of buffers, the owners: another device or dtype replaces the buffers themselves.
+        owners = zip(targets.modules(), sources.modules(), strict=True)
+        self._buffer_owners = tuple((t, s) for t, s in owners if [*s.buffers(recurse=False)])
+        parts = list(zip(self.actions.parts, self.actions.is_discrete, strict=True))
+        continuous = [i for i, (_, is_discrete) in enumerate(parts) if not is_discrete]
+        choices = [i for i, (part, _) in enumerate(parts) for _ in range(part.num_choices)]
+        self.register_buffer("_continuous", torch.tensor(continuous).long(), persistent=False)
+        self.register_buffer("_choices", torch.tensor(choices).long(), persistent=False)
+
+    @property
+    def distribution(self) -> Distribution:
+        """The family of action distributions."""
+        return self.policy.distribution
+
+    def train(self, mode: bool = True) -> SoftActorCriticModel:
+        """Switch between training and evaluation; targets are always evaluated."""
+        super().train(mode)
+        self.target_critics.eval()
+        return self
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters, `[..., param_size]`."""
+        return self.params_of(self.inputs(obs), obs)
+
+    def inputs(self, obs: TensorTree) -> TensorTree:
+        """What networks read: no masks, normalised."""
+        return readable(obs, self.normalizer, self.masking is not None)
+
+    def params_of(self, inputs: TensorTree, obs: TensorTree) -> Tensor:
+        """Distribution parameters, `[..., param_size]`, of the `inputs` of observations."""
+        return self._masked(self.policy(inputs), obs)
+
+    def params_vjp(
+        self, inputs: TensorTree, obs: TensorTree
+    ) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """`params_of` without a graph, and a function that writes the gradients of the policy."""
+        # The exact type: a subclass may compute something else than its parent's gradients are for.
+        if type(self.policy.net) not in (MLP, TemplateNet):
+            return outputs_and_vjp(lambda: self.params_of(inputs, obs))
+        params, policy_gradient = self.policy.vjp(inputs)
+
+        def gradient(grad: Tensor) -> None:
+            if self.masking is not None:
+                grad = self.masking.gradient(grad, obs)
+            policy_gradient(grad, False)
+
+        return self._masked(params, obs), gradient
+
+    def entropy_terms(self, sample: SoftSample, temperatures: Tensor) -> EntropyTerms:
+        """What the value of a state says of the policy there.
+
+        Args:
+            sample: Actions of the policy.
+            temperatures: Those of the parts of the action, `[P]`.
+        """
+        if not self.actions.num_choices:
+            return EntropyTerms(sample.log_probs, temperatures)
+        return EntropyTerms(
+            sample.log_probs,
+            temperatures[self._continuous],
+            sample.probs,
+            sample.choice_log_probs,
+            temperatures[self._choices],
+        )
+
+    def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
+        return params if self.masking is None else self.masking.apply(params, obs)
+
+    @torch.no_grad()
+    def update_targets(self, tau: float) -> None:
+        """Move the targets: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
+        for param, source in self._target_params:
+            param.lerp_(source, tau)
+        for target, current in self._buffer_owners:
+            pairs = zip(target.buffers(recurse=False), current.buffers(recurse=False), strict=True)
+            for buffer, value in pairs:
+                buffer.copy_(value)
+
+
+def build_soft_actor_critic(
+    config: ModelConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    seed: int,
+    num_critics: int = CRITICS,
+) -> SoftActorCriticModel:
+    """Build the networks that a configuration asks for.
+
+    Where settings are null: two hidden layers of 256 units (512 above images), relu, weights as
+    PyTorch initialises them, and a squashed Gaussian for Box actions.
+
+    Args:
+        config: Model settings.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        seed: Seed of the initial weights; the global generator is left as it was.
+        num_critics: Number of critics.
+
+    Raises:
+        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+            arguments, or has a wrong output.
+        SpaceError: If no network or distribution exists for a space.
+    """
+    _check_settings(config)
+    masks = mask_layout(observation_space, action_space)
+    space = input_space(flat_space(observation_space))
+    config = resolve(_with_defaults(config, space), space)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        families = {"Box": "squashed_gaussian", **config.distributions}
+        distribution = distribution_for(action_space, families)
+        soft = SoftActions(distribution)
+        masking = None if masks is None else ActionMasking(distribution, masks)
+        net_size = distribution.param_size - distribution.free_param_size
+        sizes = config.hidden_sizes or []
+        net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
+        output_size = soft.num_choices or 1
+        critics = build_critics(config, space, num_critics, soft.critic_input_size, output_size)
+        model = SoftActorCriticModel(
+            Policy(net, distribution),
+            critics,
+            normalizer=build_normalizer(config, space),
+            masking=masking,
+        )
+    return model.eval()
+
+
+def _with_defaults(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
+    images = config.image_encoder != "flat" and holds_images(space)
+    sizes = config.hidden_sizes
+    return replace(
+        config,
+        hidden_sizes=[256, 256] if sizes is None and not images else sizes,
+        activation=config.activation or "relu",
+        shared_trunk=False,
+        orthogonal_init=bool(config.orthogonal_init),
+    )
+
+
+def _check_settings(config: ModelConfig) -> None:
+    """Refuse settings of networks that are built differently here."""
+    reasons = {
+        "shared_trunk": "policy and critics share no layers here",
+        "trunk": "policy and critics share no layers here",
+        "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
+        "value_transform": "critics of actions are not transformed",
+        "value_support": "critics of actions are scalars",
+    }
+    for key, reason in reasons.items():
+        if getattr(config, key):
+            raise ConfigError(f"model.{key}", f"{reason}; leave it out", getattr(config, key))

@@ -1,0 +1,256 @@
+"""Runners of SAC."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.data.replay import replay_nbytes
+from maze_train.data.trajectories import trajectories_as_rollouts
+from maze_train.data.transitions import BaseReplayBuffer
+from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.errors import ConfigError
+from maze_train.learner.group import LearnerGroup
+from maze_train.nets.soft_actor_critic import SoftActorCriticModel
+from maze_train.rollout.collector import RolloutCollector
+from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.runners.base import TrainingRunner
+from maze_train.runners.machine import available_disk, available_memory
+from maze_train.runners.vector_envs import begin_statistics, local_config, worker_env
+from maze_train.targets import build_target, locate
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gymnasium import Env
+    from torch import nn
+
+    from maze_train.algorithms.sac.trainer import SAC
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.distributions.base import Distribution
+    from maze_train.envs.factory import EnvFactory
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.learner.learner import Learner
+    from maze_train.training.trainer import Trainer
+    from maze_train.types import TensorTree
+
+__all__ = ["SACDevRunner", "SACLocalRunner", "SACRunner"]
+
+
+class SACRunner(TrainingRunner):
+    """Base of the runners of SAC.
+
+    Args:
+        config: The configuration; its algorithm is a `SACAlgorithmConfig`.
+        env_factory: Builds the environments instead of what `config.env` names.
+    """
+
+    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env_factory)
+        if not isinstance(self.config.algorithm, SACAlgorithmConfig):
+            raise ConfigError("algorithm", "expected sac", type(config.algorithm).__name__)
+        self.algorithm = self.config.algorithm
+        self._env: MazeVectorEnv | None = None
+
+    @property
+    def env(self) -> MazeVectorEnv:
+        """The environments that collect experience."""
+        if self._env is None:
+            self._env = self.make_env(self.config.runner.concurrency)
+        return self._env
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self.env.env_observation_space, self.env.single_action_space
+
+    def build_model(self) -> SoftActorCriticModel:
+        """Policy and critics for the spaces of the environment, and their learner.
+
+        Raises:
+            ConfigError: If the replay buffer does not fit where it is to lie.
+        """
+        observation_space, action_space = self.spaces
+        model: SoftActorCriticModel = locate(self.algorithm.model_builder)(
+            self.config.model,
+            observation_space,
+            action_space,
+            self.seeds.integer("model"),
+            **self.algorithm.model_settings,
+        )
+        self._check_buffer_fits(model)
+        learner_class = locate(self.algorithm.learner_class)
+        self._learner: Learner[Any, Any, Any] = learner_class(
+            model, self.algorithm, device=self.device, seed=self.seeds.integer("minibatches")
+        )
+        return model
+
+    def build_trainer(self, model: nn.Module, **services: Any) -> SAC:
+        """The trainer, with a collector on the vector environments of this runner."""
+        assert isinstance(model, SoftActorCriticModel)
+        buffer = self._build_buffer(model)
+        if self.resumed_dir is None:
+            self._add_demonstrations(buffer, model)
+        trainer_class = locate(self.algorithm.trainer_class)
+        trainer: SAC = trainer_class(
+            self.algorithm,
+            LearnerGroup(self._learner),
+            model,
+            collector=self._collector("", self.algorithm.n_rollout_steps),
+            replay_buffer=buffer,
+            initial_policy=self._initial_policy(model),
+            **services,
+        )
+        return trainer
+
+    def _collector(self, stream: str, num_steps: int) -> RolloutCollector:
+        """A collector with random streams of its own."""
+        return RolloutCollector(
+            self.env,
+            num_steps,
+            env_seed=self.seeds.integer(f"{stream}episodes"),
+            action_seed=self.seeds.integer(f"{stream}actions"),
+            device=self.device,
+            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
+        )
+
+    def _initial_policy(self, model: SoftActorCriticModel) -> RandomPolicy | GivenPolicy:
+        """What acts until the buffer is filled."""
+        distribution, (observation_space, action_space) = model.distribution, self.spaces
+        node = self.algorithm.initial_sampling_policy
+        if node is None:
+            repeat = self.algorithm.initial_action_repeat
+            return RandomPolicy(distribution, action_space, model.masking, repeat=repeat)
+        key = "algorithm.initial_sampling_policy"
+        policy = build_target(node, key=key)
+        if not callable(getattr(policy, "act", None)):
+            raise ConfigError(key, "expected an object with a method act(observations)", node)
+        return GivenPolicy(policy, distribution, observation_space, action_space)
+
+    # -- the replay buffer -----------------------------------------------------------------------
+
+    def _buffer_nbytes(self, model: SoftActorCriticModel) -> int:
+        """Bytes of the replay buffer when it is full, or at the end of the run."""
+        size = self.algorithm.replay_buffer_size
+        return replay_nbytes(
+            min(size, self.config.total_steps or size),
+            self.env.single_observation_space,
+            _action_zeros(model.distribution),
+            num_envs=self.env.num_envs,
+            frame_stack=self.env.frame_stack,
+        )
+
+    def _check_buffer_fits(self, model: SoftActorCriticModel) -> None:
+        """Refuse a replay buffer that would run out of memory in the middle of training."""
+        needed, storage = self._buffer_nbytes(model), self.algorithm.replay_buffer_storage
+        if storage == "disk":
+            free: int | None = available_disk(Path(self.config.run_dir or "."))
+        else:
+            free = available_memory(self.device if storage == "device" else torch.device("cpu"))
+        if free is not None and needed > free:
+            raise ConfigError(
+                "algorithm.replay_buffer_size",
+                f"the replay buffer grows to {_gigabytes(needed)}, and {_gigabytes(free)} are free "
+                f"({storage}): lower it, or set algorithm.replay_buffer_storage to another place",
+                self.algorithm.replay_buffer_size,
+            )
+
+    def _build_buffer(self, model: SoftActorCriticModel) -> BaseReplayBuffer:
+        config = self.algorithm
+        buffer = build_target(
+            config.replay_buffer,
+            config.replay_buffer_size,
+            self.env.single_observation_space,
+            _action_zeros(model.distribution),
+            key="algorithm.replay_buffer",
+            num_envs=self.env.num_envs,
+            seed=self.seeds.integer("replay"),
+            n_steps=config.n_step_returns,
+            gamma=config.gamma,
+            frame_stack=self.env.frame_stack,
+            storage=config.replay_buffer_storage,
+            directory=self.run_dir,
+            device=self.device,
+        )
+        if not isinstance(buffer, BaseReplayBuffer):
+            raise ConfigError(
+                "algorithm.replay_buffer",
+                "expected a subclass of maze_train.BaseReplayBuffer",
+                type(buffer).__name__,
+            )
+        if self.config.checkpoint.is_on:
+            size = _gigabytes(self._buffer_nbytes(model))
+            print(f"checkpoints hold the replay buffer, which grows to {size}", file=sys.stderr)
+        return buffer
+
+    def _add_demonstrations(self, buffer: BaseReplayBuffer, model: SoftActorCriticModel) -> None:
+        """Begin the replay buffer with demonstrations."""
+        node = self.algorithm.initial_demonstration_trajectories
+        if node is None:
+            return
+        key = "algorithm.initial_demonstration_trajectories"
+        trajectories = build_target(node, key=key)
+        rollout = trajectories_as_rollouts(
+            trajectories,
+            self.env.num_envs,
+            self.env.single_observation_space,
+            model.distribution.from_env,
+        )
+        if rollout is None:
+            raise ConfigError(key, "expected at least one trajectory", node)
+        buffer.add_rollout(rollout)
+        buffer.interrupt()
+        if model.normalizer is not None:
+            model.normalizer.update(rollout.to(self.device).acted_on(model.normalizer.keys))
+
+    def before_training(self, trainer: Trainer) -> None:
+        """Take statistics of observations, if there are none."""
+        model = trainer.model
+        assert isinstance(model, SoftActorCriticModel)
+        begin_statistics(
+            model.normalizer,
+            self.config.model.normalization,
+            lambda: self._collector("normalization/", 100),
+            self._initial_policy(model),
+        )
+
+
+class SACDevRunner(SACRunner):
+    """Everything in one process, on `SequentialVectorEnv`."""
+
+    @property
+    def num_env_threads(self) -> int:
+        """One: whatever happens, happens in one thread."""
+        return 1
+
+    def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
+        """Environments stepped one after the other."""
+        return SequentialVectorEnv(factories, on_non_finite=self.algorithm.on_non_finite)
+
+
+class SACLocalRunner(SACRunner):
+    """Environments in worker processes, which step while the learner computes."""
+
+    @property
+    def num_env_threads(self) -> int:
+        """As many as there would be workers."""
+        return local_config(self.config.runner).n_workers
+
+    def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
+        """Environments stepped by worker processes."""
+        return worker_env(factories, self.config)
+
+
+def _action_zeros(distribution: Distribution) -> TensorTree:
+    """One action of the agent, all zeros."""
+    params, noise = torch.zeros(distribution.param_size), torch.zeros(distribution.noise_size)
+    return tree_map(torch.zeros_like, distribution.sample(params, noise))
+
+
+def _gigabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"

@@ -1,0 +1,70 @@
+"""The vector environments of runners, and what they collect with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.envs.subprocess_env import SubprocVectorEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from gymnasium import Env
+
+    from maze_train.config.train_config import RunnerConfig, TrainConfig
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.nets.config import ObservationNormalizationConfig
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.rollout.acting import ActingModel, RecurrentModel
+    from maze_train.rollout.collector import RolloutCollector
+
+__all__ = ["begin_statistics", "local_config", "worker_env"]
+
+
+def local_config(config: RunnerConfig) -> LocalRunnerConfig:
+    """The settings of a local runner under their type."""
+    assert isinstance(config, LocalRunnerConfig)
+    return config
+
+
+def worker_env(
+    factories: Sequence[Callable[[], Env[Any, Any]]], config: TrainConfig
+) -> MazeVectorEnv:
+    """Environments stepped by worker processes, as a local runner has them."""
+    runner = local_config(config.runner)
+    return SubprocVectorEnv(
+        factories,
+        n_workers=runner.n_workers,
+        start_method=runner.start_method,
+        timeout_s=runner.worker_timeout_s,
+        on_worker_failure=runner.on_worker_failure,
+        max_worker_restarts=runner.max_worker_restarts,
+        on_non_finite=config.algorithm.on_non_finite,
+    )
+
+
+def begin_statistics(
+    normalizer: ObservationNormalizer | None,
+    config: ObservationNormalizationConfig,
+    make_collector: Callable[[], RolloutCollector],
+    model: ActingModel | RecurrentModel,
+) -> None:
+    """Take statistics of observations before training, if there are none yet.
+
+    Args:
+        normalizer: What is to have them.
+        config: Settings of the normalisation.
+        make_collector: Makes what collects observations; training begins with new episodes.
+        model: What acts.
+    """
+    if normalizer is None or normalizer.count > 0:
+        return
+    collector, steps = make_collector(), 0
+    while steps < config.initial_steps:
+        rollout, _ = collector.collect(model)
+        normalizer.update(rollout.to(normalizer.mean.device).acted_on(normalizer.keys))
+        steps += rollout.num_samples
+    if config.mode == "estimated":
+        normalizer.freeze()

@@ -1,0 +1,202 @@
+"""SAC written from its papers, sample by sample, with automatic gradients."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from gymnasium import spaces
+from torch.distributions import Bernoulli, Categorical, Normal
+
+from maze_train.spaces.describe import flat_spaces
+
+DISCRETE_SHARE = 0.98
+
+
+class SlowPart:
+    """One part of an action with its slice of parameters, noise and critic outputs."""
+
+    def __init__(self, space, params, choices):
+        self.space, self.params, self.choices = space, params, choices
+
+    @property
+    def is_box(self):
+        return isinstance(self.space, spaces.Box)
+
+    def sizes(self):
+        return [int(n) for n in getattr(self.space, "nvec", [getattr(self.space, "n", 0)])]
+
+    def sample(self, row, noise):
+        """Squashed action in [-1, 1] and its log-density, of one row of parameters."""
+        size = math.prod(self.space.shape)
+        mean, log_std = row[:size], row[size:].clamp(-20.0, 2.0)
+        normal = Normal(mean, log_std.exp())
+        u = mean + log_std.exp() * noise
+        squashed = torch.tanh(u)
+        return squashed, (normal.log_prob(u) - torch.log(1.0 - squashed**2)).sum()
+
+    def groups(self, row):
+        """Probabilities of the alternatives of each choice, of one row of parameters."""
+        if isinstance(self.space, spaces.MultiBinary):
+            ons = [Bernoulli(logits=logit).probs for logit in row]
+            return [torch.stack([1.0 - on, on]) for on in ons]
+        return [Categorical(logits=piece).probs for piece in row.split(self.sizes())]
+
+
+def slow_parts(action_space, distribution):
+    """The parts of an action space, with where their parameters and noise lie."""
+    families = getattr(distribution, "parts", {"": distribution})
+    leaves = flat_spaces(action_space)
+    found, at, noise_at, choice_at = {}, 0, 0, 0
+    for key, family in families.items():
+        part = SlowPart(leaves[key], slice(at, at + family.param_size), None)
+        part.noise = slice(noise_at, noise_at + family.noise_size)
+        if not part.is_box:
+            part.choices = slice(choice_at, choice_at + family.num_choices)
+            choice_at += family.num_choices
+        at, noise_at = at + family.param_size, noise_at + family.noise_size
+        found[key] = part
+    return found
+
+
+def soft_value(parts, row, noise, alphas, lowest_of):
+    """V(s) of one state, and the entropy estimate of each part; `lowest_of` maps features to q."""
+    features, bonus, entropies = [], 0.0, []
+    for part, alpha in zip(parts.values(), alphas, strict=True):
+        if part.is_box:
+            squashed, log_prob = part.sample(row[part.params], noise[part.noise])
+            features.append(squashed)
+            bonus = bonus - alpha * log_prob
+            entropies.append(-log_prob)
+        else:
+            groups = part.groups(row[part.params])
+            entropy = sum(-(p * torch.where(p > 0, p, 1.0).log()).sum() for p in groups)
+            bonus = bonus + alpha * entropy
+            entropies.append(entropy)
+    q = lowest_of(torch.cat(features) if features else row[:0])
+    discrete = [part for part in parts.values() if not part.is_box]
+    if not discrete:
+        return q[0] + bonus, entropies
+    value = bonus
+    for part in discrete:
+        probs = torch.cat(part.groups(row[part.params]))
+        value = value + (probs * q[part.choices]).sum()
+    return value, entropies
+
+
+def target_entropy(part, row):
+    """What the temperature of a part steers at, in one state."""
+    if part.is_box:
+        return -float(math.prod(part.space.shape))
+    legal = [int((p > 0).sum()) for p in part.groups(row[part.params])]
+    return DISCRETE_SHARE * sum(math.log(n) for n in legal)
+
+
+def chosen(parts, actions, i):
+    """Features of the stored action i, and the critic outputs that it takes."""
+    features, picks = [], []
+    for key, part in parts.items():
+        action = (actions[key] if isinstance(actions, dict) else actions)[i]
+        if part.is_box:
+            features.append(torch.tanh(action.flatten()))
+        elif isinstance(part.space, spaces.MultiBinary):
+            for bit, on in enumerate(action.flatten().tolist()):
+                picks.append(part.choices.start + 2 * bit + int(on))
+        else:
+            start = part.choices.start
+            for n, value in zip(part.sizes(), action.flatten().tolist(), strict=True):
+                picks.append(start + int(value))
+                start += n
+    return (torch.cat(features) if features else torch.zeros(0)), picks
+
+
+def row_of(tree, i):
+    """Sample i alone, with its batch dimension."""
+    if isinstance(tree, dict):
+        return {key: leaf[i : i + 1] for key, leaf in tree.items()}
+    return tree[i : i + 1]
+
+
+class SlowSAC:
+    """A copy of a model with three plain optimizers; `step` is one gradient step."""
+
+    def __init__(self, model, action_space, config):
+        self.model = copy.deepcopy(model)
+        self.config = config
+        self.parts = slow_parts(action_space, model.distribution)
+        with torch.no_grad():
+            self.model.log_temperatures.fill_(math.log(config.entropy_coef))
+        self.steps = 0
+        adam = {"eps": config.optimizer["eps"]}
+        self.policy = torch.optim.Adam(self.model.policy.parameters(), config.lr, **adam)
+        self.critics = torch.optim.Adam(
+            self.model.critics.parameters(), config.critic_lr or config.lr, **adam
+        )
+        self.temperature = torch.optim.Adam(
+            [self.model.log_temperatures], config.entropy_coef_lr or config.lr, **adam
+        )
+
+    def step(self, batch, noise_of_next, noise):
+        model, n = self.model, len(batch.rewards)
+        alphas = model.log_temperatures.detach().exp()
+        critic_loss = policy_loss = temperature_loss = 0.0
+        for i in range(n):
+            obs, next_obs = row_of(batch.obs, i), row_of(batch.next_obs, i)
+            with torch.no_grad():
+                row = model.policy_params(next_obs)[0]
+                inputs = model.inputs(next_obs)
+                value, _ = soft_value(
+                    self.parts,
+                    row,
+                    noise_of_next[i],
+                    alphas,
+                    lambda x, inputs=inputs: model.target_critics(inputs, x[None])[:, 0].amin(0),
+                )
+                target = batch.rewards[i] + batch.discounts[i] * value
+            inputs = model.inputs(obs)
+            features, picks = chosen(self.parts, batch.actions, i)
+            q = model.critics(inputs, features[None])[:, 0]
+            taken = q[:, picks].sum(1) if picks else q[:, 0]
+            weight = 1.0 if batch.weights is None else batch.weights[i]
+            critic_loss = critic_loss + weight * 0.5 * ((taken - target) ** 2).sum() / n
+            row = model.policy_params(obs)[0]
+            value, entropies = soft_value(
+                self.parts,
+                row,
+                noise[i],
+                alphas,
+                lambda x, inputs=inputs: model.critics(inputs, x[None])[:, 0].amin(0),
+            )
+            policy_loss = policy_loss - value / n
+            for k, part in enumerate(self.parts.values()):
+                gap = entropies[k].detach() - self.config.target_entropy_multiplier * (
+                    target_entropy(part, row.detach())
+                )
+                temperature_loss = temperature_loss + model.log_temperatures[k] * gap / n
+        self._apply(critic_loss, policy_loss, temperature_loss)
+        return tuple(float(x.detach()) for x in (critic_loss, policy_loss, temperature_loss))
+
+    def _apply(self, critic_loss, policy_loss, temperature_loss):
+        """Each gradient reaches what it belongs to only, at the weights before the step."""
+        config, model = self.config, self.model
+        learns = self.steps % config.policy_update_interval == 0
+        pairs = [(self.critics, critic_loss, list(model.critics.parameters()))]
+        if learns:
+            pairs.append((self.policy, policy_loss, list(model.policy.parameters())))
+            if config.entropy_tuning:
+                pairs.append((self.temperature, temperature_loss, [model.log_temperatures]))
+        gradients = [
+            torch.autograd.grad(loss, params, retain_graph=True) for _, loss, params in pairs
+        ]
+        for (optimizer, _, params), values in zip(pairs, gradients, strict=True):
+            for param, value in zip(params, values, strict=True):
+                param.grad = value
+            optimizer.step()
+        self.steps += 1
+        if self.steps % config.target_update_interval == 0:
+            with torch.no_grad():
+                for target, source in zip(
+                    model.target_critics.parameters(), model.critics.parameters(), strict=True
+                ):
+                    target.copy_((1 - config.tau) * target + config.tau * source)
