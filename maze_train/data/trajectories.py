@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, ArrayTree, Tensor, TensorTree
 
-__all__ = ["Trajectory", "trajectories_as_rollouts"]
+__all__ = ["Trajectory", "trajectories_as_rollout"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Trajectory:
         return len(self.rewards)
 
 
-def trajectories_as_rollouts(
+def trajectories_as_rollout(
     trajectories: Iterable[Trajectory],
     num_envs: int,
     observation_space: spaces.Space[Any],

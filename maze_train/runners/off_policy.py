@@ -10,7 +10,7 @@ import torch
 
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.data.replay import replay_nbytes
-from maze_train.data.trajectories import trajectories_as_rollouts
+from maze_train.data.trajectories import trajectories_as_rollout
 from maze_train.data.transitions import BaseReplayBuffer
 from maze_train.envs.sequential import SequentialVectorEnv
 from maze_train.errors import ConfigError
@@ -195,7 +195,7 @@ class SACRunner(TrainingRunner):
             return
         key = "algorithm.initial_demonstration_trajectories"
         trajectories = build_target(node, key=key)
-        rollout = trajectories_as_rollouts(
+        rollout = trajectories_as_rollout(
             trajectories,
             self.env.num_envs,
             self.env.single_observation_space,

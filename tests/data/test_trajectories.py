@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference_replay import ReferenceReplay, Step, assert_equal_to, everything
 
 from maze_train.data.replay import UniformReplayBuffer
-from maze_train.data.trajectories import Trajectory, trajectories_as_rollouts
+from maze_train.data.trajectories import Trajectory, trajectories_as_rollout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ShapeError
 from maze_train.trees import tree_map
@@ -73,7 +73,7 @@ def test_a_buffer_holds_the_transitions_of_all_episodes(lengths, num_envs, n_ste
     rng, space = np.random.default_rng(seed), DICT if has_keys else BOX
     ends = [(), ("terminated",), ("truncated",), ("terminated", "truncated")]
     episodes = [episode(rng, n, ends[rng.integers(4)], space) for n in lengths]
-    rollout = trajectories_as_rollouts(iter(episodes), num_envs, space, minus_one)
+    rollout = trajectories_as_rollout(iter(episodes), num_envs, space, minus_one)
     assert rollout.num_samples == sum(lengths)
     assert rollout.num_steps <= (sum(lengths) + max(lengths) * num_envs) // num_envs
     buffer = UniformReplayBuffer(
@@ -109,14 +109,14 @@ def test_where_episodes_lie():
     """Below the shortest column; the rest of it is ignored."""
     rng = np.random.default_rng(0)
     episodes = [episode(rng, n, ("truncated",)) for n in (5, 2, 2, 1)]
-    rollout = trajectories_as_rollouts(episodes, 2, BOX, minus_one)
+    rollout = trajectories_as_rollout(episodes, 2, BOX, minus_one)
     assert rollout.rewards.shape == (5, 2)
     assert rollout.truncated.nonzero().tolist() == [[1, 1], [3, 1], [4, 0], [4, 1]]
     assert not rollout.terminated.any()
     assert rollout.ignored is None
     assert rollout.final_positions.tolist() == [8, 3, 7, 9]
     assert rollout.final_obs.tolist() == [e.obs[-1].tolist() for e in episodes]
-    rollout = trajectories_as_rollouts(episodes[:2], 3, BOX, minus_one)
+    rollout = trajectories_as_rollout(episodes[:2], 3, BOX, minus_one)
     expected = [[False, False, True]] * 2 + [[False, True, True]] * 3
     assert rollout.ignored.tolist() == expected
 
@@ -130,7 +130,7 @@ def test_actions_become_those_of_the_agent():
     for array in (obs, *actions.values()):
         array.setflags(write=False)
     recorded = Trajectory(obs, actions, np.ones(2), terminated=True, truncated=False)
-    rollout = trajectories_as_rollouts([recorded], 1, BOX, distribution.from_env)
+    rollout = trajectories_as_rollout([recorded], 1, BOX, distribution.from_env)
     assert rollout.actions["move"].tolist() == [[0], [2]]
     back = distribution.to_env(rollout.actions)
     assert np.allclose(back["turn"][:, 0].numpy(), actions["turn"], atol=1e-6)
@@ -138,7 +138,7 @@ def test_actions_become_those_of_the_agent():
 
 def test_nothing_is_no_rollout():
     """Whoever has no episodes gets none."""
-    assert trajectories_as_rollouts([], 2, BOX, minus_one) is None
+    assert trajectories_as_rollout([], 2, BOX, minus_one) is None
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_what_does_not_fit_the_space_is_refused():
         ),
     ):
         with pytest.raises(ShapeError, match=rf"trajectory 1: {message}"):
-            trajectories_as_rollouts([good, wrong], 2, BOX, minus_one)
+            trajectories_as_rollout([good, wrong], 2, BOX, minus_one)
