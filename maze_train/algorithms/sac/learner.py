@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
     from maze_train.learner.optimizers import ModuleOptimizer
+    from maze_train.learner.progress import Progress
     from maze_train.types import Tensor, TensorTree
 
 __all__ = ["SACLearner"]
@@ -101,6 +102,13 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
             if any(param.requires_grad for param in params):
                 rate = config.lr if lr is None else lr
                 self.register_optimizer(module_id, params, config.optimizer, rate, name)
+
+    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Set learning rates; that of the policy is reported."""
+        for (_, name), optimizer in self.optimizers.items():
+            rate = optimizer.set_lr(progress)
+            if name == POLICY:
+                statistics.record(SACEvents.learning_rate, rate)
 
     # -- one gradient step -----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.algorithms.sac.events import ReplayEvents, ReplayTimeEvents
+from maze_train.errors import TrainingError
 from maze_train.training.trainer import TimeEvents, Trainer
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from maze_train.tracking.tracker import Tracker
 
 __all__ = ["SAC"]
+
+MOST_LOST_UPDATES = 1_000
+"""Updates in a row without a transition after which training ends."""
 
 
 class SAC(Trainer):
@@ -64,6 +68,7 @@ class SAC(Trainer):
         self._stored = len(replay_buffer)
         # Those among the stored transitions that gradient steps are due for.
         self._learned_from = 0
+        self._lost_updates = 0
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Step the environments, and learn meanwhile."""
@@ -79,6 +84,7 @@ class SAC(Trainer):
         else:
             rollout, episodes = self.collector.collect(self._acting_model, meanwhile=learn)
         episodes.record(statistics)
+        self._check_lost(rollout.num_samples)
         self.replay_buffer.add_rollout(rollout)
         self._stored += rollout.num_samples
         if not self._fills_buffer:
@@ -88,6 +94,16 @@ class SAC(Trainer):
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
         statistics.record(TimeEvents.update_s, update_s)
         return rollout.num_samples
+
+    def _check_lost(self, num_samples: int) -> None:
+        """Refuse to go on when nothing but lost episodes comes."""
+        self._lost_updates = 0 if num_samples else self._lost_updates + 1
+        if self._lost_updates == MOST_LOST_UPDATES:
+            raise TrainingError(
+                f"{MOST_LOST_UPDATES} updates in a row brought no transition: the environments "
+                "return numbers that are not finite, or their workers fail, at the beginning of "
+                "each episode"
+            )
 
     @property
     def _fills_buffer(self) -> bool:
