@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(arguments, folders, debug)
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
-        _tell("interrupted" if number == signal.SIGINT else "terminated")
+        words = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+        _tell(words.get(number, f"ended by {signal.Signals(number).name}"))
         return 128 + number
     except SystemExit as stop:  # Hydra's own options end this way
         return stop.code if isinstance(stop.code, int) else FAILURE
