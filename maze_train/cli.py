@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(arguments, folders, debug)
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
-        words = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-        _tell(words.get(number, f"ended by {signal.Signals(number).name}"))
+        name = signal.Signals(number).name
+        _tell({"SIGINT": "interrupted", "SIGTERM": "terminated"}.get(name, f"ended by {name}"))
         return 128 + number
     except SystemExit as stop:  # Hydra's own options end this way
         return stop.code if isinstance(stop.code, int) else FAILURE
