@@ -68,7 +68,7 @@ def fault(kind: str, **settings: Any) -> tuple[str, ...]:
     [
         (signal.SIGINT, 130, "interrupted"),
         (signal.SIGTERM, 143, "terminated"),
-        (signal.SIGUSR1, 138, "SIGUSR1"),
+        (signal.SIGUSR1, 138, "ended by SIGUSR1"),
     ],
 )
 @pytest.mark.parametrize("runner", ["dev", "local"])
