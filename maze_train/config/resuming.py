@@ -36,6 +36,7 @@ FREE = (
     "algorithm.n_epochs",
     "algorithm.on_non_finite",
     "algorithm.patience",
+    "algorithm.replay_buffer_storage",
     "checkpoint",
     "evaluation.dump_interval",
     "resume",

@@ -71,7 +71,7 @@ class ModelConfig:
 
     hidden_sizes: list[int] | None = None
     """Units of each hidden layer of the policy, and of the critic unless it has its own sizes.
-    null: `[64, 64]`, or `[512]` where observations hold images; for SAC `[256, 256]`."""
+    null: `[64, 64]`, for SAC `[256, 256]`, or `[512]` where observations hold images."""
 
     critic_hidden_sizes: list[int] | None = None
     """Units of each hidden layer of the critic; null: those of the policy."""
@@ -118,7 +118,9 @@ class ModelConfig:
     template network."""
 
     critic: dict[str, Any] | None = None
-    """Own critic network, called like `policy`. null: a template network."""
+    """Own critic network, called like `policy`; for SAC with `action_size` besides, and maps
+    observations and numbers that describe an action to `[..., output_size]`. null: a template
+    network."""
 
     trunk: dict[str, Any] | None = None
     """Own shared trunk, called with `observation_space` and `output_size` (the last of
