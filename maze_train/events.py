@@ -158,10 +158,13 @@ class Statistics:
 
         Exact: means are merged by their sums and weights, not as means of means.
         """
-        self._settle()
-        other._settle()
-        for tag, total in other._totals.items():
-            self._total(tag, total.reduce).add(total.value, total.weight)
+        if other._totals:
+            self._settle()
+            for tag, total in other._totals.items():
+                self._total(tag, total.reduce).add(total.value, total.weight)
+        self._pending += other._pending
+        if len(self._pending) >= _PENDING_LIMIT:
+            self._settle()
 
     def reduce(self) -> dict[str, float]:
         """One number per event, by tag, in the order of first appearance.

@@ -7,6 +7,8 @@ row r in slot `r % S`, so positions modulo the size of the ring are the `indices
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from math import prod
 from tempfile import TemporaryFile
@@ -185,6 +187,9 @@ class Column:
         elif storage == "disk" and spec.nbytes:
             with TemporaryFile(dir=directory) as file:
                 file.truncate(ring.size * spec.nbytes)
+                if sys.platform == "linux":
+                    # Pages of a sparse file end the process when the disk is full, without a word.
+                    os.posix_fallocate(file.fileno(), 0, ring.size * spec.nbytes)
                 self._rows = torch.from_numpy(np.memmap(file, spec.dtype, "r+", shape=shape))
         else:  # memory that is taken when it is written
             self._rows = torch.from_numpy(np.zeros(shape, spec.dtype))

@@ -10,6 +10,8 @@ import torch
 
 from maze_train.data.rollout import Rollout
 from maze_train.errors import ShapeError
+from maze_train.spaces.actions import checked_actions
+from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import zeros_for
 from maze_train.trees import tree_map
 
@@ -28,7 +30,7 @@ class Trajectory:
     """One episode of T >= 1 steps, or a piece of one, as the environment gave it.
 
     Raises:
-        ShapeError: If lengths do not agree, or a reward is not finite.
+        ShapeError: If lengths do not agree, or a number is not finite.
     """
 
     obs: ArrayTree
@@ -51,10 +53,8 @@ class Trajectory:
         if self.rewards.ndim != 1 or not len(self.rewards):
             shape = list(self.rewards.shape)
             raise ShapeError(f"rewards have the shape {shape}, expected [T] with T >= 1")
-        if not np.isfinite(self.rewards).all():
-            step = int(np.flatnonzero(~np.isfinite(self.rewards))[0])
-            raise ShapeError(f"rewards[{step}] = {self.rewards[step]}: expected finite rewards")
         for name, tree, length in (
+            ("rewards", self.rewards, self.num_steps),
             ("obs", self.obs, self.num_steps + 1),
             ("actions", self.actions, self.num_steps),
         ):
@@ -64,6 +64,9 @@ class Trajectory:
                         f"{key} has the shape {list(leaf.shape)}, expected [{length}, ...] for "
                         f"{self.num_steps} rewards"
                     )
+                if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                    row = int(np.argwhere(~np.isfinite(leaf))[0, 0])
+                    raise ShapeError(f"{key}[{row}] = {leaf[row]}: expected finite numbers")
 
     @property
     def num_steps(self) -> int:
@@ -75,53 +78,60 @@ def trajectories_as_rollout(
     trajectories: Iterable[Trajectory],
     num_envs: int,
     observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
     from_env: Callable[[TensorTree], TensorTree],
 ) -> Rollout | None:
     """All trajectories as one rollout of B environments.
 
-    Each goes below the column that is the shortest so far; the rest of shorter columns is ignored.
-    What is not terminated counts as truncated: its last observation is bootstrapped from.
+    They are laid end to end and cut into B columns of one length; what is left of the last ones is
+    ignored. What is not terminated counts as truncated: its last observation is bootstrapped from.
 
     Args:
         trajectories: Episodes, in the order in which they are laid down.
         num_envs: B.
         observation_space: Flat observation space of one environment.
+        action_space: Its action space.
         from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
 
     Returns:
         The rollout; None if there are no trajectories.
 
     Raises:
-        ShapeError: If observations do not fit the space.
+        ShapeError: If observations or actions do not have the shape of their space.
+        SpaceError: If an action is none of the space.
     """
     episodes = list(trajectories)
     if not episodes:
         return None
-    places, shape = _places(episodes, num_envs)
+    shape = (-(-sum(episode.num_steps for episode in episodes) // num_envs), num_envs)
     obs = zeros_for(observation_space, (shape[0] + 1, num_envs))
     actions: TensorTree | None = None
     rewards = torch.zeros(shape)
     terminated, truncated = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
     ignored = torch.ones(shape, dtype=torch.bool)
     cut: dict[int, TensorTree] = {}
-    for number, (episode, (start, env)) in enumerate(zip(episodes, places, strict=True)):
-        name, rows = f"trajectory {number}", slice(start, start + episode.num_steps)
+    stop = 0
+    for number, episode in enumerate(episodes):
+        name, start, stop = f"trajectory {number}", stop, stop + episode.num_steps
         own_obs = tree_map(_tensor, episode.obs)
-        own_actions = from_env(tree_map(_tensor, episode.actions))
-        # The first observation of an episode takes the place of the last one of that above.
-        _write(obs, (slice(start, rows.stop + 1), env), own_obs, f"{name}: obs")
+        own_actions = from_env(_checked_actions(f"{name}: actions", episode, action_space))
         if actions is None:
             actions = tree_map(lambda x: x.new_zeros((*shape, *x.shape[1:])), own_actions)
-        _write(actions, (rows, env), own_actions, f"{name}: actions")
-        rewards[rows, env] = _tensor(episode.rewards).float()
-        ignored[rows, env] = False
-        terminated[rows.stop - 1, env] = episode.terminated
-        truncated[rows.stop - 1, env] = not episode.terminated
+        for env, rows, steps in _pieces(start, stop, shape[0]):
+            # The first observation of an episode takes the place of the last one of that above.
+            place = (slice(rows.start, rows.stop + 1), env)
+            part = _rows(own_obs, slice(steps.start, steps.stop + 1))
+            _write(obs, place, part, f"{name}: obs")
+            _write(actions, (rows, env), _rows(own_actions, steps), f"{name}: actions")
+            rewards[rows, env] = _tensor(episode.rewards[steps]).float()
+            ignored[rows, env] = False
+        env, row = divmod(stop - 1, shape[0])
+        terminated[row, env], truncated[row, env] = episode.terminated, not episode.terminated
         if not episode.terminated:
-            cut[(rows.stop - 1) * num_envs + env] = tree_map(lambda x: x[-1].clone(), own_obs)
+            cut[row * num_envs + env] = tree_map(lambda x: x[-1].clone(), own_obs)
     final_obs = zeros_for(observation_space, (len(cut),))
-    for row, last_obs in enumerate(cut.values()):
-        _write(final_obs, (row,), last_obs, "obs")
+    for k, last_obs in enumerate(cut.values()):
+        _write(final_obs, (k,), last_obs, "obs")
     assert actions is not None
     return Rollout(
         obs=obs,
@@ -135,16 +145,33 @@ def trajectories_as_rollout(
     )
 
 
-def _places(
-    episodes: list[Trajectory], num_envs: int
-) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-    """First row and column of each episode, and the shape of all."""
-    lengths, places = [0] * num_envs, []
-    for episode in episodes:
-        env = lengths.index(min(lengths))
-        places.append((lengths[env], env))
-        lengths[env] += episode.num_steps
-    return places, (max(lengths), num_envs)
+def _rows(tree: TensorTree, rows: slice) -> TensorTree:
+    return tree_map(lambda x: x[rows], tree)
+
+
+def _pieces(start: int, stop: int, length: int) -> Iterator[tuple[int, slice, slice]]:
+    """Where steps lie that are laid end to end into columns: column, rows, steps of the episode."""
+    at = start
+    while at < stop:
+        env, row = divmod(at, length)
+        count = min(length - row, stop - at)
+        yield env, slice(row, row + count), slice(at - start, at - start + count)
+        at += count
+
+
+def _checked_actions(name: str, episode: Trajectory, space: spaces.Space[Any]) -> TensorTree:
+    """The actions of an episode, which have to be ones of the space."""
+    leaves = flat_spaces(space)
+    found = episode.actions if isinstance(episode.actions, dict) else {"": episode.actions}
+    if found.keys() != leaves.keys():
+        raise ShapeError(f"{name} have the parts {list(found)}, expected {list(leaves)}")
+    checked = {
+        key: _tensor(
+            checked_actions(f"{name}[{key!r}]" if key else name, part, episode.num_steps, leaf)
+        )
+        for (key, leaf), part in ((item, found[item[0]]) for item in leaves.items())
+    }
+    return checked if isinstance(episode.actions, dict) else checked[""]
 
 
 def _write(tree: TensorTree, place: tuple[Any, ...], values: TensorTree, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -61,12 +61,15 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         grad_clip: Bound of the gradient; 0: no clipping.
         grad_clip_by: `global_norm`, `norm` or `value`, see `clip_gradients`.
         on_non_finite: `raise`: a gradient that is not finite ends training; `skip`: its step is
-            left out, unless no step of an update is left.
+            left out, unless no step of `most_empty_updates` updates is left.
         precision: Precision of products of float32 matrices in updates: `highest`, `high` or
             `medium`, see `torch.set_float32_matmul_precision`.
         device: Where the modules and their updates live.
         seed: Seed of the learner's own random numbers (order of minibatches).
     """
+
+    most_empty_updates: ClassVar[int] = 1
+    """Updates in a row without a gradient step, as none was finite, after which training ends."""
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.device = torch.device(device)
         self.modules = {key: module.to(self.device) for key, module in modules.items()}
         self._with_modes = {key for key, module in self.modules.items() if has_modes(module)}
+        self._empty_updates = 0
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self._active: list[ModuleOptimizer] = []
         self.grad_clip = grad_clip
@@ -227,7 +231,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         bad = list(skipped)
         if not bad and norms:
             bad = torch.isfinite(torch.stack(norms)).logical_not().nonzero().flatten().tolist()
-        if not bad or (self.on_non_finite == "skip" and norms):
+        self._empty_updates = self._empty_updates + 1 if bad and not norms else 0
+        if not bad or (
+            self.on_non_finite == "skip" and self._empty_updates < self.most_empty_updates
+        ):
             return
         numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}
         named = "".join(f", {tag} = {value}" for tag, value in numbers.items())

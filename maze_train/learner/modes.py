@@ -20,6 +20,7 @@ INDIFFERENT = (
     nn.LayerNorm,
     nn.LeakyReLU,
     nn.Linear,
+    nn.MaxPool2d,
     nn.ModuleDict,
     nn.ModuleList,
     nn.ReLU,

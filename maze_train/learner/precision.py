@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from maze_train.checks import check_one_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,7 +23,11 @@ def matmul_precision(name: str) -> Iterator[None]:
         name: `highest`: float32; `high`: factors rounded to TensorFloat-32 or to two bfloat16
             numbers each, where the device can; `medium`: factors rounded to bfloat16. Sums are
             float32.
+
+    Raises:
+        ConfigError: If there is no such precision; PyTorch would only warn.
     """
+    check_one_of("precision", name, ("highest", "high", "medium"))
     before = torch.get_float32_matmul_precision()
     if name == before:
         yield

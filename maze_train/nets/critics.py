@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -17,13 +17,24 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
+    from maze_train.nets.blocks import InputGradient
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["Critics", "OwnCritics", "TemplateCritics", "build_critics"]
+__all__ = ["Critics", "EncodedObservations", "OwnCritics", "TemplateCritics", "build_critics"]
 
 WriteGradients: TypeAlias = "Callable[[Tensor], None]"
 ActionGradient: TypeAlias = "Callable[[Tensor], Tensor]"
+
+
+class EncodedObservations(NamedTuple):
+    """Observations as critics read them; images are encoded once for all that is asked of them."""
+
+    features: Any
+    """Features `[N, F]`, or the observations."""
+
+    gradient: InputGradient | None
+    """Writes the gradients of what made them; None: it has no weights of its own."""
 
 
 class TemplateCritics(nn.Module):
@@ -66,9 +77,16 @@ class TemplateCritics(nn.Module):
         outputs: Tensor = self.layers(torch.cat([self.encoder(obs), actions], dim=-1))
         return outputs
 
-    def vjp(self, obs: TensorTree, actions: Tensor) -> tuple[Tensor, WriteGradients]:
-        """Values without a graph, and a function that writes the gradients of the parameters."""
-        features, encoder_gradient = encoder_vjp(self.encoder, obs)
+    def encode(self, obs: TensorTree) -> EncodedObservations:
+        """What critics read of observations, for `vjp` and `action_vjp`."""
+        return EncodedObservations(*encoder_vjp(self.encoder, obs))
+
+    def vjp(self, encoded: EncodedObservations, actions: Tensor) -> tuple[Tensor, WriteGradients]:
+        """Values without a graph, and a function that writes the gradients of the parameters.
+
+        Call that once only for what `encode` gave.
+        """
+        features, encoder_gradient = encoded
         values, layers_gradient = self.layers.vjp(torch.cat([features, actions], dim=-1))
         columns = None if encoder_gradient is None else slice(features.shape[1])
 
@@ -79,14 +97,15 @@ class TemplateCritics(nn.Module):
 
         return values, gradient
 
-    def action_vjp(self, obs: TensorTree, actions: Tensor) -> tuple[Tensor, ActionGradient]:
+    def action_vjp(
+        self, encoded: EncodedObservations, actions: Tensor
+    ) -> tuple[Tensor, ActionGradient]:
         """Values without a graph, and a function that gives the gradient of the actions.
 
         No gradient of a parameter is computed.
         """
-        with torch.no_grad():
-            features = self.encoder(obs)
-            values, layers_gradient = self.layers.vjp(torch.cat([features, actions], dim=-1))
+        features = encoded.features
+        values, layers_gradient = self.layers.vjp(torch.cat([features, actions], dim=-1))
         columns = slice(features.shape[1], None)
 
         def gradient(grad: Tensor) -> Tensor:
@@ -112,15 +131,21 @@ class OwnCritics(nn.Module):
         """Values, `[E, N, output_size]`, of observations and actions `[N, action_size]`."""
         return torch.stack([member(obs, actions) for member in self.members])
 
-    def vjp(self, obs: TensorTree, actions: Tensor) -> tuple[Tensor, WriteGradients]:
-        """Values without a graph, and a function that writes the gradients of the parameters."""
-        return outputs_and_vjp(lambda: self(obs, actions))
+    def encode(self, obs: TensorTree) -> EncodedObservations:
+        """The observations themselves: each network reads them in its own way."""
+        return EncodedObservations(obs, None)
 
-    def action_vjp(self, obs: TensorTree, actions: Tensor) -> tuple[Tensor, ActionGradient]:
+    def vjp(self, encoded: EncodedObservations, actions: Tensor) -> tuple[Tensor, WriteGradients]:
+        """Values without a graph, and a function that writes the gradients of the parameters."""
+        return outputs_and_vjp(lambda: self(encoded.features, actions))
+
+    def action_vjp(
+        self, encoded: EncodedObservations, actions: Tensor
+    ) -> tuple[Tensor, ActionGradient]:
         """Values without a graph, and a function that gives the gradient of the actions."""
         with torch.enable_grad():
             leaf = actions.detach().requires_grad_()
-            values = self(obs, leaf)
+            values = self(encoded.features, leaf)
 
         def gradient(grad: Tensor) -> Tensor:
             found = torch.autograd.grad(values, leaf, grad, allow_unused=True)[0]

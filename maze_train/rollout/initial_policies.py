@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box
 
 from maze_train.distributions.box import BoxBounds, VectorLayout
 from maze_train.distributions.constant import Constant
 from maze_train.distributions.joint import JointDistribution
-from maze_train.errors import ShapeError, SpaceError
+from maze_train.errors import SpaceError
+from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
 from maze_train.trees import tree_leaves
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from maze_train.distributions.base import Distribution
     from maze_train.nets.masking import ActionMasking
-    from maze_train.types import Array, Tensor, TensorTree
+    from maze_train.types import Tensor, TensorTree
 
 __all__ = ["BatchPolicy", "GivenPolicy", "RandomPolicy"]
 
@@ -129,10 +130,12 @@ class GivenPolicy:
         except SpaceError as error:
             raise SpaceError(f"{name} returned incomplete actions: {error}") from error
         rows = [
-            _checked(f"{name}[{key!r}]" if key else name, part, n, self._action.leaves[key])
+            checked_actions(
+                f"{name}[{key!r}]" if key else name, part, n, self._action.leaves[key]
+            ).reshape(n, -1)
             for key, part in parts.items()
         ]
-        return torch.from_numpy(np.concatenate(rows, axis=1))
+        return torch.from_numpy(np.concatenate(rows, axis=1, dtype=np.float64))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the policy, if it has one."""
@@ -298,35 +301,3 @@ class _GivenActions:
 def _parts_of(distribution: Distribution) -> dict[str, Distribution]:
     """The parts of a joint distribution by key; a lone one has the key `""`."""
     return distribution.parts if isinstance(distribution, JointDistribution) else {"": distribution}
-
-
-def _checked(name: str, part: Any, n: int, space: Space[Any]) -> Array:
-    """One part of given actions, float64, [n, D]."""
-    shape = (n, *(space.shape or ()))
-    try:
-        array = np.asarray(part)
-    except ValueError as error:
-        raise ShapeError(f"{name} returned no array of shape {shape}: {error}") from error
-    if array.shape != shape:
-        raise ShapeError(f"{name} returned actions of shape {array.shape}, expected {shape}")
-    kinds = "fiub" if np.dtype(space.dtype).kind == "f" else "iub"
-    if array.dtype.kind not in kinds:
-        raise SpaceError(f"{name} returned actions of dtype {array.dtype}, expected {space.dtype}")
-    low, high = _limits(space)
-    is_wrong = ~((array >= low) & (array <= high))
-    if is_wrong.any():
-        row = int(np.argwhere(is_wrong)[0, 0])
-        raise SpaceError(f"{name} returned {array[row]} for observation {row}, not in {space}")
-    return array.reshape(n, -1).astype(np.float64)
-
-
-def _limits(space: Space[Any]) -> tuple[Any, Any]:
-    """Smallest and largest numbers of an action; a Box may be left, since `to_env` clips."""
-    if isinstance(space, Discrete):
-        return space.start, space.start + space.n - 1
-    if isinstance(space, MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, MultiBinary):
-        return 0, 1
-    limits = np.finfo(np.float64)
-    return limits.min, limits.max

@@ -11,11 +11,12 @@ from reference_replay import ReferenceReplay, Step, assert_equal_to, everything
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.trajectories import Trajectory, trajectories_as_rollout
 from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ShapeError
+from maze_train.errors import ShapeError, SpaceError
 from maze_train.trees import tree_map
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(9)})
+ACTIONS = spaces.Discrete(8, start=1)
 GAMMA = 0.9
 
 
@@ -73,9 +74,9 @@ def test_a_buffer_holds_the_transitions_of_all_episodes(lengths, num_envs, n_ste
     rng, space = np.random.default_rng(seed), DICT if has_keys else BOX
     ends = [(), ("terminated",), ("truncated",), ("terminated", "truncated")]
     episodes = [episode(rng, n, ends[rng.integers(4)], space) for n in lengths]
-    rollout = trajectories_as_rollout(iter(episodes), num_envs, space, minus_one)
+    rollout = trajectories_as_rollout(iter(episodes), num_envs, space, ACTIONS, minus_one)
     assert rollout.num_samples == sum(lengths)
-    assert rollout.num_steps <= (sum(lengths) + max(lengths) * num_envs) // num_envs
+    assert rollout.num_steps == -(-sum(lengths) // num_envs)
     buffer = UniformReplayBuffer(
         100 * num_envs,
         space,
@@ -86,12 +87,16 @@ def test_a_buffer_holds_the_transitions_of_all_episodes(lengths, num_envs, n_ste
     )
     buffer.add_rollout(rollout)
     buffer.interrupt()
-    expected = []
+    expected, at = [], 0
     for trajectory in episodes:
-        reference = ReferenceReplay(100, 1, n_steps, GAMMA)
         steps, last = steps_of(trajectory)
-        reference.add([[step] for step in [*steps, last]])
-        expected += reference.transitions()
+        begins = [0, *(t for t in range(1, len(steps)) if (at + t) % rollout.num_steps == 0)]
+        for begin, end in zip(begins, [*begins[1:], len(steps)], strict=True):
+            reference = ReferenceReplay(100, 1, n_steps, GAMMA)
+            after = last if end == len(steps) else Step(steps[end].obs)
+            reference.add([[step] for step in [*steps[begin:end], after]])
+            expected += reference.transitions()
+        at += len(steps)
     found = everything(buffer)
     # Rewards tell transitions apart: both are brought into one order.
     order = torch.argsort(found.rewards)
@@ -106,19 +111,30 @@ def test_a_buffer_holds_the_transitions_of_all_episodes(lengths, num_envs, n_ste
 
 
 def test_where_episodes_lie():
-    """Below the shortest column; the rest of it is ignored."""
+    """End to end, cut into columns of one length; what is left of the last ones is ignored."""
     rng = np.random.default_rng(0)
     episodes = [episode(rng, n, ("truncated",)) for n in (5, 2, 2, 1)]
-    rollout = trajectories_as_rollout(episodes, 2, BOX, minus_one)
+    rollout = trajectories_as_rollout(episodes, 2, BOX, ACTIONS, minus_one)
     assert rollout.rewards.shape == (5, 2)
     assert rollout.truncated.nonzero().tolist() == [[1, 1], [3, 1], [4, 0], [4, 1]]
     assert not rollout.terminated.any()
     assert rollout.ignored is None
     assert rollout.final_positions.tolist() == [8, 3, 7, 9]
     assert rollout.final_obs.tolist() == [e.obs[-1].tolist() for e in episodes]
-    rollout = trajectories_as_rollout(episodes[:2], 3, BOX, minus_one)
-    expected = [[False, False, True]] * 2 + [[False, True, True]] * 3
-    assert rollout.ignored.tolist() == expected
+    rollout = trajectories_as_rollout(episodes[:2], 3, BOX, ACTIONS, minus_one)
+    assert rollout.ignored.nonzero().tolist() == [[1, 2], [2, 2]]
+    assert rollout.truncated.nonzero().tolist() == [[0, 2], [1, 1]]
+    assert rollout.obs[3, 0].tolist() == episodes[0].obs[3].tolist()
+
+
+@pytest.mark.parametrize("action", [0, 9, -1])
+def test_actions_that_are_none_are_refused(action):
+    """A choice that does not exist would be taken for another one."""
+    rng = np.random.default_rng(0)
+    wrong = episode(rng, 3, ())
+    wrong.actions[1] = action
+    with pytest.raises(SpaceError, match=rf"trajectory 1: actions: {action} for observation 1"):
+        trajectories_as_rollout([episode(rng, 2, ()), wrong], 2, BOX, ACTIONS, minus_one)
 
 
 def test_actions_become_those_of_the_agent():
@@ -130,7 +146,7 @@ def test_actions_become_those_of_the_agent():
     for array in (obs, *actions.values()):
         array.setflags(write=False)
     recorded = Trajectory(obs, actions, np.ones(2), terminated=True, truncated=False)
-    rollout = trajectories_as_rollout([recorded], 1, BOX, distribution.from_env)
+    rollout = trajectories_as_rollout([recorded], 1, BOX, space, distribution.from_env)
     assert rollout.actions["move"].tolist() == [[0], [2]]
     back = distribution.to_env(rollout.actions)
     assert np.allclose(back["turn"][:, 0].numpy(), actions["turn"], atol=1e-6)
@@ -138,7 +154,7 @@ def test_actions_become_those_of_the_agent():
 
 def test_nothing_is_no_rollout():
     """Whoever has no episodes gets none."""
-    assert trajectories_as_rollout([], 2, BOX, minus_one) is None
+    assert trajectories_as_rollout([], 2, BOX, ACTIONS, minus_one) is None
 
 
 @pytest.mark.parametrize(
@@ -149,6 +165,8 @@ def test_nothing_is_no_rollout():
         ({"rewards": np.array([0, np.nan, 0])}, r"rewards\[1\] = nan: expected finite"),
         ({"obs": np.zeros((3, 2))}, r"obs has the shape \[3, 2\], expected \[4, ...\] for 3"),
         ({"obs": {"a": np.zeros(4), "b": np.zeros(3)}}, r"obs\['b'\] has the shape \[3\]"),
+        ({"obs": np.full((4, 2), np.inf)}, r"obs\[0\] = \[inf inf\]: expected finite"),
+        ({"actions": np.full(3, np.nan)}, r"actions\[0\] = nan: expected finite"),
         ({"actions": np.zeros(4)}, r"actions has the shape \[4\], expected \[3, ...\] for 3"),
     ],
 )
@@ -164,12 +182,15 @@ def test_what_does_not_fit_the_space_is_refused():
     rng = np.random.default_rng(0)
     good = episode(rng, 3, ())
     for wrong, message in (
-        (Trajectory(np.zeros((4, 3)), np.ones(3), np.ones(3), True, False), r"obs has the shape"),
+        (
+            Trajectory(np.zeros((4, 3)), np.ones(3, int), np.ones(3), True, False),
+            r"obs has the shape",
+        ),
         (episode(rng, 3, (), DICT), r"obs\S* has the shape"),
         (
-            Trajectory(np.zeros((4, 2)), np.ones((3, 2)), np.ones(3), True, False),
-            r"actions has the",
+            Trajectory(np.zeros((4, 2)), np.ones((3, 2), int), np.ones(3), True, False),
+            r"actions: actions of shape",
         ),
     ):
         with pytest.raises(ShapeError, match=rf"trajectory 1: {message}"):
-            trajectories_as_rollout([good, wrong], 2, BOX, minus_one)
+            trajectories_as_rollout([good, wrong], 2, BOX, ACTIONS, minus_one)

@@ -17,6 +17,11 @@ def weights(learner):
     return torch.cat([get_flat_parameters(m) for m in learner.modules.values()])
 
 
+def with_modes():
+    """A linear model that is told whether it is trained."""
+    return torch.nn.Sequential(make_module(), torch.nn.Dropout(0.0))
+
+
 def two(**settings):
     """A learner of two modules."""
     return LineLearner({"a": make_module(0), "b": make_module(1)}, **settings)
@@ -24,7 +29,7 @@ def two(**settings):
 
 def test_calls_come_in_the_order_of_the_contract():
     """DESIGN section 5: before, preprocess, then loss, gradients, clip, step; then after."""
-    learner = LineLearner(make_module(), batch_size=5)
+    learner = LineLearner(with_modes(), batch_size=5)
     learner.update(make_data(), Progress())
     step = ["losses", "loss default", "train", "gradients", "postprocess", "apply"]
     assert learner.calls == [
@@ -170,7 +175,7 @@ def test_an_update_of_nothing_takes_no_step():
 
 def test_a_stop_comes_before_the_gradient_is_applied():
     """The minibatch at which the learner stops changes nothing."""
-    stopped, short = LineLearner(make_module(), stop_at=1), LineLearner(make_module())
+    stopped, short = LineLearner(with_modes(), stop_at=1), LineLearner(with_modes())
     row = stopped.update(make_data(), Progress()).reduce()
     assert row["train/gradient_steps"] == 1
     assert stopped.calls.count("losses") == 2
@@ -186,7 +191,7 @@ def test_a_stop_comes_before_the_gradient_is_applied():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_gradients_that_are_not_finite_end_training(bad):
     """The error names the update and the minibatch, and what to look at."""
-    learner = LineLearner(make_module(), batch_size=1)
+    learner = LineLearner(with_modes(), batch_size=1)
     learner.update(make_data(), Progress())
     data = make_data()
     order = torch.randperm(10, generator=copy_of(learner.generator))
@@ -259,3 +264,70 @@ def test_modules_can_have_several_optimizers():
     torch.testing.assert_close(moved, 0.01 * net.bias.grad, rtol=1e-5, atol=1e-6)
     norm = torch.cat([net.weight.grad.flatten(), net.bias.grad]).norm()
     assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+
+
+class TakesTurns(LineLearner):
+    """Weight and bias have optimizers of their own, and learn in the steps that `turns` names."""
+
+    turns = ()
+
+    def configure_optimizers_for_module(self, module_id):
+        module, momentum = self.modules[module_id], {"_target_": "torch.optim.SGD", "momentum": 0.9}
+        self.register_optimizer(module_id, [module.weight], momentum, 0.1, name="weight")
+        self.register_optimizer(module_id, [module.bias], momentum, 0.1, name="bias")
+
+    def active_optimizers(self, losses):
+        assert list(losses) == ["default"]
+        assert len(super().active_optimizers(losses)) == 2
+        active = self.turns[self.calls.count("losses") - 1]
+        return [self.optimizers["default", name] for name in active]
+
+
+@pytest.mark.parametrize("grad_clip", [0.0, 0.5])
+def test_optimizers_that_are_not_active_take_no_part(grad_clip):
+    """No step, no momentum, no share in the norm or its bound: as loops of torch do it."""
+    data, turns = make_data(), (["weight", "bias"], ["bias"], ["weight"], ["weight", "bias"])
+    learner = TakesTurns(make_module(), batch_size=10, grad_clip=grad_clip)
+    learner.turns = turns
+    net = make_module()
+    slow = {n: torch.optim.SGD([getattr(net, n)], 0.1, 0.9) for n in ("weight", "bias")}
+    for active in turns:
+        row = learner.update(data, Progress()).reduce()
+        net.zero_grad()
+        (net(data[:, :2]).squeeze(-1) - data[:, 2]).square().mean().backward()
+        params = [getattr(net, name) for name in active]
+        norm = torch.cat([p.grad.flatten() for p in params]).norm()
+        assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+        for name, param in zip(active, params, strict=True):
+            if grad_clip:  # each optimizer bounds its own
+                torch.nn.utils.clip_grad_norm_([param], grad_clip)
+            slow[name].step()
+        torch.testing.assert_close(weights(learner), get_flat_parameters(net), rtol=1e-5, atol=1e-6)
+
+
+def test_the_hook_after_a_step_comes_after_each_step_that_was_applied():
+    """It sees the weights of the step; steps left out and the one that stops have none."""
+    seen = []
+
+    class Hooked(LineLearner):
+        def after_gradient_step(self):
+            self.calls.append("after step")
+            seen.append(weights(self))
+
+    learner = Hooked(make_module(), batch_size=1, on_non_finite="skip")
+    data = make_data()
+    data[3, 2] = torch.nan
+    before = weights(learner)
+    learner.update(data, Progress())
+    steps = [call for call in learner.calls if call in ("postprocess", "apply", "after step")]
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
+    applied = ["postprocess", "apply", "after step"]
+    assert steps == [c for row in order for c in (applied if row != 3 else ["postprocess"])]
+    assert learner.calls[-1] == "after 1"
+    assert torch.equal(seen[-1], weights(learner))
+    for earlier, later in zip([before, *seen], seen, strict=False):
+        assert not torch.equal(earlier, later)
+    stopped = Hooked(make_module(), stop_at=1)
+    stopped.update(make_data(), Progress())
+    assert stopped.calls.count("losses") == 2
+    assert stopped.calls.count("after step") == 1

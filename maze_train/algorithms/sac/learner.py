@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -18,6 +19,7 @@ from maze_train.functional.soft_actor_critic import (
 )
 from maze_train.learner.learner import Learner
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
+from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.learner.progress import Progress
+    from maze_train.nets.critics import EncodedObservations
     from maze_train.types import Tensor, TensorTree
 
 __all__ = ["SACLearner"]
@@ -56,6 +59,8 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         device: Where the models and their updates live.
         seed: Seed of the actions that losses are taken of.
     """
+
+    most_empty_updates: ClassVar[int] = 100
 
     def __init__(
         self,
@@ -101,7 +106,10 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         for name, (params, lr) in parts.items():
             if any(param.requires_grad for param in params):
                 rate = config.lr if lr is None else lr
-                self.register_optimizer(module_id, params, config.optimizer, rate, name)
+                node = dict(config.optimizer)
+                if name == TEMPERATURE and _has_weight_decay(node):
+                    node["weight_decay"] = 0.0  # it would pull temperatures to 1
+                self.register_optimizer(module_id, params, node, rate, name)
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set learning rates; that of the policy is reported."""
@@ -146,10 +154,13 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         statistics.record(SACEvents.entropy_coef, alphas.mean())
         with torch.no_grad():
             inputs = model.inputs(batch.obs)
-        loss, write_critics = self._critic_loss(model, batch, inputs, alphas, statistics)
+        encoded = model.critics.encode(inputs)
+        loss, write_critics = self._critic_loss(model, batch, encoded, alphas, statistics)
         if not self.updates_policy:
             return loss_by_hand(loss, (), write_critics)
-        policy_loss, write_policy = self._policy_loss(model, batch, inputs, alphas, statistics)
+        policy_loss, write_policy = self._policy_loss(
+            model, batch, inputs, encoded, alphas, statistics
+        )
 
         def write_all() -> None:
             write_critics()
@@ -173,14 +184,14 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         self,
         model: SoftActorCriticModel,
         batch: Transitions,
-        inputs: TensorTree,
+        encoded: EncodedObservations,
         alphas: Tensor,
         statistics: Statistics,
     ) -> tuple[Tensor, Callable[[], None]]:
         """Loss of the critics, and a function that writes its gradients."""
         targets = self.soft_targets(model, batch, alphas)
         actions = model.actions
-        q, write_gradients = model.critics.vjp(inputs, actions.critic_input(batch.actions))
+        q, write_gradients = model.critics.vjp(encoded, actions.critic_input(batch.actions))
         choices = actions.choices(batch.actions)
         loss, d_q, errors = critic_loss_and_gradient(q, choices, targets, batch.weights)
         if batch.weights is not None:
@@ -196,13 +207,14 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         model: SoftActorCriticModel,
         batch: Transitions,
         inputs: TensorTree,
+        encoded: EncodedObservations,
         alphas: Tensor,
         statistics: Statistics,
     ) -> tuple[Tensor, Callable[[], None]]:
         """Loss of policy and temperatures, and a function that writes its gradients."""
         params, write_policy = model.params_vjp(inputs, batch.obs)
         sample, params_gradient = model.actions.sample_vjp(params, self._noise(model, params))
-        q, action_gradient = model.critics.action_vjp(inputs, sample.features)
+        q, action_gradient = model.critics.action_vjp(encoded, sample.features)
         terms = model.entropy_terms(sample, alphas)
         loss, d_q, d_log_probs, costs = soft_policy_loss_and_gradients(q, terms)
         entropies = model.actions.neg_log_probs(sample)
@@ -273,3 +285,8 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         """Continue from `state`."""
         super().load_state_dict(state)
         self.gradient_steps = state["gradient_steps"]
+
+
+def _has_weight_decay(optimizer: Mapping[str, Any]) -> bool:
+    """Whether an optimizer shrinks parameters if nothing else is said."""
+    return "weight_decay" in inspect.signature(locate(str(optimizer[TARGET]))).parameters

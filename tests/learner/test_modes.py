@@ -1,0 +1,193 @@
+"""Which modules are switched between training and evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from practice_learner import LineLearner, make_data
+from torch import nn
+
+from maze_train.errors import TrainingError
+from maze_train.learner.modes import has_modes
+from maze_train.learner.progress import Progress
+from maze_train.nets.actor_critic import build_actor_critic
+from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.nets.template import TemplateNet
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.tensors import sampled_for
+
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+MASKED = spaces.Dict({"at": BOX, "action_mask": spaces.MultiBinary(2)})
+EYES = spaces.Dict({"at": BOX, "eye": IMAGE, "gear": spaces.Discrete(3)})
+BUILDERS = {"actor_critic": build_actor_critic, "soft": build_soft_actor_critic}
+
+
+class OwnLine(nn.Module):
+    """A network of a user, of which it is not known what it does in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class OwnLinear(nn.Linear):
+    """A layer of a user that looks like one of PyTorch."""
+
+
+class OwnTemplate(TemplateNet):
+    """A template that a user changed."""
+
+
+class Spy(nn.Module):
+    """A network that keeps its mode at each switch, in whatever class it poses as."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.switches = []
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def train(self, mode=True):
+        self.switches.append(mode)
+        return super().train(mode)
+
+
+class QuietSpy(Spy):
+    """A spy that passes for a network of the package."""
+
+    __module__ = "maze_train.nets.spies"
+
+
+def normalized(mode):
+    """Settings of a model that normalises observations."""
+    return ModelConfig(normalization=ObservationNormalizationConfig(mode=mode))
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize("space", [BOX, IMAGE, MASKED, EYES, spaces.Discrete(3)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [ModelConfig(hidden_sizes=[4], image_encoder="impala"), ModelConfig(), normalized("running")],
+    ids=["impala", "default", "normalized"],
+)
+def test_networks_of_the_package_have_no_modes(config, space, kind):
+    """Whatever they read and act on; and training mode makes no difference to their numbers."""
+    model = BUILDERS[kind](config, space, spaces.Discrete(2), 0)
+    assert not has_modes(model)
+    obs = sampled_for(flat_space(space), 4)
+    evaluated = model.policy_params(obs)
+    assert torch.equal(model.train().policy_params(obs), evaluated)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(2, 1),
+        nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.LayerNorm(3), nn.Linear(3, 1)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten()),
+        nn.ModuleList([nn.ModuleDict({"a": nn.GELU()}), nn.Embedding(3, 2), nn.Identity()]),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_some_layers_of_pytorch_have_no_modes(module):
+    """They do the same in training and evaluation."""
+    assert not has_modes(module)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Dropout(0.5),
+        nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Identity(), nn.Dropout(0.1))),
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
+        nn.ModuleList([nn.InstanceNorm2d(2)]),
+        nn.RReLU(),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)),
+        nn.TransformerEncoderLayer(4, 2, 4),
+        OwnLine(),
+        OwnLinear(2, 1),
+        nn.Sequential(nn.Linear(2, 1), OwnLinear(1, 1)),
+        OwnTemplate(BOX, ModelConfig(), [4], 2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_others_have_modes_or_may_have(module):
+    """Dropout, batch statistics, and all of which it is not known, wherever they are within."""
+    assert has_modes(module)
+
+
+def test_recurrent_layers_have_modes():
+    """On a GPU the gradients of those of PyTorch are there in training mode only."""
+    config = ModelConfig(memory=MemoryConfig(size=4))
+    assert has_modes(build_actor_critic(config, BOX, spaces.Discrete(2), 0))
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize("role", ["policy", "critic"])
+def test_models_with_an_own_network_have_modes(kind, role):
+    """One network of a user is enough."""
+    node = {"_target_": f"{__name__}.OwnAnything"}
+    model = BUILDERS[kind](ModelConfig(**{role: node}), BOX, spaces.Discrete(2), 0)
+    assert has_modes(model)
+
+
+class OwnAnything(nn.Module):
+    """Fits every role."""
+
+    def __init__(self, observation_space, output_size, action_size=0):
+        super().__init__()
+        self.layer = nn.Linear(3 + action_size, output_size)
+
+    def forward(self, obs, *actions):
+        return self.layer(torch.cat([obs, *actions], -1))
+
+
+def test_a_learner_switches_modules_with_modes_alone():
+    """Training mode during the steps of an update, evaluation after it; others are left alone."""
+    learner = LineLearner({"a": Spy(), "b": QuietSpy(), "c": Spy()})
+    for module in learner.modules.values():
+        module.eval()
+        module.switches.clear()
+    for _ in range(2):
+        learner.update({"a": make_data(0), "b": make_data(1)}, Progress())
+    switches = {key: module.switches for key, module in learner.modules.items()}
+    assert switches == {"a": [True, False, True, False], "b": [], "c": []}
+    modes = {"a": [], "b": []}
+    for call, mode in zip(learner.calls, learner.calls[1:], strict=False):
+        if call.startswith("loss "):
+            modes[call.split()[1]].append(mode)
+    assert modes == {"a": ["train"] * 6, "b": ["eval"] * 6}
+
+
+def test_a_module_is_evaluated_after_an_update_that_failed():
+    """Where a gradient is not finite, and where the update stopped early."""
+    data = make_data()
+    data[:, 2] = torch.nan
+    failing = LineLearner(Spy())
+    with pytest.raises(TrainingError):
+        failing.update(data, Progress())
+    stopping = LineLearner(Spy(), stop_at=0)
+    stopping.update(make_data(), Progress())
+    for learner in (failing, stopping):
+        assert learner.module.switches == [True, False]
+
+
+def test_modes_make_a_difference_where_they_are():
+    """Dropout is on in the steps of an update and off outside."""
+    net = nn.Sequential(nn.Linear(2, 64), nn.Dropout(0.5), nn.Linear(64, 1)).eval()
+    learner, seen = LineLearner(net), []
+    net[1].register_forward_hook(lambda module, args, out: seen.append(bool((out == 0).any())))
+    x = torch.ones(1, 2)
+    net(x)
+    learner.update(make_data(), Progress())
+    net(x)
+    assert seen == [False, True, True, True, False]
