@@ -146,5 +146,7 @@ class TrainConfig:
             )
         try:
             self.algorithm.check_concurrency(self.runner.concurrency)
+            if not self.runner.fast_dev_run:
+                self.algorithm.check_total_steps(self.total_steps)
         except ConfigError as error:
             raise error.below("algorithm") from None

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
-from maze_train.data.replay import replay_nbytes
+from maze_train.config.resuming import CHECKPOINTS
+from maze_train.data.replay import PrioritizedReplayBuffer, replay_nbytes
 from maze_train.data.trajectories import trajectories_as_rollout
 from maze_train.data.transitions import BaseReplayBuffer
 from maze_train.envs.sequential import SequentialVectorEnv
@@ -21,7 +22,8 @@ from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.machine import available_disk, available_memory
 from maze_train.runners.vector_envs import begin_statistics, local_config, worker_env
-from maze_train.targets import build_target, locate
+from maze_train.targets import TARGET, build_target, locate
+from maze_train.training.checkpoints import CheckpointStore
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
@@ -70,10 +72,11 @@ class SACRunner(TrainingRunner):
         return self.env.env_observation_space, self.env.single_action_space
 
     def build_model(self) -> SoftActorCriticModel:
-        """Policy and critics for the spaces of the environment, and their learner.
+        """Policy and critics for the spaces of the environment, their learner, and its experience.
 
         Raises:
-            ConfigError: If the replay buffer does not fit where it is to lie.
+            ConfigError: If the replay buffer does not fit where it is to lie, or a part that the
+                configuration names is none.
         """
         observation_space, action_space = self.spaces
         model: SoftActorCriticModel = locate(self.algorithm.model_builder)(
@@ -88,22 +91,26 @@ class SACRunner(TrainingRunner):
         self._learner: Learner[Any, Any, Any] = learner_class(
             model, self.algorithm, device=self.device, seed=self.seeds.integer("minibatches")
         )
+        self._buffer = self._build_buffer(model)
+        self._initial_policy = self._build_initial_policy(model)
+        if not self._has_checkpoint:
+            self._add_demonstrations(model)
         return model
 
     def build_trainer(self, model: nn.Module, **services: Any) -> SAC:
         """The trainer, with a collector on the vector environments of this runner."""
         assert isinstance(model, SoftActorCriticModel)
-        buffer = self._build_buffer(model)
-        if self.resumed_dir is None:
-            self._add_demonstrations(buffer, model)
+        if self.config.checkpoint.is_on:
+            size = _nbytes(self._buffer_nbytes(model, self._reached_size()))
+            print(f"checkpoints hold the replay buffer, which grows to {size}", file=sys.stderr)
         trainer_class = locate(self.algorithm.trainer_class)
         trainer: SAC = trainer_class(
             self.algorithm,
             LearnerGroup(self._learner),
             model,
             collector=self._collector("", self.algorithm.n_rollout_steps),
-            replay_buffer=buffer,
-            initial_policy=self._initial_policy(model),
+            replay_buffer=self._buffer,
+            initial_policy=self._initial_policy,
             **services,
         )
         return trainer
@@ -119,7 +126,7 @@ class SACRunner(TrainingRunner):
             allow_new_episodes=self.config.checkpoint.allow_new_episodes,
         )
 
-    def _initial_policy(self, model: SoftActorCriticModel) -> RandomPolicy | GivenPolicy:
+    def _build_initial_policy(self, model: SoftActorCriticModel) -> RandomPolicy | GivenPolicy:
         """What acts until the buffer is filled."""
         distribution, (observation_space, action_space) = model.distribution, self.spaces
         node = self.algorithm.initial_sampling_policy
@@ -134,61 +141,86 @@ class SACRunner(TrainingRunner):
 
     # -- the replay buffer -----------------------------------------------------------------------
 
-    def _buffer_nbytes(self, model: SoftActorCriticModel) -> int:
-        """Bytes of the replay buffer when it is full, or at the end of the run."""
-        size = self.algorithm.replay_buffer_size
+    def _buffer_nbytes(self, model: SoftActorCriticModel, size: int) -> int:
+        """Bytes of a replay buffer of so many transitions."""
+        buffer_class = locate(
+            str(self.algorithm.replay_buffer[TARGET]), f"algorithm.replay_buffer.{TARGET}"
+        )
         return replay_nbytes(
-            min(size, self.config.total_steps or size),
+            size,
             self.env.single_observation_space,
             _action_zeros(model.distribution),
             num_envs=self.env.num_envs,
             frame_stack=self.env.frame_stack,
+            prioritized=_is_subclass(buffer_class, PrioritizedReplayBuffer),
         )
+
+    def _reached_size(self) -> int:
+        """Transitions that the buffer holds in the end: memory is taken when it is written."""
+        size = self.algorithm.replay_buffer_size
+        return min(size, self.config.total_steps or size)
 
     def _check_buffer_fits(self, model: SoftActorCriticModel) -> None:
         """Refuse a replay buffer that would run out of memory in the middle of training."""
-        needed, storage = self._buffer_nbytes(model), self.algorithm.replay_buffer_storage
-        if storage == "disk":
-            free: int | None = available_disk(Path(self.config.run_dir or "."))
+        storage, size = self.algorithm.replay_buffer_storage, self.algorithm.replay_buffer_size
+        if storage == "memory":
+            size, free = self._reached_size(), available_memory(torch.device("cpu"))
+        elif storage == "disk":
+            free = available_disk(self._buffer_dir)
         else:
-            free = available_memory(self.device if storage == "device" else torch.device("cpu"))
+            free = available_memory(self.device)
+        needed = self._buffer_nbytes(model, size)
         if free is not None and needed > free:
             raise ConfigError(
                 "algorithm.replay_buffer_size",
-                f"the replay buffer grows to {_gigabytes(needed)}, and {_gigabytes(free)} are free "
+                f"the replay buffer grows to {_nbytes(needed)}, and {_nbytes(free)} are free "
                 f"({storage}): lower it, or set algorithm.replay_buffer_storage to another place",
                 self.algorithm.replay_buffer_size,
             )
 
+    @property
+    def _has_checkpoint(self) -> bool:
+        """Whether a run is continued that holds its demonstrations already."""
+        directory = self.resumed_dir
+        return directory is not None and bool(CheckpointStore(directory / CHECKPOINTS).list())
+
+    @property
+    def _buffer_dir(self) -> Path:
+        """Where its files lie, which have no name: the run directory, or where it will be made."""
+        run_dir = (self.resumed_dir or Path(self.config.run_dir or ".")).absolute()
+        return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
+
     def _build_buffer(self, model: SoftActorCriticModel) -> BaseReplayBuffer:
         config = self.algorithm
-        buffer = build_target(
-            config.replay_buffer,
-            config.replay_buffer_size,
-            self.env.single_observation_space,
-            _action_zeros(model.distribution),
-            key="algorithm.replay_buffer",
-            num_envs=self.env.num_envs,
-            seed=self.seeds.integer("replay"),
-            n_steps=config.n_step_returns,
-            gamma=config.gamma,
-            frame_stack=self.env.frame_stack,
-            storage=config.replay_buffer_storage,
-            directory=self.run_dir,
-            device=self.device,
-        )
+        try:
+            buffer = build_target(
+                config.replay_buffer,
+                config.replay_buffer_size,
+                self.env.single_observation_space,
+                _action_zeros(model.distribution),
+                key="algorithm.replay_buffer",
+                num_envs=self.env.num_envs,
+                seed=self.seeds.integer("replay"),
+                n_steps=config.n_step_returns,
+                gamma=config.gamma,
+                frame_stack=self.env.frame_stack,
+                storage=config.replay_buffer_storage,
+                directory=self._buffer_dir,
+                device=self.device,
+            )
+        except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+            problem = f"the replay buffer can not be made: {error}"
+            storage = config.replay_buffer_storage
+            raise ConfigError("algorithm.replay_buffer_storage", problem, storage) from error
         if not isinstance(buffer, BaseReplayBuffer):
             raise ConfigError(
                 "algorithm.replay_buffer",
                 "expected a subclass of maze_train.BaseReplayBuffer",
                 type(buffer).__name__,
             )
-        if self.config.checkpoint.is_on:
-            size = _gigabytes(self._buffer_nbytes(model))
-            print(f"checkpoints hold the replay buffer, which grows to {size}", file=sys.stderr)
         return buffer
 
-    def _add_demonstrations(self, buffer: BaseReplayBuffer, model: SoftActorCriticModel) -> None:
+    def _add_demonstrations(self, model: SoftActorCriticModel) -> None:
         """Begin the replay buffer with demonstrations."""
         node = self.algorithm.initial_demonstration_trajectories
         if node is None:
@@ -199,24 +231,35 @@ class SACRunner(TrainingRunner):
             trajectories,
             self.env.num_envs,
             self.env.single_observation_space,
+            self.env.single_action_space,
             model.distribution.from_env,
         )
         if rollout is None:
             raise ConfigError(key, "expected at least one trajectory", node)
-        buffer.add_rollout(rollout)
-        buffer.interrupt()
+        self._buffer.add_rollout(rollout)
+        self._buffer.interrupt()
+        if len(self._buffer) < rollout.num_samples:
+            raise ConfigError(
+                "algorithm.replay_buffer_size",
+                f"holds {len(self._buffer)} of the {rollout.num_samples} transitions of the "
+                "demonstrations: raise it",
+                self.algorithm.replay_buffer_size,
+            )
         if model.normalizer is not None:
             model.normalizer.update(rollout.to(self.device).acted_on(model.normalizer.keys))
 
     def before_training(self, trainer: Trainer) -> None:
-        """Take statistics of observations, if there are none."""
+        """Take statistics of observations, if there are too few."""
         model = trainer.model
         assert isinstance(model, SoftActorCriticModel)
+        if model.normalizer is None:
+            return
         begin_statistics(
             model.normalizer,
             self.config.model.normalization,
             lambda: self._collector("normalization/", 100),
-            self._initial_policy(model),
+            # Not the one of the trainer: what that remembers belongs to the run.
+            self._build_initial_policy(model),
         )
 
 
@@ -252,5 +295,12 @@ def _action_zeros(distribution: Distribution) -> TensorTree:
     return tree_map(torch.zeros_like, distribution.sample(params, noise))
 
 
-def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"
+def _is_subclass(found: object, base: type) -> bool:
+    return isinstance(found, type) and issubclass(found, base)
+
+
+def _nbytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count / 1e3:.1f} kB"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.envs.subprocess_env import SubprocVectorEnv
+from maze_train.errors import TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,19 +52,27 @@ def begin_statistics(
     make_collector: Callable[[], RolloutCollector],
     model: ActingModel | RecurrentModel,
 ) -> None:
-    """Take statistics of observations before training, if there are none yet.
+    """Take statistics of observations before training, if there are too few yet.
 
     Args:
         normalizer: What is to have them.
         config: Settings of the normalisation.
         make_collector: Makes what collects observations; training begins with new episodes.
         model: What acts.
+
+    Raises:
+        TrainingError: If every step of a rollout was lost; else this would never end.
     """
-    if normalizer is None or normalizer.count > 0:
+    if normalizer is None or normalizer.frozen:
         return
-    collector, steps = make_collector(), 0
+    collector, steps = make_collector(), int(normalizer.count)
     while steps < config.initial_steps:
         rollout, _ = collector.collect(model)
+        if not rollout.num_samples:
+            raise TrainingError(
+                "every step of a rollout was lost before training: the environments return numbers "
+                "that are not finite, or their workers fail, at the beginning of each episode"
+            )
         normalizer.update(rollout.to(normalizer.mean.device).acted_on(normalizer.keys))
         steps += rollout.num_samples
     if config.mode == "estimated":

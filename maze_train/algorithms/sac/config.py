@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
@@ -14,6 +15,23 @@ from maze_train.training.config import AlgorithmConfig
 __all__ = ["SACAlgorithmConfig"]
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
+
+RESERVED_SETTINGS = MappingProxyType(
+    {
+        "buffer_size": "algorithm.replay_buffer_size",
+        "storage": "algorithm.replay_buffer_storage",
+        "n_steps": "algorithm.n_step_returns",
+        "gamma": "algorithm.gamma",
+        "device": "algorithm.device",
+        "num_envs": "runner.concurrency",
+        "seed": "the seed of the run",
+        "directory": "run_dir",
+        "frame_stack": "the environment",
+        "observation_space": "the environment",
+        "actions": "the environment",
+    }
+)
+"""Arguments of replay buffers, and what they are made from."""
 
 
 @dataclass(kw_only=True)
@@ -47,8 +65,8 @@ class SACAlgorithmConfig(AlgorithmConfig):
     """Transitions per gradient step. >= 1."""
 
     initial_buffer_size: int = 1_000
-    """Transitions that are collected before the first gradient step, >= 1. They count as
-    environment steps of the run."""
+    """Transitions that the buffer holds before the first gradient step, demonstrations included,
+    >= 1. What is collected counts as environment steps of the run."""
 
     initial_sampling_policy: dict[str, Any] | None = None
     """What acts until then: `{_target_: my_package.MyPolicy, key: value}`, an object whose
@@ -155,7 +173,9 @@ class SACAlgorithmConfig(AlgorithmConfig):
         check_one_of("matmul_precision", self.matmul_precision, ("highest", "high", "medium"))
         storages = ("memory", "disk", "device")
         check_one_of("replay_buffer_storage", self.replay_buffer_storage, storages)
+        check_at_least("target_entropy_multiplier", self.target_entropy_multiplier, 0.0)
         self._check_targets()
+        self._check_effects()
         if self.initial_buffer_size > self.replay_buffer_size:
             raise ConfigError(
                 "initial_buffer_size",
@@ -184,6 +204,21 @@ class SACAlgorithmConfig(AlgorithmConfig):
         if "lr" in self.optimizer:
             raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
 
+    def _check_effects(self) -> None:
+        """Refuse settings that would do nothing."""
+        if not self.entropy_tuning:
+            for key, default in (("entropy_coef_lr", None), ("target_entropy_multiplier", 1.0)):
+                if getattr(self, key) != default:
+                    problem = "does nothing without entropy_tuning: leave it out"
+                    raise ConfigError(key, problem, getattr(self, key))
+        if self.initial_sampling_policy is not None and self.initial_action_repeat > 1:
+            problem = "is for random actions: leave it out, or initial_sampling_policy"
+            raise ConfigError("initial_action_repeat", problem, self.initial_action_repeat)
+        for key, origin in RESERVED_SETTINGS.items():
+            if key in self.replay_buffer:
+                problem = f"is made from {origin}: set that instead"
+                raise ConfigError(f"replay_buffer.{key}", problem, self.replay_buffer[key])
+
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse a buffer that does not hold one update of all environments."""
         rollout = concurrency * self.n_rollout_steps
@@ -195,9 +230,27 @@ class SACAlgorithmConfig(AlgorithmConfig):
                 self.replay_buffer_size,
             )
 
+    def check_total_steps(self, total_steps: int) -> None:
+        """Refuse a run that would end before it learns."""
+        if self.initial_demonstration_trajectories is None and (
+            0 < total_steps <= self.initial_buffer_size
+        ):
+            raise ConfigError(
+                "initial_buffer_size",
+                f"nothing would be learned within total_steps={total_steps}; expected less",
+                self.initial_buffer_size,
+            )
+
     def shortened(self) -> SACAlgorithmConfig:
         """The settings of a trial: one update that collects, one that learns."""
-        return replace(self, n_epochs=1, epoch_length=2, initial_buffer_size=1)
+        return replace(
+            self,
+            n_epochs=1,
+            epoch_length=2,
+            n_rollout_steps=1,
+            initial_buffer_size=1,
+            update_to_data_ratio=1.0,
+        )
 
     @property
     def model_settings(self) -> dict[str, Any]:

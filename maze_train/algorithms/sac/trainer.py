@@ -127,8 +127,10 @@ class SAC(Trainer):
             statistics.merge(self.learners.update(batch, progress))
             self.gradient_steps += 1
             if batch.weights is not None:
-                errors = self.learners.foreach_learner(lambda learner: learner.errors)  # type: ignore[attr-defined]  # a SACLearner
-                buffer.update_priorities(batch.indices, errors[0])
+                errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # a SACLearner
+                # Those of a gradient step that was left out tell nothing.
+                finite = errors.isfinite()
+                buffer.update_priorities(batch.indices[finite], errors[finite])
         picks = self.gradient_steps * self._config.batch_size / self._stored
         statistics.record(ReplayEvents.picks_per_transition, picks)
         statistics.record(ReplayTimeEvents.sample_s, sample_s)
