@@ -18,6 +18,15 @@ pytestmark = pytest.mark.learning
 
 PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 64, "batch_size": 128, "lr": 3e-3}
 A2C: dict[str, Any] = {"name": "a2c", "n_rollout_steps": 16, "lr": 3e-3, "epoch_length": 25}
+SAC: dict[str, Any] = {
+    "name": "sac",
+    "n_rollout_steps": 8,
+    "batch_size": 64,
+    "initial_buffer_size": 256,
+    "update_to_data_ratio": 0.5,
+    "lr": 3e-3,
+    "epoch_length": 25,
+}
 BOTH = pytest.mark.parametrize("algorithm", [PPO, A2C], ids=["ppo", "a2c"])
 
 
@@ -53,6 +62,16 @@ class Target(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         return self.target, -float((action[0] - self.target[0]) ** 2), True, False, {}
+
+
+class HybridTarget(Target):
+    """One step: a number is to be reached and its sign to be named, 0 or 1. Optimum: 1."""
+
+    action_space = spaces.Tuple((spaces.Discrete(2), Target.action_space))
+
+    def step(self, action: Any) -> Any:
+        obs, distance, *ends = super().step(action[1])
+        return obs, float(action[0] == (self.target[0] > 0)) + distance, *ends
 
 
 class Chain(gymnasium.Env[Any, Any]):
@@ -171,3 +190,47 @@ def test_ppo_balances_the_pole(tmp_path: Path) -> None:
         run_dir=str(tmp_path / "run"),
     )
     assert result.best_metric >= 475
+
+
+# -- SAC -----------------------------------------------------------------------------------------
+
+
+def sac_learn(tmp_path: Path, env: Any, steps: int = 4_000, **settings: Any) -> Any:
+    """Train SAC with one gradient step for two transitions."""
+    return learn(tmp_path, env, {**SAC, **settings}, total_steps=steps)
+
+
+def test_sac_reaches_a_continuous_target(tmp_path: Path) -> None:
+    """The mean of the squashed Gaussian reaches targets to within about 0.1."""
+    assert sac_learn(tmp_path, Target).best_metric > -0.01
+
+
+def test_sac_solves_a_contextual_bandit(tmp_path: Path) -> None:
+    """The action that each of six contexts rewards is found."""
+    result = sac_learn(tmp_path, lambda: Imitation(spaces.Discrete(6)))
+    assert result.best_metric == 1.0
+
+
+def test_sac_learns_an_action_of_both_kinds(tmp_path: Path) -> None:
+    """A choice and a number learn from the reward that they share."""
+    assert sac_learn(tmp_path, HybridTarget).best_metric > 0.98
+
+
+def test_sac_gives_credit_over_time(tmp_path: Path) -> None:
+    """A late large reward is preferred to a small one that every step offers."""
+    result = sac_learn(tmp_path, Chain, target_entropy_multiplier=0.3)
+    assert result.best_metric == 1.0
+
+
+@pytest.mark.parametrize(
+    ("env", "target"),
+    [(Target, -0.5), (lambda: Imitation(spaces.Discrete(6)), 0.5 * 0.98 * np.log(6))],
+    ids=["continuous", "discrete"],
+)
+def test_the_entropy_follows_its_target(tmp_path: Path, env: Any, target: float) -> None:
+    """By the temperature, from above and although rewards are against it."""
+    result = sac_learn(tmp_path, env, steps=8_000, target_entropy_multiplier=0.5)
+    rows = [row for row in result.history if "train/policy_entropy" in row]
+    assert rows[0]["train/policy_entropy"] > target + 0.2
+    assert rows[-1]["train/target_entropy"] == pytest.approx(target)
+    assert rows[-1]["train/policy_entropy"] == pytest.approx(target, abs=0.1)

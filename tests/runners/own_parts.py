@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium import spaces
 
 from maze_train import (
     Categorical,
@@ -14,6 +19,8 @@ from maze_train import (
     MetricsWriter,
     PPOAlgorithmConfig,
     PPOLearner,
+    Trajectory,
+    UniformReplayBuffer,
     ValueTransform,
 )
 
@@ -108,3 +115,159 @@ class OwnPPOLearner(PPOLearner):
     def before_gradient_based_update(self, progress: Any, statistics: Any) -> None:
         super().before_gradient_based_update(progress, statistics)
         OwnPPOLearner.seen.append(self.config.penalty)  # type: ignore[attr-defined]  # OwnPPOConfig
+
+
+class DiaryEnv(gymnasium.Env[Any, Any]):
+    """Writes down all that happens; episodes of 1 to 6 steps end terminal, cut off, or both.
+
+    Args:
+        directory: Each environment writes a file there: one line for each beginning of an episode
+            and for each step.
+        action: `box` or `tuple`.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    ACTION_SPACES: ClassVar[dict[str, Any]] = {
+        "box": lambda: spaces.Box(-0.5, 0.25, (2,), np.float32),
+        "tuple": lambda: spaces.Tuple(
+            (spaces.Discrete(3, start=1), spaces.Box(-2.0, 1.0, (1,), np.float32))
+        ),
+    }
+
+    def __init__(self, directory: str, action: str = "box") -> None:
+        self.action_space = self.ACTION_SPACES[action]()
+        self.path = Path(directory) / f"{uuid.uuid4()}.jsonl"
+
+    def note(self, **what: Any) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(what) + "\n")
+
+    def observe(self) -> Any:
+        return np.array([self.np_random.standard_normal(), self.t], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t, self.length = 0, int(self.np_random.integers(1, 7))
+        self.ends = [(True, False), (False, True), (True, True)][int(self.np_random.integers(3))]
+        obs = self.observe()
+        self.note(obs=obs.tolist())
+        return obs, {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.t += 1
+        terminated, truncated = self.ends if self.t == self.length else (False, False)
+        obs, reward = self.observe(), float(self.np_random.standard_normal())
+        parts = action if isinstance(action, tuple) else (action,)
+        numbers = np.concatenate([np.ravel(part) for part in parts]).tolist()
+        self.note(action=numbers, reward=reward, obs=obs.tolist(), ends=[terminated, truncated])
+        return obs, reward, terminated, truncated, {}
+
+
+def diaries(directory: Path) -> list[tuple[int, dict[tuple[float, ...], Any]]]:
+    """For each environment its number of steps, and its transitions by their observation."""
+    found = []
+    for path in directory.iterdir():
+        transitions: dict[tuple[float, ...], Any] = {}
+        obs: tuple[float, ...] = ()
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if "action" in entry:
+                discount = 0.0 if entry["ends"][0] else 0.9
+                transitions[obs] = (entry["action"], entry["reward"], discount, entry["obs"])
+            obs = tuple(entry["obs"])
+        found.append((len(transitions), transitions))
+    return found
+
+
+class AnyEnv(gymnasium.Env[Any, Any]):
+    """Random observations of any space; refuses actions that are not in its space, or not legal."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = observation_space(), action_space
+
+    def observe(self) -> Any:
+        self.obs = self.observation_space.sample()
+        if isinstance(self.obs, dict) and "action_mask" in self.obs:
+            self.obs["action_mask"][self.np_random.integers(4)] = 1
+        return self.obs
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        if isinstance(self.obs, dict) and "action_mask" in self.obs:
+            assert self.obs["action_mask"][action] == 1
+        self.t += 1
+        return self.observe(), 1.0, self.t == 5, False, {}
+
+
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
+ANY_SPACES: dict[str, tuple[Any, Any]] = {
+    "box": (lambda: VECTOR, spaces.Box(-2.0, 1.0, (2,), np.float32)),
+    "discrete": (lambda: VECTOR, spaces.Discrete(3, start=-1)),
+    "multi_discrete": (lambda: VECTOR, spaces.MultiDiscrete([2, 3])),
+    "multi_binary": (lambda: VECTOR, spaces.MultiBinary(3)),
+    "tuple": (lambda: VECTOR, spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 1, (1,))))),
+    "dict": (
+        lambda: spaces.Dict({"place": spaces.Discrete(3), "speed": VECTOR}),
+        spaces.Dict(
+            {
+                "gear": spaces.Discrete(3),
+                "arm": spaces.Dict({"force": spaces.Box(-2, 2, (2,)), "on": spaces.MultiBinary(2)}),
+            }
+        ),
+    ),
+    "image": (lambda: spaces.Box(0, 255, (3, 16, 16), np.uint8), spaces.Box(-1, 1, (1,))),
+    "mask": (
+        lambda: spaces.Dict({"obs": VECTOR, "action_mask": spaces.MultiBinary(4)}),
+        spaces.Discrete(4),
+    ),
+}
+
+
+class KeptReplay(UniformReplayBuffer):
+    """A replay buffer that can be looked at after a run."""
+
+    made: ClassVar[list[KeptReplay]] = []
+
+    def __init__(self, *args: Any, bound: float = 1.0, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.bound = bound
+        self.interruptions = 0
+        KeptReplay.made.append(self)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self.interruptions += 1
+
+
+class AlwaysFirst:
+    """Acts on Discrete spaces; notes how many observations it got."""
+
+    seen: ClassVar[list[int]] = []
+
+    def __init__(self, action: int = -1) -> None:
+        self.action = action
+
+    def act(self, observations: Any) -> Any:
+        AlwaysFirst.seen.append(len(observations))
+        return np.full(len(observations), self.action)
+
+
+def demonstrations(n_episodes: int, reward: float = 100.0) -> list[Trajectory]:
+    """Episodes of `own_envs.SpacesEnv`, three steps each."""
+    return [
+        Trajectory(
+            obs=np.full((4, 3), 0.25 * i, np.float32),
+            actions=np.array([-1, 0, 1]),
+            rewards=np.full(3, reward + i),
+            terminated=i % 2 == 0,
+            truncated=False,
+        )
+        for i in range(n_episodes)
+    ]

@@ -23,13 +23,22 @@ SMALL: dict[str, Any] = {
 }
 PPO: dict[str, Any] = {"algorithm": "ppo", "algorithm.batch_size": 16, "algorithm.epoch_length": 2}
 A2C: dict[str, Any] = {"algorithm": "a2c", "algorithm.epoch_length": 2}
-ALGORITHMS = {"ppo": PPO, "a2c": A2C}
+SAC: dict[str, Any] = {
+    "algorithm": "sac",
+    "algorithm.epoch_length": 8,
+    "algorithm.n_rollout_steps": 4,
+    "algorithm.batch_size": 8,
+    "algorithm.initial_buffer_size": 32,
+    "algorithm.replay_buffer_size": 1000,
+    "algorithm.update_to_data_ratio": 0.25,
+}
+ALGORITHMS = {"ppo": PPO, "a2c": A2C, "sac": SAC}
 
 
 def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
     """Settings of a run on a toy environment that takes a moment."""
     env = {"_target_": "own_envs.SpacesEnv"}
-    return {"env": env, **ALGORITHMS[algorithm], **SMALL, "run_dir": "run", **overrides}
+    return {"env": env, **SMALL, **ALGORITHMS[algorithm], "run_dir": "run", **overrides}
 
 
 def short_run(run_dir: str | None = "run", algorithm: str = "ppo", **overrides: Any) -> Any:
