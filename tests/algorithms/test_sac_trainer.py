@@ -1,0 +1,397 @@
+"""The SAC trainer: when gradient steps are taken, what acts, what statistics are of."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import maze_train.algorithms.sac.learner as sac_learner
+import maze_train.algorithms.sac.trainer as sac_trainer
+from maze_train import EnvFactory, Statistics, Trajectory, load_config
+from maze_train.errors import TrainingError
+from maze_train.learner.progress import Progress
+from maze_train.runners.factory import build_runner
+from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PRIORITISED = {"_target_": "maze_train.PrioritizedReplayBuffer"}
+
+
+class NotedEnv(gymnasium.Env[Any, Any]):
+    """Episodes of 5 steps, far from 0; notes what was acted on, and the actions.
+
+    Args:
+        lost_every: Each so many steps, counted over all episodes, the reward is no number.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Box(-2.0, 1.0, (1,), np.float32)
+
+    def __init__(self, lost_every: int = 0) -> None:
+        self.lost_every = lost_every
+        self.acted_on: list[Any] = []
+        self.actions: list[float] = []
+
+    def observe(self) -> Any:
+        self.obs = np.array([100.0, -3.0]) + [5.0, 0.5] * self.np_random.standard_normal(2)
+        return self.obs
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.acted_on.append(self.obs)
+        self.actions.append(float(action[0]))
+        is_lost = self.lost_every and len(self.actions) % self.lost_every == 0
+        reward = math.nan if is_lost else float(action[0])
+        return self.observe(), reward, False, self.t == 5, {}
+
+
+@contextmanager
+def sac(
+    num_envs: int = 1, env: dict[str, Any] | None = None, **changes: Any
+) -> Iterator[tuple[Any, list[NotedEnv]]]:
+    """A trainer that is about to begin, and its environments."""
+    made: list[NotedEnv] = []
+
+    def make(**kwargs: Any) -> NotedEnv:
+        made.append(NotedEnv(**kwargs))
+        return made[-1]
+
+    config = load_config(
+        {
+            "env": {"_target_": "test_sac_trainer.NotedEnv", "kwargs": env or {}},
+            "algorithm": "sac",
+            "algorithm.batch_size": 4,
+            "algorithm.initial_buffer_size": 10,
+            "algorithm.replay_buffer_size": 1000,
+            "model.hidden_sizes": [8],
+            "runner.concurrency": num_envs,
+            "checkpoint.interval": 0,
+            "evaluation.n_episodes": 0,
+            "seed": 3,
+            **changes,
+        }
+    )
+    with build_runner(config, EnvFactory(config.env, make)) as runner:
+        model = runner.build_model()
+        trainer = runner.build_trainer(model, tracker=Tracker([], RunInfo()))
+        runner.before_training(trainer)
+        yield trainer, made[-num_envs:]
+
+
+def update(trainer: Any) -> tuple[int, dict[str, float]]:
+    """One update: its environment steps and its metrics."""
+    statistics = Statistics()
+    return trainer.update_once(Progress(), statistics), statistics.reduce()
+
+
+def gradient_steps_after(samples: list[int], initial: int, ratio: str) -> list[int]:
+    """Gradient steps that were taken after each update, from what each of them collected."""
+    taken = []
+    for number in range(len(samples)):
+        learned_from = 0
+        for i in range(number):  # those of an update itself follow one update later
+            if sum(samples[: i + 1]) >= initial:
+                learned_from += samples[i]
+        taken.append(math.floor(Fraction(ratio) * learned_from))
+    return taken
+
+
+# -- gradient steps ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_rollout_steps", [1, 4])
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("ratio", ["0.3", "1", "2.5"])
+def test_gradient_steps_follow_transitions(
+    monkeypatch: pytest.MonkeyPatch, ratio: str, num_envs: int, n_rollout_steps: int
+) -> None:
+    """So many per transition after the initial phase, whatever the number of environments."""
+    changes = {
+        "algorithm.update_to_data_ratio": float(ratio),
+        "algorithm.n_rollout_steps": n_rollout_steps,
+    }
+    with sac(num_envs, **changes) as (trainer, _):
+        seen: list[int] = []
+        sample = trainer.replay_buffer.sample_batch
+
+        def noted(n_samples: int) -> Any:
+            seen.append(len(trainer.replay_buffer))
+            return sample(n_samples)
+
+        monkeypatch.setattr(trainer.replay_buffer, "sample_batch", noted)
+        samples: list[int] = []
+        taken: list[int] = []
+        learner = trainer.learners.foreach_learner(lambda learner: learner)[0]
+        while len(taken) < 8 or sum(samples) < 30:
+            seen.clear()
+            collected = sum(samples)
+            samples.append(update(trainer)[0])
+            # What an update collects is not there yet when it learns.
+            assert set(seen) <= {collected}
+            assert trainer.gradient_steps - (taken[-1] if taken else 0) == len(seen)
+            taken.append(trainer.gradient_steps)
+            assert learner.gradient_steps == taken[-1]
+        assert samples == [num_envs * n_rollout_steps] * len(samples)
+        assert len(trainer.replay_buffer) == sum(samples)
+    assert taken == gradient_steps_after(samples, 10, ratio)
+    initial = next(i for i in range(len(samples)) if sum(samples[: i + 1]) >= 10)
+    after = [max(0, sum(samples[initial + 1 : i + 1])) for i in range(len(samples))]
+    assert taken == [math.floor(Fraction(ratio) * count) for count in after]
+    assert taken[-1] > 0
+
+
+def test_gradient_steps_are_taken_while_environments_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the last step of an update, after its actions were chosen."""
+    calls: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: [calls.append(name), original(*args)][1])
+
+    with sac(2, **{"algorithm.n_rollout_steps": 2}) as (trainer, _):
+        for _ in range(4):
+            update(trainer)
+        env = trainer.collector.env
+        for owner, name in (
+            (env, "step_async"),
+            (env, "step_wait"),
+            (trainer.replay_buffer, "sample_batch"),
+        ):
+            note(owner, name)
+        update(trainer)
+    assert calls == ["step_async", "step_wait", "step_async", *["sample_batch"] * 4, "step_wait"]
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_lost_steps_are_no_transitions(num_envs: int) -> None:
+    """They count neither as steps, nor for the initial phase, nor for gradient steps."""
+    changes = {"algorithm.on_non_finite": "skip", "algorithm.n_rollout_steps": 4}
+    with sac(num_envs, {"lost_every": 3}, **changes) as (trainer, envs):
+        samples, taken = [], []
+        for _ in range(12):
+            steps, metrics = update(trainer)
+            samples.append(steps)
+            taken.append(trainer.gradient_steps)
+            assert metrics["replay/size"] == len(trainer.replay_buffer) == sum(samples)
+    made = sum(len(env.actions) for env in envs)
+    assert made == 12 * 4 * num_envs
+    assert sum(samples) == sum(len(env.actions) - len(env.actions) // 3 for env in envs) < made
+    assert taken == gradient_steps_after(samples, 10, "1")
+    assert taken[-1] > 0
+
+
+def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the run, and where statistics are taken before it."""
+    monkeypatch.setattr(sac_trainer, "MOST_LOST_UPDATES", 3)
+    skip = {"algorithm.on_non_finite": "skip"}
+    with sac(1, {"lost_every": 1}, **skip) as (trainer, _):
+        assert [update(trainer)[0] for _ in range(2)] == [0, 0]
+        with pytest.raises(TrainingError, match="3 updates in a row brought no transition"):
+            update(trainer)
+    normalised = {"model.normalization.mode": "running", **skip}
+    with (
+        pytest.raises(TrainingError, match="every step of a rollout was lost before training"),
+        sac(1, {"lost_every": 1}, **normalised),
+    ):
+        pass
+
+
+def test_picks_per_transition() -> None:
+    """Samples that were drawn so far over transitions that were collected so far."""
+    with sac(2, **{"algorithm.update_to_data_ratio": 0.5}) as (trainer, _):
+        rows = [update(trainer) for _ in range(12)]
+    collected = np.cumsum([steps for steps, _ in rows])
+    found = [metrics.get("replay/picks_per_transition") for _, metrics in rows]
+    taken = gradient_steps_after([steps for steps, _ in rows], 10, "0.5")
+    # Those of an update are counted before its own transitions are there.
+    assert found[5:] == [4 * taken[i] / collected[i - 1] for i in range(5, 12)]
+    assert found[:5] == [None] * 5
+
+
+def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `skip`, errors that are not finite do not end a run with prioritised replay."""
+    changes = {"algorithm.on_non_finite": "skip", "algorithm.replay_buffer": PRIORITISED}
+    with sac(**changes) as (trainer, _):
+        for _ in range(11):
+            update(trainer)
+        before = trainer.replay_buffer.state_dict()["priorities"]
+        original = sac_learner.critic_loss_and_gradient
+
+        def broken(*args: Any) -> Any:
+            return tuple(tensor * math.nan for tensor in original(*args))
+
+        monkeypatch.setattr(sac_learner, "critic_loss_and_gradient", broken)
+        _, metrics = update(trainer)
+        assert metrics["train/skipped_steps"] == 1
+        after = trainer.replay_buffer.state_dict()["priorities"]
+        assert np.isfinite(after).all()
+        assert (after != before).sum() == 1  # the new transition
+        monkeypatch.setattr(sac_learner, "critic_loss_and_gradient", original)
+        assert "train/critic_loss" in update(trainer)[1]
+        assert (trainer.replay_buffer.state_dict()["priorities"] != after).sum() > 1
+
+
+# -- the initial phase ---------------------------------------------------------------------------
+
+
+def sharpen(trainer: Any) -> None:
+    """Have the policy act on the upper bound, always."""
+    with torch.no_grad():
+        *_, weight, bias = trainer.model.policy.parameters()
+        weight.zero_()
+        bias.copy_(torch.tensor([20.0, -20.0]))
+
+
+def test_the_first_actions_are_uniform() -> None:
+    """Over the bounds, until the buffer holds enough; then the policy acts."""
+    changes = {"algorithm.initial_buffer_size": 1000, "algorithm.lr": 1e-9}
+    with sac(2, **changes) as (trainer, envs):
+        sharpen(trainer)
+        for _ in range(510):
+            update(trainer)
+    first = np.sort(np.concatenate([env.actions[:500] for env in envs]))
+    # Kolmogorov-Smirnov: 1.95 / sqrt(n) is exceeded once in 1000 times.
+    uniform = (first + 2.0) / 3.0
+    assert np.abs(uniform - np.arange(1000) / 1000).max() < 1.95 / math.sqrt(1000)
+    later = np.concatenate([env.actions[500:] for env in envs])
+    np.testing.assert_allclose(later, 1.0, atol=1e-3)
+
+
+def actions_of(updates: int, resumed_after: int | None = None, **changes: Any) -> Any:
+    """Actions of the environments of a run, which may be interrupted and go on in another one."""
+    with sac(2, **changes) as (trainer, envs):
+        for _ in range(updates if resumed_after is None else resumed_after):
+            update(trainer)
+        actions = [list(env.actions) for env in envs]
+        if resumed_after is None:
+            return np.array(actions)
+        with sac(2, **changes) as (other, others):
+            other.load_state_dict(trainer.state_dict())
+            played = [len(env.actions) for env in others]  # episodes that are played again
+            for _ in range(updates - resumed_after):
+                update(other)
+            later = [env.actions[n:] for env, n in zip(others, played, strict=True)]
+            return np.array([a + b for a, b in zip(actions, later, strict=True)])
+
+
+def test_the_first_actions_follow_from_the_seed() -> None:
+    """The same run has them twice; another seed has others."""
+    ours = actions_of(8)
+    assert np.array_equal(ours, actions_of(8))
+    assert not (ours == actions_of(8, seed=4)).any()
+
+
+@pytest.mark.parametrize("resumed_after", [1, 2, 3])
+def test_first_actions_that_are_held(resumed_after: int) -> None:
+    """For so many steps, over the ends of episodes and of updates, and in a resumed run."""
+    changes = {
+        "algorithm.initial_action_repeat": 3,
+        "algorithm.n_rollout_steps": 2,
+        "algorithm.initial_buffer_size": 100,
+    }
+    ours = actions_of(6, **changes)
+    assert ours.shape == (2, 12)
+    groups = ours.reshape(2, 4, 3)
+    assert (groups == groups[:, :, :1]).all()
+    assert len(np.unique(groups)) == 8
+    assert np.array_equal(actions_of(6, resumed_after, **changes), ours)
+
+
+# -- statistics of observations ------------------------------------------------------------------
+
+
+def demonstrations(n_steps: int) -> list[Trajectory]:
+    """Two demonstrations elsewhere."""
+    rng = np.random.default_rng(0)
+    return [
+        Trajectory(
+            obs=rng.normal(50.0, 9.0, (n_steps + 1, 2)),
+            actions=np.full((n_steps, 1), 0.5, np.float32),
+            rewards=np.ones(n_steps),
+            terminated=i == 0,
+            truncated=i == 1,
+        )
+        for i in range(2)
+    ]
+
+
+DEMONSTRATIONS = {"_target_": "test_sac_trainer.demonstrations", "n_steps": 30}
+
+
+@pytest.mark.parametrize("mode", ["running", "estimated"])
+@pytest.mark.parametrize("has_demonstrations", [False, True])
+@pytest.mark.parametrize("lost_every", [0, 7])
+def test_statistics_are_those_of_what_was_acted_on(
+    mode: str, has_demonstrations: bool, lost_every: int
+) -> None:
+    """Of demonstrations, of random steps before training, and of all or none of its steps."""
+    changes: dict[str, Any] = {
+        "model.normalization.mode": mode,
+        "model.normalization.n_steps": 250,
+        "algorithm.on_non_finite": "skip",
+    }
+    if has_demonstrations:
+        changes["algorithm.initial_demonstration_trajectories"] = DEMONSTRATIONS
+    with sac(2, {"lost_every": lost_every}, **changes) as (trainer, envs):
+        normalizer = trainer.model.normalizer
+        before = float(normalizer.count)
+        made_before = [len(env.actions) for env in envs]
+        assert before >= 250
+        for _ in range(20):
+            update(trainer)
+        seen = []
+        for env, made in zip(envs, made_before, strict=True):
+            until = len(env.actions) if mode == "running" else made
+            kept = [i for i in range(until) if not lost_every or (i + 1) % lost_every]
+            seen += [env.acted_on[i] for i in kept]
+    # As they are stored.
+    obs = np.array(seen, np.float32).astype(np.float64)
+    if has_demonstrations:
+        assert before < 250 + 200  # they count for the steps that are to come first
+        own = [episode.obs[:-1].astype(np.float32) for episode in demonstrations(30)]
+        obs = np.concatenate([*own, obs])
+    assert float(normalizer.count) == len(obs)
+    np.testing.assert_allclose(normalizer.mean.numpy(), obs.mean(0), rtol=1e-10)
+    np.testing.assert_allclose(normalizer.var.numpy(), obs.var(0), rtol=1e-8)
+
+
+def test_demonstrations_count_for_the_initial_phase() -> None:
+    """With enough of them the policy acts at once; they are no steps of the run."""
+    changes = {
+        "algorithm.initial_demonstration_trajectories": DEMONSTRATIONS,
+        "algorithm.initial_buffer_size": 62,
+    }
+    with sac(2, **changes) as (trainer, envs):
+        sharpen(trainer)
+        assert len(trainer.replay_buffer) == 60
+        assert [update(trainer)[0] for _ in range(3)] == [2, 2, 2]
+        assert trainer.gradient_steps == 4
+        assert len(trainer.replay_buffer) == 66
+        batch = trainer.replay_buffer.sample_batch(2000)
+    assert all(env.actions[0] != 1.0 for env in envs)
+    np.testing.assert_allclose([env.actions[1] for env in envs], 1.0, atol=1e-2)
+    assert len(set(batch.indices.tolist())) == 66
+    found = {tuple(row) for row in batch.obs.tolist()}
+    own = np.concatenate([episode.obs[:-1] for episode in demonstrations(30)])
+    assert {tuple(row) for row in own.astype(np.float32).tolist()} <= found
+    # No transition leads from a demonstration into the run.
+    is_own = batch.obs[:, 0] < 80
+    is_over = batch.discounts == 0
+    assert ((batch.next_obs[:, 0] < 80) == is_own)[~is_over].all()
+    assert set(batch.obs[is_over].tolist()[0]) <= set(own.astype(np.float32)[29].tolist())
