@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["MLP", "HasVJP", "InputGradient", "add_row_sum", "linear"]
+__all__ = ["MLP", "HasVJP", "InputGradient", "add_gradient", "add_row_sum", "linear"]
 
 InputGradient: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"
 """Takes dL/d output, adds dL/d parameters to their `.grad`, and returns dL/d input if asked."""
@@ -157,9 +157,14 @@ def add_product(param: Tensor, a: Tensor, b: Tensor) -> None:
 
 def add_row_sum(param: Tensor, rows: Tensor) -> None:
     """Add the sum over rows `[N, D]` to the gradient of a parameter `[D]`, unless it is frozen."""
+    add_gradient(param, rows.sum(0))
+
+
+def add_gradient(param: Tensor, value: Tensor) -> None:
+    """Add a new tensor to the gradient of a parameter, unless it is frozen."""
     if not param.requires_grad:
         return
     if param.grad is None:
-        param.grad = rows.sum(0)
+        param.grad = value
     else:
-        param.grad.add_(rows.sum(0))
+        param.grad.add_(value)

@@ -240,9 +240,9 @@ def test_a_critic_of_ones_own_that_does_not_fit_is_refused():
             make_model(BOX, REACH, critic=node)
 
 
-def gradients_of(model, config, batch):
+def gradients_of(model, config, batch, learner_class=SACLearner):
     """The gradients of one update, by parameter, before any step."""
-    learner = SACLearner(model, config, seed=SEED)
+    learner = learner_class(model, config, seed=SEED)
     losses = learner.compute_losses({"default": batch}, _NoStatistics())
     learner._active = learner.active_optimizers(losses)
     learner.compute_gradients(losses)
@@ -277,6 +277,24 @@ def test_gradients_do_not_leave_their_part(name):
     assert differing(usual, rewarded) == {"critics"}
     other_goal = gradients(target_entropy_multiplier=3.0)
     assert differing(usual, other_goal) == {"log_temperatures"}
+
+
+@pytest.mark.parametrize("name", ["box", "mixed"])
+def test_a_loss_may_be_scaled(name):
+    """Gradients by hand are scaled with it, all of them."""
+    observation_space, action_space = PROBLEMS[name]
+    batch = make_batch(observation_space, action_space)
+
+    class Scaled(SACLearner):
+        def compute_loss_for_module(self, *args):
+            return 3.0 * super().compute_loss_for_module(*args)
+
+    found = [
+        gradients_of(make_model(observation_space, action_space), make_config(), batch, learner)
+        for learner in (SACLearner, Scaled)
+    ]
+    for key, gradient in found[0].items():
+        torch.testing.assert_close(found[1][key], 3.0 * gradient, msg=lambda m, k=key: k + m)
 
 
 def test_gradients_are_finite_where_actions_are_saturated():

@@ -17,7 +17,8 @@ from maze_train.functional.soft_actor_critic import (
     soft_state_values,
     temperature_loss_and_gradient,
 )
-from maze_train.learner.learner import Learner
+from maze_train.learner.learner import DEFAULT_MODULE, Learner
+from maze_train.nets.blocks import add_gradient
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
 from maze_train.targets import TARGET, locate
 
@@ -155,24 +156,24 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         with torch.no_grad():
             inputs = model.inputs(batch.obs)
         encoded = model.critics.encode(inputs)
-        loss, write_critics = self._critic_loss(model, batch, encoded, alphas, statistics)
+        loss, d_q, write_critics = self._critic_loss(model, batch, encoded, alphas, statistics)
         if not self.updates_policy:
-            return loss_by_hand(loss, (), write_critics)
-        policy_loss, write_policy = self._policy_loss(
+            return loss_by_hand(loss, (d_q,), write_critics)
+        policy_loss, gradients, write_policy = self._policy_loss(
             model, batch, inputs, encoded, alphas, statistics
         )
 
-        def write_all() -> None:
-            write_critics()
-            write_policy()
+        def write(d_q: Tensor, *gradients: Tensor | None) -> None:
+            write_critics(d_q)
+            write_policy(*gradients)
 
-        return loss_by_hand(loss + policy_loss, (), write_all)
+        return loss_by_hand(loss + policy_loss, (d_q, *gradients), write)
 
     @torch.no_grad()
     def soft_targets(
         self, model: SoftActorCriticModel, batch: Transitions, alphas: Tensor
     ) -> Tensor:
-        """Y = Σ γ^i r + γ^k V'(s'), with the value of the targets, `[n]`."""
+        """Targets y = Σ γ^i r + γ^k V'(s'), with the values of the target critics, `[n]`."""
         inputs = model.inputs(batch.next_obs)
         params = model.params_of(inputs, batch.next_obs)
         sample = model.actions.sample(params, self._noise(model, params))
@@ -187,8 +188,8 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         encoded: EncodedObservations,
         alphas: Tensor,
         statistics: Statistics,
-    ) -> tuple[Tensor, Callable[[], None]]:
-        """Loss of the critics, and a function that writes its gradients."""
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor], None]]:
+        """Loss of the critics, its gradient for their values, and what writes it on from there."""
         targets = self.soft_targets(model, batch, alphas)
         actions = model.actions
         q, write_gradients = model.critics.vjp(encoded, actions.critic_input(batch.actions))
@@ -200,7 +201,7 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         statistics.record(SACEvents.critic_value, errors.mean() + targets.mean())
         if errors.shape[0] > 1:
             statistics.record(SACEvents.critic_spread, (errors.amax(0) - errors.amin(0)).mean())
-        return loss, lambda: write_gradients(d_q)
+        return loss, d_q, write_gradients
 
     def _policy_loss(
         self,
@@ -210,8 +211,11 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         encoded: EncodedObservations,
         alphas: Tensor,
         statistics: Statistics,
-    ) -> tuple[Tensor, Callable[[], None]]:
-        """Loss of policy and temperatures, and a function that writes its gradients."""
+    ) -> tuple[Tensor, tuple[Tensor | None, ...], Callable[..., None]]:
+        """Loss of policy and temperatures, gradients of its parts, and what writes these on.
+
+        The gradients are those of `soft_policy_loss_and_gradients` and of the temperatures.
+        """
         params, write_policy = model.params_vjp(inputs, batch.obs)
         sample, params_gradient = model.actions.sample_vjp(params, self._noise(model, params))
         q, action_gradient = model.critics.action_vjp(encoded, sample.features)
@@ -220,20 +224,22 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         entropies = model.actions.neg_log_probs(sample)
         statistics.record(SACEvents.policy_loss, loss)
         statistics.record(SACEvents.policy_entropy, entropies.sum(1).mean())
-        write_temperatures: Callable[[], None] | None = None
+        d_temperatures = None
         if self.config.entropy_tuning:
-            temperature_loss, write_temperatures = self._temperature_loss(
+            temperature_loss, d_temperatures = self._temperature_loss(
                 model, params, entropies, statistics
             )
             loss = loss + temperature_loss
 
-        def write() -> None:
+        def write(
+            d_q: Tensor, d_log_probs: Tensor, costs: Tensor | None, d_temperatures: Tensor | None
+        ) -> None:
             d_features = action_gradient(d_q) if sample.features.shape[1] else None
             write_policy(params_gradient(d_features, d_log_probs, costs))
-            if write_temperatures is not None:
-                write_temperatures()
+            if d_temperatures is not None:
+                add_gradient(model.log_temperatures, d_temperatures)
 
-        return loss, write
+        return loss, (d_q, d_log_probs, costs, d_temperatures), write
 
     def _temperature_loss(
         self,
@@ -241,20 +247,15 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         params: Tensor,
         entropies: Tensor,
         statistics: Statistics,
-    ) -> tuple[Tensor, Callable[[], None]]:
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of the temperatures, 0-d, and its gradient, `[P]`."""
         targets = model.actions.target_entropies(
             params, self.config.target_entropy_multiplier, DISCRETE_SHARE
         )
+        loss, gradient = temperature_loss_and_gradient(model.log_temperatures, entropies, targets)
         statistics.record(SACEvents.target_entropy, targets.sum(-1).mean())
-        log_temperatures = model.log_temperatures
-        loss, gradient = temperature_loss_and_gradient(log_temperatures, entropies, targets)
         statistics.record(SACEvents.temperature_loss, loss)
-
-        def write() -> None:
-            assert log_temperatures.grad is not None
-            log_temperatures.grad.add_(gradient)
-
-        return loss, write
+        return loss, gradient
 
     def _noise(self, model: SoftActorCriticModel, params: Tensor) -> Tensor:
         noise = model.distribution.draw_noise(
@@ -271,7 +272,7 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
 
     def observe(self, rollout: Rollout) -> None:
         """Take the observations of a rollout into the running statistics of the only module."""
-        normalizer = self.model("default").normalizer
+        normalizer = self.model(DEFAULT_MODULE).normalizer
         if normalizer is not None:
             normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
 
