@@ -12,7 +12,7 @@ import torch
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.tracking import writers
 from maze_train.tracking.tracker import Tracker
-from maze_train.training import checkpoints
+from maze_train.training import checkpoint_files, checkpoints
 
 RUN = Path("run")
 
@@ -27,7 +27,7 @@ def disk_full() -> None:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         original(path, data)
 
-    checkpoints.write_synced = write
+    checkpoints.write_synced = checkpoint_files.write_synced = write
 
 
 def disk_full_for_a_while() -> None:
@@ -50,7 +50,7 @@ def disk_full_for_a_while() -> None:
         full = row["epoch"] in (2, 3)
 
     writers._csv_line = line
-    checkpoints.write_synced = write
+    checkpoints.write_synced = checkpoint_files.write_synced = write
     original = Tracker.write
 
     def write_row(self: Tracker, row: Any) -> None:

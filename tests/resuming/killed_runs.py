@@ -36,7 +36,7 @@ MOMENTS: dict[str, tuple[str, str]] = {
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
     "evaluation": ("maze_train.training.evaluators:RolloutEvaluator", "_act"),
     "writing": ("maze_train.tracking.tracker:Tracker", "write"),
-    "saving": ("maze_train.training.checkpoints", "write_synced"),
+    "saving": ("maze_train.training.checkpoint_files", "write_synced"),
     "renaming": ("maze_train.training.checkpoints", "fsync_directory"),
 }
 CALLS = {"rollout": 70, "update": 3, "evaluation": 10, "writing": 1, "saving": 2, "renaming": 2}
