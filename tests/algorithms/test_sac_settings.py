@@ -1,0 +1,133 @@
+"""Settings of SAC: what they refuse, and what they reach."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze_train import load_policy, train
+from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.data.replay import UniformReplayBuffer
+from maze_train.data.transitions import Transitions
+from maze_train.errors import ConfigError
+from maze_train.learner.progress import Progress
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+
+BUFFER = "maze_train.UniformReplayBuffer"
+BOX = spaces.Box(-1.0, 1.0, (2,))
+N = 8
+
+
+def make_learner(**settings):
+    """A learner with small networks."""
+    model = build_soft_actor_critic(ModelConfig(hidden_sizes=[4]), BOX, BOX, 0)
+    return SACLearner(model, SACAlgorithmConfig(**settings))
+
+
+def batch(reward=1.0):
+    """Transitions that are all alike."""
+    zeros = torch.zeros(N, 2)
+    ones = torch.ones(N)
+    return Transitions(zeros, zeros, reward * ones, ones, zeros, torch.arange(N))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"entropy_tuning": False, "entropy_coef_lr": 0.1}, "entropy_coef_lr.*entropy_tuning"),
+        (
+            {"entropy_tuning": False, "target_entropy_multiplier": 0.5},
+            "target_entropy_multiplier.*entropy_tuning",
+        ),
+        ({"target_entropy_multiplier": float("nan")}, "target_entropy_multiplier"),
+        ({"target_entropy_multiplier": -1.0}, "target_entropy_multiplier"),
+        *(
+            ({"replay_buffer": {"_target_": BUFFER, key: 1}}, rf"replay_buffer\.{key}.*{origin}")
+            for key, origin in {
+                "gamma": r"algorithm\.gamma",
+                "n_steps": r"algorithm\.n_step_returns",
+                "num_envs": r"runner\.concurrency",
+                "storage": r"algorithm\.replay_buffer_storage",
+            }.items()
+        ),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, message):
+    """So is what is made from another setting."""
+    with pytest.raises(ConfigError, match=message):
+        SACAlgorithmConfig(**settings)
+
+
+def test_temperatures_do_not_decay():
+    """Weight decay is for weights: a temperature of 1 would be the only one at rest."""
+    decaying = {"_target_": "torch.optim.SGD", "weight_decay": 0.5}
+    learner = make_learner(lr=1e-3, entropy_coef=0.1, optimizer=decaying)
+    decays = {
+        name: optimizer.optimizer.param_groups[0]["weight_decay"]
+        for (_, name), optimizer in learner.optimizers.items()
+    }
+    assert decays == {"policy": 0.5, "critics": 0.5, "temperature": 0.0}
+
+
+def test_the_learning_rate_of_the_policy_is_reported():
+    """The other two have settings of their own."""
+    learner = make_learner(lr=0.01, critic_lr=0.02, entropy_coef_lr=0.03)
+    row = learner.update(batch(), Progress()).reduce()
+    assert row["train/learning_rate"] == 0.01
+    rates = [o.optimizer.param_groups[0]["lr"] for o in learner.optimizers.values()]
+    assert rates == [0.01, 0.02, 0.03]
+
+
+def test_optimizers_without_flat_parameters_reach_temperatures():
+    """Such as one whose class is not known to treat every entry alone."""
+    learner = make_learner(optimizer={"_target_": f"{__name__}.OwnAdam"}, lr=0.01)
+    before = learner.module.log_temperatures.detach().clone()
+    learner.update(batch(), Progress())
+    assert (learner.module.log_temperatures != before).all()
+
+
+class OwnAdam(torch.optim.Adam):
+    """An optimizer of a user."""
+
+
+def test_a_saved_policy_has_as_many_critics_as_the_run(tmp_path):
+    """They are among the weights that `load_policy` reads."""
+    run_dir = tmp_path / "run"
+    train(
+        "Pendulum-v1",
+        "sac",
+        **{
+            "algorithm.num_critics": 3,
+            "algorithm.initial_buffer_size": 8,
+            "algorithm.batch_size": 4,
+            "algorithm.epoch_length": 4,
+            "model.hidden_sizes": [4],
+            "evaluation.n_episodes": 0,
+            "total_steps": 32,
+            "tracking.progress": "quiet",
+            "tracking.plot": False,
+            "run_dir": run_dir,
+        },
+    )
+    assert load_policy(run_dir).model.critics.layers.size == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files may be sparse elsewhere")
+def test_files_take_their_space_at_once(tmp_path, monkeypatch):
+    """A disk that fills later would end the process without a word."""
+    taken = []
+    original = os.posix_fallocate
+
+    def allocate(file, offset, size):
+        taken.append(size)
+        original(file, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    UniformReplayBuffer(99, BOX, torch.zeros(2), storage="disk", directory=tmp_path)
+    assert taken == [100 * 8, 100 * 8]
