@@ -91,11 +91,11 @@ from maze_train.rollout.initial_policies import RandomPolicy as RandomPolicy
 from maze_train.runners.actor_critic import ACDevRunner as ACDevRunner
 from maze_train.runners.actor_critic import ACLocalRunner as ACLocalRunner
 from maze_train.runners.actor_critic import ACRunner as ACRunner
-from maze_train.runners.base import TrainingResult as TrainingResult
 from maze_train.runners.base import TrainingRunner as TrainingRunner
 from maze_train.runners.off_policy import SACDevRunner as SACDevRunner
 from maze_train.runners.off_policy import SACLocalRunner as SACLocalRunner
 from maze_train.runners.off_policy import SACRunner as SACRunner
+from maze_train.runners.result import TrainingResult as TrainingResult
 from maze_train.tracking.build import build_writers as build_writers
 from maze_train.tracking.config import TrackingConfig as TrackingConfig
 from maze_train.tracking.console import ConsoleWriter as ConsoleWriter

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gymnasium import Env
 
     from maze_train.envs.config import EnvConfig
-    from maze_train.runners.base import TrainingResult
+    from maze_train.runners.result import TrainingResult
 
 __all__ = ["load_policy", "train"]
 

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -17,8 +17,11 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.errors import ConfigError, EnvError
 from maze_train.files import exclusive, remove_leftovers
+from maze_train.rollout.collector import RolloutCollector
 from maze_train.runners.machine import find_device, torch_threads
+from maze_train.runners.result import TrainingResult
 from maze_train.runners.run_dir import check_is_free, make_run_dir, write_config
+from maze_train.runners.vector_envs import build_vector_env, num_env_threads
 from maze_train.seeding import Seeds, draw_seed
 from maze_train.targets import build_target
 from maze_train.tracking.build import build_writers
@@ -34,7 +37,7 @@ from maze_train.training.outcome import Limits
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from gymnasium import Env
@@ -48,36 +51,14 @@ if TYPE_CHECKING:
     from maze_train.training.outcome import TrainingSummary
     from maze_train.training.trainer import Trainer
 
-__all__ = ["TrainingResult", "TrainingRunner"]
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """What a finished run gives back."""
-
-    run_dir: Path
-    """Directory of the run."""
-
-    summary: TrainingSummary
-    """The outcome in numbers."""
-
-    history: list[dict[str, float]]
-    """One row of metrics per epoch."""
-
-    policy: TrainedPolicy
-    """The best policy, or the last one if none was selected."""
-
-    @property
-    def best_metric(self) -> float:
-        """Best value of the metric that selects the policy; the objective of a sweep."""
-        return self.summary.best_metric
+__all__ = ["TrainingRunner"]
 
 
 class TrainingRunner(ABC):
     """Builds everything that a configuration asks for, trains, and cleans up.
 
-    A subclass says which vector environments collect experience, and how the trainer of its
-    algorithms is built.
+    A subclass says how model and trainer of its algorithms are built; `config.runner` says where
+    environments are stepped.
 
     Args:
         config: The configuration; it is not changed.
@@ -95,16 +76,8 @@ class TrainingRunner(ABC):
         self.seeds = Seeds(self.config.seed)
         self.device = find_device(self.config.algorithm.device)
         self.run_dir: Path | None = None
+        self._env: MazeVectorEnv | None = None
         self._closing = contextlib.ExitStack()
-
-    @abstractmethod
-    def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
-        """Vector environments of the kind that this runner uses."""
-
-    @property
-    @abstractmethod
-    def num_env_threads(self) -> int:
-        """Threads of vector environments that have their own; 0: one per core."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -234,6 +207,29 @@ class TrainingRunner(ABC):
 
     # -- parts -----------------------------------------------------------------------------------
 
+    @property
+    def env(self) -> MazeVectorEnv:
+        """The environments that collect experience."""
+        if self._env is None:
+            self._env = self.make_env(self.config.runner.concurrency)
+        return self._env
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self.env.env_observation_space, self.env.single_action_space
+
+    def make_collector(self, num_steps: int, stream: str = "") -> RolloutCollector:
+        """A collector of rollouts of so many steps; each `stream` has random numbers of its own."""
+        return RolloutCollector(
+            self.env,
+            num_steps,
+            env_seed=self.seeds.integer(f"{stream}episodes"),
+            action_seed=self.seeds.integer(f"{stream}actions"),
+            device=self.device,
+            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
+        )
+
     def make_env(self, num_envs: int, *, training: bool = True) -> MazeVectorEnv:
         """Vector environments of the configuration, closed at the end of the run.
 
@@ -249,11 +245,12 @@ class TrainingRunner(ABC):
                 config,
                 num_envs,
                 training=training,
-                num_threads=self.num_env_threads,
+                num_threads=num_env_threads(self.config.runner),
                 max_episode_steps=limit or None,
             )
         else:
-            env = self.build_vector_env([self._single_env_factory(training)] * num_envs)
+            factories = [self._single_env_factory(training)] * num_envs
+            env = build_vector_env(factories, self.config)
         self._closing.callback(_close_quietly, env)
         return env
 
@@ -342,11 +339,6 @@ class TrainingRunner(ABC):
             patience=config.algorithm.patience,
             max_wall_time_s=config.runner.max_wall_time_s,
         )
-
-    @property
-    @abstractmethod
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
 
     def _trained_policy(self, model: nn.Module) -> TrainedPolicy:
         observation_space, action_space = self.spaces

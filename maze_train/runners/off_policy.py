@@ -13,30 +13,24 @@ from maze_train.config.resuming import CHECKPOINTS
 from maze_train.data.replay import PrioritizedReplayBuffer, replay_nbytes
 from maze_train.data.trajectories import trajectories_as_rollout
 from maze_train.data.transitions import BaseReplayBuffer
-from maze_train.envs.sequential import SequentialVectorEnv
 from maze_train.errors import ConfigError
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
-from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.machine import available_disk, available_memory
-from maze_train.runners.vector_envs import begin_statistics, local_config, worker_env
+from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import TARGET, build_target, locate
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from gymnasium import Env
     from torch import nn
 
     from maze_train.algorithms.sac.trainer import SAC
     from maze_train.config.train_config import TrainConfig
     from maze_train.distributions.base import Distribution
     from maze_train.envs.factory import EnvFactory
-    from maze_train.envs.vector import MazeVectorEnv
     from maze_train.learner.learner import Learner
     from maze_train.training.trainer import Trainer
     from maze_train.types import TensorTree
@@ -57,19 +51,6 @@ class SACRunner(TrainingRunner):
         if not isinstance(self.config.algorithm, SACAlgorithmConfig):
             raise ConfigError("algorithm", "expected sac", type(config.algorithm).__name__)
         self.algorithm = self.config.algorithm
-        self._env: MazeVectorEnv | None = None
-
-    @property
-    def env(self) -> MazeVectorEnv:
-        """The environments that collect experience."""
-        if self._env is None:
-            self._env = self.make_env(self.config.runner.concurrency)
-        return self._env
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self.env.env_observation_space, self.env.single_action_space
 
     def build_model(self) -> SoftActorCriticModel:
         """Policy and critics for the spaces of the environment, their learner, and its experience.
@@ -108,23 +89,12 @@ class SACRunner(TrainingRunner):
             self.algorithm,
             LearnerGroup(self._learner),
             model,
-            collector=self._collector("", self.algorithm.n_rollout_steps),
+            collector=self.make_collector(self.algorithm.n_rollout_steps),
             replay_buffer=self._buffer,
             initial_policy=self._initial_policy,
             **services,
         )
         return trainer
-
-    def _collector(self, stream: str, num_steps: int) -> RolloutCollector:
-        """A collector with random streams of its own."""
-        return RolloutCollector(
-            self.env,
-            num_steps,
-            env_seed=self.seeds.integer(f"{stream}episodes"),
-            action_seed=self.seeds.integer(f"{stream}actions"),
-            device=self.device,
-            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
-        )
 
     def _build_initial_policy(self, model: SoftActorCriticModel) -> RandomPolicy | GivenPolicy:
         """What acts until the buffer is filled."""
@@ -257,36 +227,18 @@ class SACRunner(TrainingRunner):
         begin_statistics(
             model.normalizer,
             self.config.model.normalization,
-            lambda: self._collector("normalization/", 100),
+            lambda: self.make_collector(100, "normalization/"),
             # Not the one of the trainer: what that remembers belongs to the run.
             self._build_initial_policy(model),
         )
 
 
 class SACDevRunner(SACRunner):
-    """Everything in one process, on `SequentialVectorEnv`."""
-
-    @property
-    def num_env_threads(self) -> int:
-        """One: whatever happens, happens in one thread."""
-        return 1
-
-    def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
-        """Environments stepped one after the other."""
-        return SequentialVectorEnv(factories, on_non_finite=self.algorithm.on_non_finite)
+    """SAC with `runner=dev`: everything in one process."""
 
 
 class SACLocalRunner(SACRunner):
-    """Environments in worker processes, which step while the learner computes."""
-
-    @property
-    def num_env_threads(self) -> int:
-        """As many as there would be workers."""
-        return local_config(self.config.runner).n_workers
-
-    def build_vector_env(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> MazeVectorEnv:
-        """Environments stepped by worker processes."""
-        return worker_env(factories, self.config)
+    """SAC with `runner=local`: workers step environments while the learner computes."""
 
 
 def _action_zeros(distribution: Distribution) -> TensorTree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.envs.sequential import SequentialVectorEnv
 from maze_train.envs.subprocess_env import SubprocVectorEnv
 from maze_train.errors import TrainingError
 
@@ -21,20 +22,16 @@ if TYPE_CHECKING:
     from maze_train.rollout.acting import ActingModel, RecurrentModel
     from maze_train.rollout.collector import RolloutCollector
 
-__all__ = ["begin_statistics", "local_config", "worker_env"]
+__all__ = ["begin_statistics", "build_vector_env", "num_env_threads"]
 
 
-def local_config(config: RunnerConfig) -> LocalRunnerConfig:
-    """The settings of a local runner under their type."""
-    assert isinstance(config, LocalRunnerConfig)
-    return config
-
-
-def worker_env(
+def build_vector_env(
     factories: Sequence[Callable[[], Env[Any, Any]]], config: TrainConfig
 ) -> MazeVectorEnv:
-    """Environments stepped by worker processes, as a local runner has them."""
-    runner = local_config(config.runner)
+    """Environments stepped where the runner of a configuration says: here, or in workers."""
+    runner, on_non_finite = config.runner, config.algorithm.on_non_finite
+    if not isinstance(runner, LocalRunnerConfig):
+        return SequentialVectorEnv(factories, on_non_finite=on_non_finite)
     return SubprocVectorEnv(
         factories,
         n_workers=runner.n_workers,
@@ -42,8 +39,16 @@ def worker_env(
         timeout_s=runner.worker_timeout_s,
         on_worker_failure=runner.on_worker_failure,
         max_worker_restarts=runner.max_worker_restarts,
-        on_non_finite=config.algorithm.on_non_finite,
+        on_non_finite=on_non_finite,
     )
+
+
+def num_env_threads(runner: RunnerConfig) -> int:
+    """Threads of vector environments that have their own: as many as there would be workers.
+
+    0: one per core.
+    """
+    return runner.n_workers if isinstance(runner, LocalRunnerConfig) else 1
 
 
 def begin_statistics(

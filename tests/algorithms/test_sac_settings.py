@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from gymnasium import spaces
 
+import maze_train.algorithms.sac.learner as sac_learner
 from maze_train import load_policy, train
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.transitions import Transitions
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, TrainingError
 from maze_train.learner.progress import Progress
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
@@ -116,6 +118,33 @@ def test_a_saved_policy_has_as_many_critics_as_the_run(tmp_path):
         },
     )
     assert load_policy(run_dir).model.critics.layers.size == 3
+
+
+def test_errors_for_priorities_are_means_of_sizes(monkeypatch):
+    """A critic that is too high and one that is too low do not cancel out."""
+    learner = make_learner()
+    errors = torch.tensor([[1.0, -2.0], [-1.0, 3.0]])
+    monkeypatch.setattr(
+        sac_learner,
+        "critic_loss_and_gradient",
+        lambda q, *args: (torch.zeros(()), torch.zeros_like(q), errors),
+    )
+    learner.update(replace(batch(), weights=torch.ones(N)), Progress())
+    assert learner.errors.tolist() == [1.0, 2.5]
+
+
+def test_steps_that_are_left_out_end_the_run_only_in_a_row():
+    """One finite step begins the count anew."""
+    learner = make_learner(on_non_finite="skip")
+    bad = batch(reward=float("nan"))
+    for _ in range(2):
+        for _ in range(learner.most_empty_updates - 1):
+            learner.update(bad, Progress())
+        learner.update(batch(), Progress())
+    for _ in range(learner.most_empty_updates - 1):
+        learner.update(bad, Progress())
+    with pytest.raises(TrainingError, match="not finite"):
+        learner.update(bad, Progress())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files may be sparse elsewhere")

@@ -1,0 +1,36 @@
+"""What a finished run gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from maze_train.training.outcome import TrainingSummary
+    from maze_train.training.policy_files import TrainedPolicy
+
+__all__ = ["TrainingResult"]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a finished run gives back."""
+
+    run_dir: Path
+    """Directory of the run."""
+
+    summary: TrainingSummary
+    """The outcome in numbers."""
+
+    history: list[dict[str, float]]
+    """One row of metrics per epoch."""
+
+    policy: TrainedPolicy
+    """The best policy, or the last one if none was selected."""
+
+    @property
+    def best_metric(self) -> float:
+        """Best value of the metric that selects the policy; the objective of a sweep."""
+        return self.summary.best_metric
