@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from maze_train import Event, EventInterface, Statistics
+from maze_train import Event, EventInterface, Statistics, events
 from maze_train.errors import ShapeError
 
 
@@ -295,3 +295,25 @@ def test_recording_is_cheap() -> None:
             statistics.record(LossEvents.loss, value)
         costs.append((time.perf_counter() - start) / 10_000)
     assert min(costs) < 5e-6
+
+
+def test_what_is_merged_comes_after_what_was_recorded() -> None:
+    """Also where the other one has looked at its values and this one has not."""
+    ours, other = Statistics(), Statistics()
+    ours.record(LossEvents.rate, 1.0)
+    other.record(LossEvents.rate, 2.0)
+    other.reduce()
+    ours.merge(other)
+    assert ours.reduce() == {"train/rate": 2.0}
+
+
+def test_merging_keeps_no_more_values_than_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch of any number of updates takes the same memory."""
+    monkeypatch.setattr(events, "_PENDING_LIMIT", 10)
+    ours = Statistics()
+    for _ in range(100):
+        other = Statistics()
+        other.record(LossEvents.steps, 1.0)
+        ours.merge(other)
+        assert len(ours._pending) < 10
+    assert ours.reduce() == {"train/steps": 100.0}

@@ -148,4 +148,17 @@ def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):
     node = yaml.safe_load(path.read_text())
     del node["checkpoint"], node["algorithm"]["on_non_finite"], node["algorithm"]["gamma"]
     path.write_text(yaml.safe_dump(node))
-    continued(load_config({**BASE, "run_dir": str(run_dir), "resume": "auto"}), run_dir)
+    config = continued(load_config({**BASE, "run_dir": str(run_dir), "resume": "auto"}), run_dir)
+    assert config.algorithm.gamma == 0.99
+
+
+def test_a_replay_buffer_may_lie_elsewhere(tmp_path):
+    """It gives the same samples there; one of another size does not."""
+    sac = {**BASE, "algorithm": "sac"}
+    stored = config_to_dict(load_config(sac))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
+    here = {"run_dir": str(tmp_path), "resume": "auto"}
+    moved = load_config({**sac, **here, "algorithm.replay_buffer_storage": "disk"})
+    assert continued(moved, tmp_path).algorithm.replay_buffer_storage == "disk"
+    with pytest.raises(ConfigError, match=r"algorithm\.replay_buffer_size"):
+        continued(load_config({**sac, **here, "algorithm.replay_buffer_size": 9_000}), tmp_path)

@@ -152,6 +152,15 @@ def test_actions_become_those_of_the_agent():
     assert np.allclose(back["turn"][:, 0].numpy(), actions["turn"], atol=1e-6)
 
 
+def test_actions_without_a_part_are_refused():
+    """The message names the trajectory, what it has and what is expected."""
+    space = spaces.Dict({"move": spaces.Discrete(3), "turn": spaces.Discrete(2)})
+    actions = {"move": np.array([1, 2])}
+    recorded = Trajectory(np.zeros((3, 2)), actions, np.ones(2), terminated=True, truncated=False)
+    with pytest.raises(ShapeError, match=r"trajectory 0: actions have the parts \['move'\]"):
+        trajectories_as_rollout([recorded], 1, BOX, space, lambda x: x)
+
+
 def test_nothing_is_no_rollout():
     """Whoever has no episodes gets none."""
     assert trajectories_as_rollout([], 2, BOX, ACTIONS, minus_one) is None
