@@ -65,6 +65,16 @@ class Rollout:
     states: Tensor | None = None
     """What a policy with a memory remembered before each observation, `[T + 1, B, S]`."""
 
+    log_probs: Tensor | None = None
+    """Log-probabilities of the actions under the policy that took them, `[T, B]`; None: it is the
+    policy that learns from them."""
+
+    weights_seq_no: Tensor | None = None
+    """Updates that the weights had seen which acted, `[B]` int64."""
+
+    replayed: Tensor | None = None
+    """Whether the steps of an environment were learned from before, `[B]` bool; None: none were."""
+
     @property
     def num_steps(self) -> int:
         """T."""

@@ -26,6 +26,7 @@ from maze_train.envs.workers import (
     available_cores,
     check_spaces,
     close_at_exit,
+    failure_error,
     stop_workers,
     warn,
 )
@@ -367,14 +368,15 @@ class SubprocVectorEnv(JournaledVectorEnv):
 
     def _error(self, failure: WorkerFailedError, told: str | None = None) -> MazeTrainError:
         """The error that ends this vector environment."""
-        if failure.error is not None:
-            return failure.error
-        restarts = ""
-        if told is not None:
-            limit = f"max_worker_restarts = {self.max_worker_restarts}"
-            reason = limit if self.on_worker_failure == "restart" else "on_worker_failure = fail"
-            restarts = f" (workers were restarted {self.worker_restarts} times; {reason})"
-        return WorkerError(f"{told or failure.text}{restarts}{failure.appendix}")
+        if told is None:
+            return failure.error or WorkerError(f"{failure.text}{failure.appendix}")
+        return failure_error(
+            failure,
+            told,
+            restarts=self.worker_restarts,
+            max_worker_restarts=self.max_worker_restarts,
+            on_worker_failure=self.on_worker_failure,
+        )
 
 
 CALLS = {STEP: "a step", RESET: "a reset"}

@@ -31,7 +31,7 @@ from maze_train.files import process_runs
 from maze_train.spaces.describe import FlatView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
     import gymnasium
@@ -151,21 +151,13 @@ def limit_threads() -> None:
 def serve(conn: Connection, envs: Sequence[gymnasium.Env[Any, Any]], task: WorkerTask) -> None:
     """Tell the parent about the environments, map the memory it sends, obey its commands."""
     reply(conn, REPORT, encode_spaces(envs))
-    starter = os.getppid()
-    poller = select.poll()
     descriptor = conn.fileno()
-    poller.register(descriptor, select.POLLIN)
     env_slice: EnvSlice | None = None
-    while True:
-        while not poller.poll(ORPHAN_CHECK_MS):
-            # The fork server that started this process may end before the parent.
-            if os.getppid() != starter and not process_runs(task.parent):
-                return
-        command = os.read(descriptor, 1)
+    for command in commands(conn, task.parent):
         if command == MAP:
             env_slice = map_slice(conn, envs, task)
             report = None
-        elif command and command != QUIT and env_slice is not None:
+        elif env_slice is not None:
             report = obey(command, env_slice, conn)
         else:
             return
@@ -173,6 +165,23 @@ def serve(conn: Connection, envs: Sequence[gymnasium.Env[Any, Any]], task: Worke
             os.write(descriptor, DONE)
         else:
             reply(conn, REPORT, encode(report))
+
+
+def commands(conn: Connection, parent: int) -> Iterator[bytes]:
+    """The commands of the parent, until it wants this process to end, or is gone."""
+    starter = os.getppid()
+    poller = select.poll()
+    descriptor = conn.fileno()
+    poller.register(descriptor, select.POLLIN)
+    while True:
+        while not poller.poll(ORPHAN_CHECK_MS):
+            # The fork server that started this process may end before the parent.
+            if os.getppid() != starter and not process_runs(parent):
+                return
+        command = os.read(descriptor, 1)
+        if not command or command == QUIT:
+            return
+        yield command
 
 
 def obey(command: bytes, env_slice: EnvSlice, conn: Connection) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.buffers import open_shared
 from maze_train.envs.worker import ALIVE, DONE, FAILED, SIGNALS, WorkerTask, worker_main
-from maze_train.errors import SpaceError
+from maze_train.errors import SpaceError, WorkerError
 from maze_train.files import process_runs
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ __all__ = [
     "available_cores",
     "check_spaces",
     "close_at_exit",
+    "failure_error",
+    "start_worker",
     "stop_workers",
     "warn",
 ]
@@ -90,9 +92,10 @@ class Worker:
     conn: Connection
     descriptor: int
     poller: select.poll
+    kind: str = "worker"
 
     def __str__(self) -> str:
-        return f"worker {self.index} (environments {self.first} to {self.stop - 1})"
+        return f"{self.kind} {self.index} (environments {self.first} to {self.stop - 1})"
 
     @property
     def envs(self) -> range:
@@ -136,7 +139,7 @@ class Worker:
         try:
             while True:
                 if not self.poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
-                    raise self._hung(what, timeout_s)
+                    raise self.hung(what, timeout_s)
                 kind = os.read(self.descriptor, 1)
                 if kind == DONE:
                     return None
@@ -197,7 +200,8 @@ class Worker:
         self.kill()
         return WorkerFailedError(self, f"{self} died in {what} ({how}){hint}")
 
-    def _hung(self, what: str, timeout_s: float) -> WorkerFailedError:
+    def hung(self, what: str, timeout_s: float) -> WorkerFailedError:
+        """Kill the process, which did not finish something in time; returns what happened."""
         self.kill()
         return WorkerFailedError(
             self,
@@ -227,7 +231,6 @@ class WorkerStarter:
     ) -> None:
         import cloudpickle  # Imported here, since only worker processes and their parents need it.
 
-        self._context = multiprocessing.get_context(start_method)
         self._start_method = start_method
         n = len(factories)
         bounds = [n * i // count for i in range(count + 1)]
@@ -254,22 +257,54 @@ class WorkerStarter:
             index: Which worker.
             others: Those that run.
         """
-        ours, theirs = self._context.Pipe()
-        is_fork = self._start_method == "fork"
-        inherited = [worker.conn for worker in others] + [ours] if is_fork else []
-        process = self._context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
-            target=worker_main,
-            args=(theirs, inherited, self._tasks[index]),
-            name=f"maze-env-worker-{index}",
-            daemon=True,
+        task, stop = self._tasks[index], self._stops[index]
+        return start_worker(
+            worker_main,
+            task,
+            index,
+            range(task.first, stop),
+            others=others,
+            start_method=self._start_method,
         )
-        with signals_held_back(self._start_method):
-            process.start()
-        theirs.close()
-        poller = select.poll()
-        poller.register(ours.fileno(), select.POLLIN)
-        first, stop = self._tasks[index].first, self._stops[index]
-        return Worker(index, first, stop, process, ours, ours.fileno(), poller)
+
+
+def start_worker(
+    target: Callable[[Connection, Sequence[Connection], Any], None],
+    task: object,
+    index: int,
+    envs: range,
+    *,
+    others: Sequence[Worker],
+    start_method: str,
+    kind: str = "worker",
+) -> Worker:
+    """Start a process with a pipe to it.
+
+    Args:
+        target: What it runs: called with its end of the pipe, with ends that a fork copied and that
+            it has to close, and with the task.
+        task: What it is to do.
+        index: Its number.
+        envs: Its environments.
+        others: Workers that run.
+        start_method: `forkserver`, `spawn` or `fork`.
+        kind: What it is called in messages.
+    """
+    context = multiprocessing.get_context(start_method)
+    ours, theirs = context.Pipe()
+    inherited = [worker.conn for worker in others] + [ours] if start_method == "fork" else []
+    process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
+        target=target,
+        args=(theirs, inherited, task),
+        name=f"maze-env-{kind}-{index}",
+        daemon=True,
+    )
+    with signals_held_back(start_method):
+        process.start()
+    theirs.close()
+    poller = select.poll()
+    poller.register(ours.fileno(), select.POLLIN)
+    return Worker(index, envs.start, envs.stop, process, ours, ours.fileno(), poller, kind)
 
 
 @contextmanager
@@ -303,6 +338,32 @@ def stop_workers(workers: list[Worker], quit_command: bytes) -> None:
     for worker in workers:
         worker.end()
     workers.clear()
+
+
+def failure_error(
+    failure: WorkerFailedError,
+    told: str,
+    *,
+    restarts: int,
+    max_worker_restarts: int,
+    on_worker_failure: str,
+) -> MazeTrainError:
+    """The error that a failure is, when no worker is started again for it.
+
+    Args:
+        failure: The failure.
+        told: What happened.
+        restarts: How many times workers were started again.
+        max_worker_restarts: How many times they may be.
+        on_worker_failure: `fail` or `restart`.
+    """
+    if failure.error is not None:
+        return failure.error
+    limit = f"max_worker_restarts = {max_worker_restarts}"
+    reason = limit if on_worker_failure == "restart" else "on_worker_failure = fail"
+    return WorkerError(
+        f"{told} (workers were restarted {restarts} times; {reason}){failure.appendix}"
+    )
 
 
 def check_spaces(worker: Worker, spaces: tuple[Any, Any], expected: tuple[Any, Any]) -> None:

@@ -29,12 +29,23 @@ from maze_train.functional.value_transforms import (
     scalar_to_support,
     support_to_scalar,
 )
+from maze_train.functional.vtrace import (
+    VTraceFromLogitsReturns,
+    VTraceReturns,
+    from_importance_weights,
+    from_logits,
+    get_log_rhos,
+    log_probs_from_logits_and_actions_and_spaces,
+    vtrace,
+)
 
 __all__ = [
     "IdentityValueTransform",
     "LinearScaleValueTransform",
     "Moments",
     "ReduceScaleValueTransform",
+    "VTraceFromLogitsReturns",
+    "VTraceReturns",
     "ValueTransform",
     "approximate_kl",
     "backward_recurrence",
@@ -45,9 +56,13 @@ __all__ = [
     "clipped_value_loss",
     "discounts_and_lambdas",
     "explained_variance",
+    "from_importance_weights",
+    "from_logits",
+    "get_log_rhos",
     "lambda_advantages",
     "lambda_returns",
     "linear_schedule",
+    "log_probs_from_logits_and_actions_and_spaces",
     "merge_moments",
     "normalize_advantages",
     "piecewise_linear",
@@ -56,4 +71,5 @@ __all__ = [
     "squared_value_loss",
     "support_to_scalar",
     "two_hot_loss",
+    "vtrace",
 ]

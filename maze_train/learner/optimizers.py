@@ -12,6 +12,7 @@ from maze_train.errors import ConfigError
 from maze_train.learner.flat import FlatParameters
 from maze_train.learner.gradients import clip_gradients
 from maze_train.learner.progress import Progress, scheduled_value
+from maze_train.learner.rmsprop import RMSpropTF
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which no learner offers",
                 node[TARGET],
             )
-        elementwise = (
+        elementwise = optimizer_class is RMSpropTF or (
             optimizer_class.__module__.startswith("torch.optim")
             and optimizer_class.__name__ in ELEMENTWISE
         )
@@ -78,12 +79,13 @@ class ModuleOptimizer:
     def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that are not given: the field's epsilon, and the fused kernel.
 
-        An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably matters for actor-critics; the fused
-        kernel was the fastest on every size tried.
+        An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably matters for actor-critics; a class
+        whose own is larger keeps it. The fused kernel was the fastest on every size tried.
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
-        if "eps" in accepted and isinstance(accepted["eps"].default, float):
+        own_epsilon = accepted["eps"].default if "eps" in accepted else None
+        if isinstance(own_epsilon, float) and own_epsilon < EPSILON:
             defaults["eps"] = EPSILON
         chosen = {"fused", "foreach", "capturable", "differentiable"} & set(node)
         supported = self.params and self.params[0].device.type in ("cpu", "cuda")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -57,6 +57,9 @@ class ActorCriticModel(nn.Module):
         normalizer: Normalises observations, or None.
         masking: Rules out illegal actions, which a part of the observations names, or None.
     """
+
+    learner_only: ClassVar[tuple[str, ...]] = ("critic", "value_head")
+    """Submodules that are not needed to act."""
 
     def __init__(
         self,

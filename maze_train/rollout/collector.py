@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from maze_train.data.rollout import Rollout
+    from maze_train.distributions.base import Distribution
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.acting import ActingModel, RecurrentModel
     from maze_train.types import Array, ArrayTree, Tensor
@@ -45,6 +46,10 @@ class RolloutCollector:
         device: Where the policy lives.
         allow_new_episodes: Whether an environment that can not be put back where a state says
             begins a new episode; else that is an error.
+        records_log_probs: Whether rollouts have the log-probabilities of their actions; the model
+            needs a `Distribution` then.
+        counter: Counts the steps of all environments as they are made, `[1]` int64; memory that
+            others may watch.
     """
 
     def __init__(
@@ -56,6 +61,8 @@ class RolloutCollector:
         action_seed: int,
         device: torch.device | str = "cpu",
         allow_new_episodes: bool = False,
+        records_log_probs: bool = False,
+        counter: Array | None = None,
     ) -> None:
         self.env = env
         self.num_steps = num_steps
@@ -65,6 +72,8 @@ class RolloutCollector:
         self.generator = torch.Generator().manual_seed(action_seed)
         self._env_seed = env_seed
         self._allow_new_episodes = allow_new_episodes
+        self._records_log_probs = records_log_probs
+        self.counter = np.zeros(1, np.int64) if counter is None else counter
         self._obs: ArrayTree | None = None
         self._memory: Tensor | None = None
         self._actor: Actor | None = None
@@ -101,6 +110,7 @@ class RolloutCollector:
         on_cpu = self.device.type == "cpu"
         reports = FinishedEpisodes()
         restarts_before = self.env.worker_restarts
+        kept_params: list[Tensor] = []
         storage.start(self._obs)
         for step in range(self.num_steps):
             obs = storage.acting_obs(step)
@@ -108,7 +118,10 @@ class RolloutCollector:
                 obs = tree_map(lambda x: x.to(self.device, non_blocking=True), obs)
             if actor.state_size:
                 storage.write_state(step, actor.state)
-            actions = distribution.sample(actor.params(obs), noise_rows[step])
+            params = actor.params(obs)
+            if self._records_log_probs:
+                kept_params.append(params)
+            actions = distribution.sample(params, noise_rows[step])
             storage.write_actions(step, actions)
             self.env.step_async(env_actions(distribution, actions))
             if meanwhile is not None and step == self.num_steps - 1:
@@ -116,6 +129,7 @@ class RolloutCollector:
                     meanwhile()
             self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
             ignored = infos.get("ignored") if infos else None
+            self.counter += self.num_envs
             storage.write_step(step, self._obs, rewards, terminated, truncated, ignored)
             if infos:
                 self._read_infos(step, terminated, truncated, infos, reports)
@@ -124,6 +138,12 @@ class RolloutCollector:
         if actor.state_size:
             storage.write_state(self.num_steps, actor.state)
         rollout = storage.rollout()
+        if kept_params:
+            # All at once, while the weights are those that acted: step by step it would cost more.
+            log_probs = cast("Distribution", distribution).log_prob(
+                torch.stack(kept_params).cpu(), rollout.actions
+            )
+            rollout = replace(rollout, log_probs=log_probs)
         reports.worker_restarts = self.env.worker_restarts - restarts_before
         return rollout, self._finished(rollout, reports)
 

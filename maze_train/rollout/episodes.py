@@ -55,6 +55,14 @@ class FinishedEpisodes:
     worker_restarts: int = 0
     """Number of workers that were started again."""
 
+    def extend(self, others: FinishedEpisodes) -> None:
+        """Add episodes that ended later, or in other environments."""
+        self.returns += others.returns
+        self.lengths += others.lengths
+        self.successes += others.successes
+        self.lost += others.lost
+        self.worker_restarts += others.worker_restarts
+
     def record(self, statistics: Statistics) -> None:
         """Add the episodes to statistics."""
         events = TrainingEpisodeEvents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
@@ -13,9 +14,10 @@ from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import locate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
-    from maze_train.algorithms.actor_critic.trainer import ActorCritic
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.factory import EnvFactory
     from maze_train.learner.learner import Learner
@@ -48,22 +50,25 @@ class ACRunner(TrainingRunner):
 
     def build_model(self) -> ActorCriticModel:
         """Policy and critic for the spaces of the environment, and their learner."""
-        observation_space, action_space = self.spaces
-        model = build_actor_critic(
-            self.config.model, observation_space, action_space, self.seeds.integer("model")
-        )
+        model = self.model_maker()()
         learner_class = locate(self.algorithm.learner_class)
         self._learner: Learner[Any, Any, Any] = learner_class(
             model, self.algorithm, device=self.device, seed=self.seeds.integer("minibatches")
         )
         return model
 
-    def build_trainer(self, model: nn.Module, **services: Any) -> ActorCritic:
+    def model_maker(self) -> Callable[[], ActorCriticModel]:
+        """What builds policy and critic, with the same initial weights each time."""
+        observation_space, action_space = self.spaces
+        seed = self.seeds.integer("model")
+        return partial(build_actor_critic, self.config.model, observation_space, action_space, seed)
+
+    def build_trainer(self, model: nn.Module, **services: Any) -> Trainer:
         """The trainer, with a collector on the vector environments of this runner."""
         collector = self.make_collector(self.algorithm.n_rollout_steps)
         trainer_class = locate(self.algorithm.trainer_class)
         group = LearnerGroup(self._learner)
-        trainer: ActorCritic = trainer_class(
+        trainer: Trainer = trainer_class(
             self.algorithm, group, model, collector=collector, **services
         )
         return trainer

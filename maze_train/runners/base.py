@@ -214,6 +214,12 @@ class TrainingRunner(ABC):
             self._env = self.make_env(self.config.runner.concurrency)
         return self._env
 
+    def close_env(self) -> None:
+        """Close the environments that collect experience; the next use of `env` makes new ones."""
+        env, self._env = self._env, None
+        if env is not None:
+            _close_quietly(env)
+
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.sequential import SequentialVectorEnv
 from maze_train.envs.subprocess_env import SubprocVectorEnv
 from maze_train.errors import TrainingError
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from gymnasium import Env
 
     from maze_train.config.train_config import RunnerConfig, TrainConfig
+    from maze_train.envs.factory import EnvFactory
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.nets.config import ObservationNormalizationConfig
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.rollout.acting import ActingModel, RecurrentModel
     from maze_train.rollout.collector import RolloutCollector
 
-__all__ = ["begin_statistics", "build_vector_env", "num_env_threads"]
+__all__ = ["begin_statistics", "build_actor_env", "build_vector_env", "num_env_threads"]
 
 
 def build_vector_env(
@@ -41,6 +43,13 @@ def build_vector_env(
         max_worker_restarts=runner.max_worker_restarts,
         on_non_finite=on_non_finite,
     )
+
+
+def build_actor_env(factory: EnvFactory, config: TrainConfig, num_envs: int) -> MazeVectorEnv:
+    """The environments of an actor, all stepped in its process."""
+    if config.env.backend != "gymnasium":
+        return make_foreign_env(config.env, num_envs, training=True, num_threads=1)
+    return SequentialVectorEnv([factory] * num_envs, on_non_finite=config.algorithm.on_non_finite)
 
 
 def num_env_threads(runner: RunnerConfig) -> int:

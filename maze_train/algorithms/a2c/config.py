@@ -33,7 +33,7 @@ class A2CAlgorithmConfig(ActorCriticConfig):
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.RMSprop"})
     """Optimizer class and its arguments (without the learning rate); `eps`, where the class has it,
-    is 1e-5 unless given."""
+    is 1e-5 unless given, or larger by default."""
 
     gae_lambda: float = 1.0
     """Bias-variance trade-off of the advantages, in [0, 1]; 1: discounted sums of rewards."""

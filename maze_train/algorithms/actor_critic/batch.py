@@ -91,6 +91,11 @@ class PreparedRollout:
             return len(self._units)
         return self.rollout.rewards.numel() // self.sequence_length
 
+    @property
+    def old_log_probs(self) -> Tensor:
+        """Log-probabilities under the policy as it was before the update, `[T * B]`."""
+        return self.columns[OLD_LOG_PROBS]
+
     def with_columns(self, columns: Tensor) -> PreparedRollout:
         """The same rollout with other columns."""
         return PreparedRollout(self.rollout, columns, self.sequence_length)

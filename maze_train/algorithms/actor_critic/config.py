@@ -31,7 +31,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.Adam"})
     """Optimizer class and its arguments (without the learning rate); `eps`, where the class has it,
-    is 1e-5 unless given."""
+    is 1e-5 unless given, or larger by default."""
 
     gamma: float = 0.99
     """Discount per step, in [0, 1]."""

@@ -1,16 +1,13 @@
-"""What learners of on-policy actor-critics share: advantages, value loss, entropy bonus."""
+"""What learners of actor-critics share: advantages, value loss, entropy bonus."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from maze_train.algorithms.actor_critic.batch import (
-    ADVANTAGES,
-    OLD_LOG_PROBS,
     ActorCriticBatch,
     PreparedRollout,
 )
@@ -19,6 +16,7 @@ from maze_train.algorithms.actor_critic.evaluation import evaluate_rollout, with
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.data.rollout import Rollout
 from maze_train.functional.gradients import loss_by_hand
+from maze_train.functional.policy_loss import policy_gradient_loss_and_gradient
 from maze_train.functional.returns import (
     discounts_and_lambdas,
     explained_variance,
@@ -32,7 +30,7 @@ from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
     from maze_train.events import Statistics
@@ -46,10 +44,10 @@ Config = TypeVar("Config", bound=ActorCriticConfig)
 
 
 class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Generic[Config]):
-    """Base of the learners of on-policy actor-critics.
+    """Base of the learners of actor-critics.
 
-    Loss = policy_loss_coef * policy loss + value_loss_coef * value loss - entropy_coef * entropy;
-    a subclass gives the policy loss.
+    Loss = policy_loss_coef * policy loss + value_loss_coef * value loss - entropy_coef * entropy,
+    by default with the policy gradient, and one gradient step on everything.
 
     Args:
         modules: Actor-critic models by id, or the only one.
@@ -116,16 +114,13 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         if self.config.reward_scaling:
             rollout = replace(rollout, rewards=self._scaled_rewards(module_id, rollout))
         evaluated = evaluate_rollout(model, rollout, self.needs_old_log_probs)
-        columns = torch.stack(
-            [
-                *self._value_columns(model, rollout, evaluated),
-                self.old_log_probs(model, rollout, evaluated),
-            ]
-        )
+        log_probs = self.old_log_probs(model, rollout, evaluated)
+        advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
+        columns = _columns(model, advantages, returns, evaluated.values, log_probs)
         length = self.config.sequence_length or rollout.num_steps
         prepared = PreparedRollout(rollout, columns, length)
         if prepared.num_units:
-            self._record_values(prepared, evaluated, statistics)
+            self._record_values(prepared, evaluated.values, returns, statistics)
         return prepared
 
     @torch.no_grad()
@@ -133,13 +128,25 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         """The rollout with advantages, targets and values of the critic as it is now."""
         rollout, model = prepared.rollout, self.model(module_id)
         evaluated = evaluate_rollout(model, with_new_states(model, rollout), False)
-        value_columns = self._value_columns(model, rollout, evaluated)
-        return prepared.with_columns(torch.stack([*value_columns, prepared.columns[OLD_LOG_PROBS]]))
+        log_probs = prepared.old_log_probs
+        advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
+        return prepared.with_columns(
+            _columns(model, advantages, returns, evaluated.values, log_probs)
+        )
 
-    def _value_columns(
-        self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
-    ) -> list[Tensor]:
-        """Advantages, targets and old values of a rollout, each `[T * B]`."""
+    def advantages_and_returns(
+        self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Advantages of the actions, and what the critic regresses on; here by GAE.
+
+        Args:
+            rollout: T steps of B environments; rewards as the learner takes them.
+            evaluated: What the model says about them.
+            log_probs: Result of `old_log_probs`, `[T * B]`.
+
+        Returns:
+            Advantages and returns, `[T, B]` each.
+        """
         discounts, lambdas = discounts_and_lambdas(
             rollout.terminated,
             rollout.cut,
@@ -151,16 +158,13 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         advantages = lambda_advantages(
             rollout.rewards, discounts, values, evaluated.next_values, lambdas
         )
-        head = model.value_head
-        columns = (advantages, head.targets(advantages + values), head.targets(values))
-        return [column.flatten() for column in columns]
+        return advantages, advantages + values
 
     def _record_values(
-        self, prepared: PreparedRollout, evaluated: EvaluatedRollout, statistics: Statistics
+        self, prepared: PreparedRollout, values: Tensor, returns: Tensor, statistics: Statistics
     ) -> None:
         """Statistics of the values at collection, in units of the rewards that are learned from."""
-        values = prepared.transitions(evaluated.values.flatten())
-        returns = prepared.transitions(prepared.columns[ADVANTAGES]) + values
+        values, returns = (prepared.transitions(x.flatten()) for x in (values, returns))
         events = ActorCriticEvents
         statistics.record(events.explained_variance, explained_variance(values, returns))
         statistics.record(events.values_mean, values.mean())
@@ -169,7 +173,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def old_log_probs(
         self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
     ) -> Tensor:
-        """Log-probabilities under the policy that acted, whose weights these still are, `[T * B]`.
+        """Log-probabilities under the policy as it is before the update, `[T * B]`.
 
         Zeros where the loss does not need them (`needs_old_log_probs`).
         """
@@ -199,6 +203,14 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         self._observed.clear()
 
     # -- losses ----------------------------------------------------------------------------------
+
+    def minibatches(
+        self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
+    ) -> Iterator[Mapping[str, ActorCriticBatch]]:
+        """Everything, once."""
+        batches = {key: rollout.whole() for key, rollout in prepared.items() if rollout.num_units}
+        if batches:
+            yield batches
 
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
@@ -249,7 +261,6 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         """Loss of the critic, 0-d, and its gradient with respect to `raw_values`."""
         return model.value_head.loss_and_gradient(raw_values, batch.targets, batch.old_values)
 
-    @abstractmethod
     def policy_loss(
         self,
         log_probs: Tensor,
@@ -257,7 +268,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         batch: ActorCriticBatch,
         statistics: Statistics,
     ) -> tuple[Tensor, Tensor]:
-        """Loss of the policy.
+        """Loss of the policy; here -mean(log pi(a_t | s_t) * A_t).
 
         Args:
             log_probs: Log-probabilities of the actions under the current policy, `[n]`.
@@ -268,6 +279,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         Returns:
             Loss, 0-d, and its gradient with respect to `log_probs`, `[n]`, a new tensor.
         """
+        return policy_gradient_loss_and_gradient(log_probs, advantages)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -289,6 +301,15 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             scaler = RewardScaler(self.config.gamma, self.config.scaled_reward_clip)
             scaler.load_state_dict(scaler_state)
             self._reward_scalers[module_id] = scaler
+
+
+def _columns(
+    model: ActorCriticModel, advantages: Tensor, returns: Tensor, values: Tensor, log_probs: Tensor
+) -> Tensor:
+    """The columns of an `ActorCriticBatch`, `[4, T * B]`."""
+    head = model.value_head
+    columns = (advantages, head.targets(returns), head.targets(values), log_probs)
+    return torch.stack([column.flatten() for column in columns])
 
 
 def transition_outputs(

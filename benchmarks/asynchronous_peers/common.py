@@ -1,0 +1,128 @@
+"""What the scripts of the peers share: workloads, environments, and the time that counts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+# Before anything imports PyTorch, and for the processes that the peers start.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+UNROLL = 20
+WARM_UP_UPDATES = 20
+WARM_UP_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An environment, how many of them an actor steps, and the steps that an update learns from."""
+
+    env: str
+    envs_per_actor: int
+    batch_size: int
+
+
+WORKLOADS = {"cartpole": Workload("CartPole-v1", 16, 640), "pong": Workload("ALE/Pong-v5", 8, 320)}
+
+
+class StackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Observes the last four screens: gymnasium's own wrapper differs between the peers' versions."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        self.screens = np.zeros((4, 84, 84), np.uint8)
+
+    def reset(self, **kwargs: Any) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        """Begin an episode, with four times its first screen."""
+        screen, info = self.env.reset(**kwargs)
+        self.screens[:] = screen
+        return self.screens.copy(), info
+
+    def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], Any, bool, bool, dict[str, Any]]:
+        """Step, and drop the oldest screen."""
+        screen, reward, terminated, truncated, info = self.env.step(action)
+        self.screens = np.concatenate([self.screens[1:], screen[None]])
+        return self.screens.copy(), reward, terminated, truncated, info
+
+
+def make_env(env_id: str) -> gymnasium.Env[Any, Any]:
+    """The environment, with the usual preprocessing where it is an Atari game."""
+    if not env_id.startswith("ALE/"):
+        return gymnasium.make(env_id, disable_env_checker=True)
+    import ale_py
+    import cv2
+
+    cv2.setNumThreads(1)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    if env_id not in gymnasium.registry:
+        gymnasium.register_envs(ale_py)
+    game = gymnasium.make(env_id, frameskip=1, disable_env_checker=True)
+    return StackWrapper(gymnasium.wrappers.AtariPreprocessing(game))
+
+
+@dataclass
+class Window:
+    """Counts updates from the end of the warm-up until `seconds` have passed.
+
+    It opens and closes with the end of an update, so that whole updates are counted, and the time
+    that was needed for them, waiting included.
+
+    Args:
+        seconds: Length, > 0.
+    """
+
+    seconds: float
+    warm_up: list[float] = field(default_factory=list)
+    opened: float = 0.0
+    closed: float = 0.0
+    busy: float = 0.0
+    steps: int = 0
+    updates: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all was measured."""
+        return self.closed - self.opened >= self.seconds
+
+    def add(self, began: float, ended: float, steps: int) -> None:
+        """Count an update that learned from `steps` between two readings of the clock."""
+        if self.is_over:
+            return
+        if not self.opened:
+            self.warm_up.append(ended)
+            passed = ended - self.warm_up[0]
+            if len(self.warm_up) >= WARM_UP_UPDATES and passed >= WARM_UP_SECONDS:
+                self.opened = self.closed = ended
+            return
+        self.closed = ended
+        self.busy += ended - began
+        self.steps += steps
+        self.updates += 1
+
+    def print(self) -> None:
+        """Print the result as a line of JSON."""
+        elapsed = self.closed - self.opened
+        result = {
+            "rate": self.steps / elapsed,
+            "learner_wait": 1.0 - self.busy / elapsed,
+            "steps": self.steps,
+            "updates": self.updates,
+        }
+        print(json.dumps(result), flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The arguments that all peers take."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--env", choices=list(WORKLOADS), required=True)
+    parser.add_argument("--actors", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    return parser.parse_args()

@@ -1,0 +1,128 @@
+"""Transitions that RLlib's IMPALA learns from per second.
+
+    python rllib_impala.py --env cartpole --actors 2 --seconds 20
+
+What is counted are the transitions in the losses of finished updates, without the rows that the
+peer appends to episodes in order to compute the value of their last observation.
+"""
+
+# The peer lives in a virtual environment of its own, where types are not checked.
+# mypy: disable-error-code="import-not-found, misc"
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import Any
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+from common import UNROLL, WORKLOADS, Window, Workload, make_env, parse_arguments
+
+import ray
+import torch
+from ray.rllib.algorithms.impala import IMPALA, IMPALAConfig
+from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.apis import ValueFunctionAPI
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.tune.registry import register_env
+from torch import nn
+
+
+class TimedLearner(IMPALATorchLearner):
+    """Adds each update to the window."""
+
+    window: Window
+
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Begin an update, in the thread of the learner."""
+        self.began, self.learned = time.perf_counter(), 0
+        super().before_gradient_based_update(timesteps=timesteps)
+
+    def compute_loss_for_module(self, *, batch: dict[str, Any], **kwargs: Any) -> Any:
+        """Count what is learned from."""
+        self.learned += int(batch[Columns.LOSS_MASK].sum())
+        return super().compute_loss_for_module(batch=batch, **kwargs)
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """End an update."""
+        super().after_gradient_based_update(timesteps=timesteps)
+        self.window.add(self.began, time.perf_counter(), self.learned)
+
+
+class NatureCNN(TorchRLModule, ValueFunctionAPI):
+    """Policy and critic over the convolutions of Mnih et al. (2015), which they share."""
+
+    def setup(self) -> None:
+        """Build the layers."""
+        self.trunk = nn.Sequential(
+            *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU()),
+            *(nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(64 * 7 * 7, 512), nn.ReLU()),
+        )
+        self.policy = nn.Linear(512, int(self.action_space.n))
+        self.critic = nn.Linear(512, 1)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        features = self.trunk(batch[Columns.OBS].float() / 255.0)
+        return {
+            Columns.EMBEDDINGS: features,
+            Columns.ACTION_DIST_INPUTS: self.policy(features),
+        }
+
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self._forward(batch)[Columns.ACTION_DIST_INPUTS]}
+
+    _forward_exploration = _forward_inference  # features need not travel to the learner
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Any:
+        """Values of observations."""
+        features = self._forward(batch)[Columns.EMBEDDINGS] if embeddings is None else embeddings
+        return self.critic(features).squeeze(-1)
+
+
+def build(workload: Workload, actors: int) -> IMPALA:
+    """The algorithm, on remote environment runners, with the learner in this process."""
+    if workload.env == "CartPole-v1":
+        net = DefaultModelConfig(
+            fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False
+        )
+        module = RLModuleSpec(model_config=net)
+    else:
+        module = RLModuleSpec(module_class=NatureCNN)
+    register_env("benchmark", lambda _: make_env(workload.env))
+    config = IMPALAConfig().environment("benchmark").framework("torch")
+    config.env_runners(
+        num_env_runners=actors,
+        num_envs_per_env_runner=workload.envs_per_actor,
+        rollout_fragment_length=UNROLL,
+    )
+    config.learners(num_learners=0, num_gpus_per_learner=0, learner_class=TimedLearner)
+    config.training(train_batch_size_per_learner=workload.batch_size)
+    config.rl_module(rl_module_spec=module)
+    config.reporting(min_time_s_per_iteration=1)
+    config.debugging(seed=0, log_level="ERROR")
+    return config.build_algo()
+
+
+def main() -> None:
+    """Measure once."""
+    arguments = parse_arguments()
+    torch.set_num_threads(1)
+    window = TimedLearner.window = Window(arguments.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        ray.init(num_cpus=arguments.actors + 1, include_dashboard=False, _temp_dir=folder)
+        algorithm = build(WORKLOADS[arguments.env], arguments.actors)
+        while not window.is_over:
+            algorithm.train()
+        algorithm.stop()
+        ray.shutdown()
+    window.print()
+
+
+if __name__ == "__main__":
+    main()

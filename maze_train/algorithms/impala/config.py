@@ -1,0 +1,126 @@
+"""Settings of IMPALA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.checks import check_at_least, check_one_of, check_positive
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Schedule
+
+__all__ = ["ImpalaAlgorithmConfig"]
+
+
+@dataclass(kw_only=True)
+class ImpalaAlgorithmConfig(ActorCriticConfig):
+    """Importance weighted actor-learner architecture (Espeholt et al., 2018, arXiv:1802.01561).
+
+    Actors collect rollouts with weights that may be a few updates old; V-trace corrects for that.
+    The environments of the run (`runner.concurrency`) are spread over the actors.
+    """
+
+    name: ClassVar[str] = "impala"
+    learner_class: ClassVar[str] = "maze_train.algorithms.impala.learner.ImpalaLearner"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
+    runner_classes: ClassVar[dict[str, str]] = {
+        "dev": "maze_train.runners.impala.ImpalaDevRunner",
+        "local": "maze_train.runners.impala.ImpalaLocalRunner",
+    }
+
+    epoch_length: int = 50
+    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+
+    num_actors: int = 2
+    """Actors, each with an equal share of the environments, so it divides `runner.concurrency`.
+    With `runner=local` each is a process. >= 1."""
+
+    actors_batch_size: int = 2
+    """Rollouts of actors that one update learns from. >= 1."""
+
+    queue_out_of_sync_factor: float = 1.0
+    """Rollouts that may wait for the learner, as a multiple of `actors_batch_size`; when so many
+    wait, actors pause. Larger: less waiting, older weights. >= 0."""
+
+    broadcast_interval: int = 1
+    """Updates from one sending of weights to the actors to the next. >= 1."""
+
+    n_rollout_steps: int = 20
+    """Steps of each environment per rollout. >= 1."""
+
+    lr: float | Schedule = 6e-4
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+
+    gae_lambda: float = 1.0
+    """Lambda of V-trace, in [0, 1]: weight of later corrections; 1: V-trace of the paper."""
+
+    normalize_advantage: bool = False
+    """Whether advantages are scaled to mean 0 and deviation 1 over each batch that a gradient is
+    taken of."""
+
+    vtrace_clip_rho_threshold: float | None = 1.0
+    """Bound of the importance weights in the targets of the critic, > 0; null: none. Below
+    infinity, the critic learns the value of a policy between the one that acts and the one that
+    learns."""
+
+    vtrace_clip_pg_rho_threshold: float | None = 1.0
+    """Bound of the importance weights in the policy gradient, > 0; null: none."""
+
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    """Whether the loss is the mean or the sum over the steps of a batch. `sum`, as in the paper,
+    makes gradients larger by as many, so that `max_grad_norm` and the `eps` of the optimizer mean
+    something else."""
+
+    replay_size: int = 0
+    """Rollouts of actors that are kept to be learned from again; 0: none."""
+
+    replay_proportion: float = 1.0
+    """Kept rollouts per new one that an update learns from as well, if some are kept. > 0."""
+
+    def __post_init__(self) -> None:
+        ActorCriticConfig.__post_init__(self)
+        check_at_least("num_actors", self.num_actors, 1)
+        check_at_least("actors_batch_size", self.actors_batch_size, 1)
+        check_at_least("queue_out_of_sync_factor", self.queue_out_of_sync_factor, 0.0)
+        check_at_least("broadcast_interval", self.broadcast_interval, 1)
+        for key in ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold"):
+            if getattr(self, key) is not None:
+                check_positive(key, getattr(self, key))
+        check_one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
+        check_at_least("replay_size", self.replay_size, 0)
+        check_positive("replay_proportion", self.replay_proportion)
+        if self.replay_size and self.num_replayed < 1:
+            raise ConfigError(
+                "replay_proportion",
+                f"expected at least 1 / actors_batch_size = {1 / self.actors_batch_size:g}, so "
+                "that an update learns from one kept rollout",
+                self.replay_proportion,
+            )
+        if self.reward_scaling:
+            raise ConfigError(
+                "reward_scaling",
+                "follows episodes from update to update, which rollouts of several actors do not; "
+                "expected false (wrappers can scale rewards: env.wrappers)",
+                self.reward_scaling,
+            )
+
+    @property
+    def num_replayed(self) -> int:
+        """Kept rollouts in the batch of an update, once there are some."""
+        return round(self.actors_batch_size * self.replay_proportion) if self.replay_size else 0
+
+    @property
+    def queue_size(self) -> int:
+        """Rollouts that may wait for the learner."""
+        return round(self.queue_out_of_sync_factor * self.actors_batch_size)
+
+    def check_concurrency(self, concurrency: int) -> None:
+        """Refuse environments that can not be spread evenly over the actors."""
+        if concurrency % self.num_actors:
+            raise ConfigError(
+                "num_actors",
+                f"expected a divisor of runner.concurrency = {concurrency}, so that each actor has "
+                "as many environments",
+                self.num_actors,
+            )

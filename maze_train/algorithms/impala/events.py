@@ -1,0 +1,31 @@
+"""What IMPALA reports."""
+
+from __future__ import annotations
+
+from maze_train.algorithms.actor_critic.events import ActorCriticEvents
+from maze_train.events import Event, EventInterface
+
+__all__ = ["ActorEvents", "ImpalaEvents"]
+
+
+class ImpalaEvents(ActorCriticEvents):
+    """Statistics of IMPALA learners."""
+
+    policy_lag_mean = Event("Updates that the weights which acted were behind those that learn.")
+    policy_lag_max = Event("Largest of these.", reduce="max")
+    rho_mean = Event("Importance weight pi(a|s) / mu(a|s) of the actions, not clipped.")
+    rho_clip_fraction = Event("Share of importance weights above their bound in the targets.")
+
+
+class ActorEvents(EventInterface, prefix="actors"):
+    """Statistics of actors."""
+
+    queue_before = Event("Rollouts that waited when the learner asked for some, mean.")
+    queue_after = Event("Rollouts that waited after it took some, mean.")
+    learner_wait_share = Event("Share of the time of updates in which the learner had to wait.")
+    steps_made = Event("Steps that actors made since training began.", reduce="last")
+    steps_dropped = Event(
+        "Those that were lost with an actor or an episode, or in flight when a run stopped.",
+        reduce="last",
+    )
+    steps_in_flight = Event("Those that wait, or are in rollouts under way.", reduce="last")

@@ -1,0 +1,118 @@
+"""How IMPALA changes weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from maze_train.algorithms.actor_critic.evaluation import with_new_states
+from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
+from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
+from maze_train.algorithms.impala.events import ImpalaEvents
+from maze_train.data.joining import select_envs
+from maze_train.errors import ShapeError
+from maze_train.functional.returns import discounts_and_lambdas
+from maze_train.functional.vtrace import vtrace
+
+if TYPE_CHECKING:
+    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
+    from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
+    from maze_train.data.rollout import Rollout
+    from maze_train.events import Statistics
+    from maze_train.types import Tensor
+
+__all__ = ["ImpalaLearner"]
+
+
+class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
+    """Actor-critic on rollouts of older policies: V-trace, and one gradient step on each batch.
+
+    With rho_t = pi(a_t | s_t) / mu(a_t | s_t), where mu acted and pi learns,
+
+    policy loss = -mean(log pi(a_t | s_t) * min(rho_pg, rho_t) * (r_t + discount_t v_{t+1} - V_t))
+
+    value loss = mean((v_t - V_t)^2)
+
+    where v are the V-trace targets. All values V are those of the learner, as it is now.
+
+    Source: Espeholt et al. (2018), arXiv:1802.01561, section 4.2.
+    """
+
+    @torch.no_grad()
+    def preprocess(
+        self, module_id: str, experience: Rollout, statistics: Statistics
+    ) -> PreparedRollout:
+        """V-trace advantages and targets of rollouts.
+
+        Raises:
+            ShapeError: If they do not have the log-probabilities of the policy that acted.
+        """
+        if experience.log_probs is None:
+            raise ShapeError(
+                "the rollout has no log_probs, expected those of the policy that acted: collect it "
+                "with RolloutCollector(..., records_log_probs=True)"
+            )
+        # What the policy remembers is that of the actor in the first row only.
+        rollout = with_new_states(self.model(module_id), experience.to(self.device))
+        prepared = super().preprocess(module_id, rollout, statistics)
+        new = _new_columns(rollout)
+        # What is learned from again is in the statistics of observations already.
+        self._observed[module_id] = new
+        if prepared.num_units:
+            self._record_importance(prepared, rollout, statistics)
+        if new.weights_seq_no is not None:
+            lags = (self.weights_seq_no - new.weights_seq_no).float()
+            statistics.record(ImpalaEvents.policy_lag_mean, lags.mean())
+            statistics.record(ImpalaEvents.policy_lag_max, lags.max())
+        return prepared
+
+    def advantages_and_returns(
+        self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """V-trace advantages of the actions, and the V-trace targets of the critic."""
+        assert rollout.log_probs is not None
+        discounts, lambdas = discounts_and_lambdas(
+            rollout.terminated,
+            rollout.cut,
+            self.config.gamma,
+            self.config.gae_lambda,
+            dtype=rollout.rewards.dtype,
+        )
+        targets = vtrace(
+            log_probs.view_as(rollout.log_probs) - rollout.log_probs,
+            discounts,
+            rollout.rewards,
+            evaluated.values,
+            evaluated.next_values,
+            lambdas,
+            clip_rho_threshold=self.config.vtrace_clip_rho_threshold,
+            clip_pg_rho_threshold=self.config.vtrace_clip_pg_rho_threshold,
+        )
+        return targets.pg_advantages, targets.vs
+
+    def _record_importance(
+        self, prepared: PreparedRollout, rollout: Rollout, statistics: Statistics
+    ) -> None:
+        """Statistics of the importance weights of transitions."""
+        assert rollout.log_probs is not None
+        log_rhos = prepared.old_log_probs - rollout.log_probs.flatten()
+        rhos = prepared.transitions(log_rhos).exp()
+        statistics.record(ImpalaEvents.rho_mean, rhos.mean())
+        bound = self.config.vtrace_clip_rho_threshold
+        if bound is not None:
+            statistics.record(ImpalaEvents.rho_clip_fraction, (rhos > bound).float().mean())
+
+    def compute_loss_for_module(
+        self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
+    ) -> Tensor:
+        """The weighted sum of policy loss, value loss and entropy bonus, 0-d."""
+        loss = super().compute_loss_for_module(module_id, batch, statistics)
+        return loss * batch.size if self.config.loss_reduction == "sum" else loss
+
+
+def _new_columns(rollout: Rollout) -> Rollout:
+    """The rollout without what was learned from before, which comes last."""
+    if rollout.replayed is None:
+        return rollout
+    return select_envs(rollout, slice(0, int(rollout.replayed.logical_not().sum())))

@@ -1,0 +1,121 @@
+"""An actor in another process, as the process of the learner sees it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from contextlib import suppress
+from multiprocessing.reduction import send_handle
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.rollout.actor_process import ACT, BEGIN, COUNTER_NBYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from maze_train.data.rollout_slots import RolloutLayout, RolloutSlot
+    from maze_train.envs.workers import Worker
+    from maze_train.rollout.actor_process import ActorMemory
+    from maze_train.types import Array
+
+__all__ = ["ActorProcess"]
+
+
+class ActorProcess:
+    """One actor: a process, which may be another one later, and memory that outlives it.
+
+    Args:
+        index: Number of the actor.
+        worker: The process.
+    """
+
+    def __init__(self, index: int, worker: Worker) -> None:
+        self.index = index
+        self._worker = worker
+        self.slots: list[RolloutSlot] = []
+        self.begun = False
+        """Whether the process has its policy."""
+        self._memory = -1
+        self._counter: Array = np.zeros(1, np.int64)
+        self._granted: set[int] = set()
+        self._arrived = 0
+        self._last_count = 0
+        self._last_moved = time.monotonic()
+
+    @property
+    def worker(self) -> Worker:
+        """The process."""
+        return self._worker
+
+    @worker.setter
+    def worker(self, worker: Worker) -> None:
+        self._worker = worker
+        self._last_moved = time.monotonic()
+
+    @property
+    def made(self) -> int:
+        """Steps that the process made."""
+        return int(self._counter[0])
+
+    def reserve(self, layout: RolloutLayout, num_slots: int) -> None:
+        """Get memory for so many rollouts, and for the counter of steps."""
+        nbytes = COUNTER_NBYTES + num_slots * layout.nbytes
+        self._memory = open_shared(nbytes)
+        memory = map_shared(os.dup(self._memory), nbytes)
+        self._counter = np.ndarray(1, np.int64, memory)
+        offsets = (COUNTER_NBYTES + i * layout.nbytes for i in range(num_slots))
+        self.slots = [layout.slot(memory, offset) for offset in offsets]
+
+    def begin(self, memory: ActorMemory, weights: int, free: Iterable[int]) -> None:
+        """Let the process act.
+
+        Args:
+            memory: What it needs to know.
+            weights: Descriptor of the memory of the weights.
+            free: Slots that it may write.
+        """
+        self.worker.send(BEGIN, pickle.dumps(memory))
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for descriptor in (weights, self._memory):
+                send_handle(self.worker.conn, descriptor, self.worker.process.pid)
+        self.begun = True
+        for slot in free:
+            self.grant(slot)
+
+    def grant(self, slot: int) -> None:
+        """Let the process collect a rollout into a slot."""
+        if not self._granted:
+            self._last_moved = time.monotonic()  # it was not expected to move before
+        self._granted.add(slot)
+        self.worker.send(ACT, pickle.dumps(slot))
+
+    def arrive(self, slot: int, num_steps: int) -> None:
+        """Note that the process wrote a rollout of so many steps into a slot."""
+        self._granted.discard(slot)
+        self._arrived += num_steps
+
+    def still_s(self) -> float:
+        """Seconds since the process was seen to move; 0 while it has nothing to do."""
+        now, count = time.monotonic(), self.made
+        if count != self._last_count or (self.begun and not self._granted):
+            self._last_count, self._last_moved = count, now
+        return now - self._last_moved
+
+    def reset_counts(self) -> tuple[int, int]:
+        """Forget the process, which ended; returns the steps that it made, and that arrived."""
+        made, arrived = self.made, self._arrived
+        self._counter[0] = 0
+        self._arrived = self._last_count = 0
+        self._granted.clear()
+        self.begun = False
+        return made, arrived
+
+    def release(self) -> None:
+        """Give the memory back, once nobody looks at it."""
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1

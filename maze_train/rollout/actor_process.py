@@ -1,0 +1,175 @@
+"""The process of an actor, and the words it speaks with the process of the learner.
+
+The pipe carries one byte per message, some of them followed by a framed pickle, as that of
+`envs.worker` does. Weights and rollouts do not travel: they lie in memory that both sides map.
+"""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.reduction import recv_handle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.data.rollout_slots import RolloutLayout
+from maze_train.envs.buffers import map_shared
+from maze_train.envs.worker import (
+    FAILED,
+    REPORT,
+    commands,
+    describe_failure,
+    limit_threads,
+    prepare_process,
+    reply,
+)
+from maze_train.rollout.actors import RolloutActor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+
+    from torch import nn
+
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.rollout.actors import ActorSettings
+    from maze_train.types import TensorTree
+
+__all__ = ["ACT", "BEGIN", "COUNTER_NBYTES", "ActorMemory", "ActorTask", "actor_main"]
+
+BEGIN, ACT = b"b", b"a"
+"""Commands: begin with a policy (an `ActorMemory`, and the descriptors of the weights and of the
+rollouts follow); collect a rollout into a slot (its number follows)."""
+
+COUNTER_NBYTES = 4096
+"""Memory before the slots: the number of steps made, on a page of its own."""
+
+
+@dataclass(frozen=True)
+class ActorTask:
+    """What an actor is to do first: build its environments."""
+
+    make_env: bytes
+    """Function that builds them, as pickled by cloudpickle."""
+
+    parent: int
+    """Process that gives the commands."""
+
+
+@dataclass(frozen=True)
+class ActorMemory:
+    """What an actor needs to act."""
+
+    make_model: Callable[[], nn.Module]
+    """Builds the policy."""
+
+    settings: ActorSettings
+    """Length of the rollouts, seeds."""
+
+    actions: TensorTree
+    """An example of the actions of one environment."""
+
+    state_size: int
+    """Size of the memory of the policy."""
+
+    weights_nbytes: int
+    """Size of the memory of the weights."""
+
+    num_slots: int
+    """Number of rollouts that fit into the memory of the actor."""
+
+    def layout(self, env: Any, num_envs: int) -> RolloutLayout:
+        """How rollouts lie in a slot.
+
+        Args:
+            env: What has `single_observation_space` and `frame_stack`.
+            num_envs: Number of environments of the actor.
+        """
+        return RolloutLayout(
+            env.single_observation_space,
+            self.actions,
+            self.settings.num_steps,
+            num_envs,
+            frame_stack=env.frame_stack,
+            state_size=self.state_size,
+        )
+
+
+@dataclass(frozen=True)
+class ActorEnvs:
+    """What the learner needs to know about the environments of an actor."""
+
+    single_observation_space: Any
+    """Flat observation space."""
+
+    env_observation_space: Any
+    """Observation space as the environment has it."""
+
+    single_action_space: Any
+    """Action space."""
+
+    frame_stack: dict[str, int]
+    """Observations that are stacks of frames, see `MazeVectorEnv`."""
+
+
+def actor_main(conn: Connection, inherited: Sequence[Connection], task: ActorTask) -> None:
+    """Build environments, then act until told to quit or the parent is gone.
+
+    Args:
+        conn: This end of the pipe to the parent.
+        inherited: Ends that belong to the parent and were copied by a fork; they are closed here.
+        task: The environments to build.
+    """
+    prepare_process()
+    for other in inherited:
+        other.close()
+    env: MazeVectorEnv | None = None
+    with suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        try:
+            env = pickle.loads(task.make_env)()
+            assert env is not None
+            limit_threads()  # again: building the environments may have imported what has some
+            _act(conn, env, task.parent)
+        except Exception as error:
+            reply(conn, FAILED, pickle.dumps(describe_failure(error)))
+    if env is not None:
+        with suppress(Exception):
+            env.close()
+    conn.close()
+
+
+def _act(conn: Connection, env: MazeVectorEnv, parent: int) -> None:
+    """Tell the parent about the environments, and collect a rollout for each slot that it names."""
+    import cloudpickle  # Imported here, since only worker processes and their parents need it.
+
+    described = ActorEnvs(
+        env.single_observation_space,
+        env.env_observation_space,
+        env.single_action_space,
+        dict(env.frame_stack),
+    )
+    reply(conn, REPORT, cloudpickle.dumps(described))
+    actor, slots = None, []
+    for command in commands(conn, parent):
+        if command == BEGIN:
+            memory: ActorMemory = pickle.loads(conn.recv_bytes())
+            layout = memory.layout(env, env.num_envs)
+            weights = map_shared(recv_handle(conn), memory.weights_nbytes)
+            nbytes = COUNTER_NBYTES + memory.num_slots * layout.nbytes
+            rollouts = map_shared(recv_handle(conn), nbytes)
+            counter = np.ndarray(1, np.int64, rollouts)
+            slots = [
+                layout.slot(rollouts, COUNTER_NBYTES + i * layout.nbytes)
+                for i in range(memory.num_slots)
+            ]
+            actor = RolloutActor(env, memory.make_model(), weights, memory.settings, counter)
+            limit_threads()
+        elif command == ACT and actor is not None:
+            number: int = pickle.loads(conn.recv_bytes())
+            rollout, episodes = actor.act()
+            slots[number].write(rollout)
+            reply(conn, REPORT, pickle.dumps((number, rollout.num_samples, episodes)))
+        else:
+            return

@@ -1,0 +1,348 @@
+"""Actors in processes of their own, as the learner sees them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import select
+import weakref
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.data.joining import join_rollouts
+from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.envs.worker import QUIT
+from maze_train.envs.workers import (
+    WorkerFailedError,
+    check_spaces,
+    close_at_exit,
+    failure_error,
+    start_worker,
+    stop_workers,
+    warn,
+)
+from maze_train.errors import WorkerError
+from maze_train.rollout.actor_handle import ActorProcess
+from maze_train.rollout.actor_process import ActorMemory, ActorTask, actor_main
+from maze_train.rollout.actors import DistributedActors, GatheredRollouts, drop_in_flight
+from maze_train.rollout.episodes import FinishedEpisodes
+from maze_train.rollout.weights import WeightsWriter, weights_nbytes
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.envs.workers import Worker
+    from maze_train.rollout.actor_process import ActorEnvs
+
+__all__ = ["SubprocDistributedActors"]
+
+POLL_MS = 100
+"""How long the learner sleeps at most while it waits for actors."""
+
+
+@dataclass(frozen=True)
+class QueuedRollout:
+    """A rollout that waits in a slot."""
+
+    process: ActorProcess
+    slot: int
+    num_samples: int
+    episodes: FinishedEpisodes
+
+
+class SubprocDistributedActors(DistributedActors):
+    """Actors in processes, which act while the learner learns.
+
+    Each actor has a few slots of shared memory for its rollouts. It writes one after the other and
+    tells of each by a few bytes; when all of them wait for the learner, it pauses. Nobody holds a
+    lock that a process could leave behind.
+
+    An actor that raises, dies or hangs ends training with a `WorkerError`. With
+    `on_worker_failure="restart"` it is told on stderr and started again, with new episodes; the
+    steps of the rollout that it was collecting are dropped and counted.
+
+    Args:
+        make_env: Builds the environments of one actor, in its process.
+        num_actors: How many actors.
+        num_envs: Environments of each actor.
+        num_steps: Steps T of each environment per rollout.
+        seed_of: Gives the seed of a named stream of random numbers.
+        queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
+            actor; each actor may have a further one under way.
+        start_method: `forkserver`, `spawn` or `fork`.
+        timeout_s: Seconds without a step after which an actor counts as hung, > 0.
+        on_worker_failure: `fail` or `restart`.
+        max_worker_restarts: How many times actors are started again at most, >= 0.
+
+    Raises:
+        SpaceError: If the environments differ in their spaces.
+        WorkerError: If an environment can not be built, or an actor dies or hangs.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], MazeVectorEnv],
+        num_actors: int,
+        num_envs: int,
+        num_steps: int,
+        seed_of: Callable[[str], int],
+        *,
+        queue_size: int,
+        start_method: str = "forkserver",
+        timeout_s: float = 300.0,
+        on_worker_failure: str = "fail",
+        max_worker_restarts: int = 10,
+    ) -> None:
+        import cloudpickle  # Imported here, since only worker processes and their parents need it.
+
+        super().__init__(num_actors, num_steps, seed_of)
+        self.num_envs = num_envs
+        self.num_slots = 1 + -(-queue_size // num_actors)
+        self.timeout_s = timeout_s
+        self.on_worker_failure = on_worker_failure
+        self.max_worker_restarts = max_worker_restarts
+        self.worker_restarts = 0
+        self._start_method = start_method
+        self._task = ActorTask(cloudpickle.dumps(make_env), os.getpid())
+        self._queue: deque[QueuedRollout] = deque()
+        # What became known between two calls of `gather`.
+        self._news = FinishedEpisodes()
+        self._weights = -1
+        self._acting = False
+        # Steps that were made by processes that are gone.
+        self._made_before = 0
+        self._processes: list[ActorProcess] = []
+        self._poller = select.poll()
+        # Before multiprocessing waits for its children, which do not end by its SIGTERM.
+        self._at_exit = partial(close_at_exit, weakref.ref(self), os.getpid())
+        atexit.register(self._at_exit)
+        try:
+            for i in range(num_actors):
+                self._processes.append(ActorProcess(i, self._start(i)))
+            self._envs = self._first_descriptions()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self._envs.env_observation_space, self._envs.single_action_space
+
+    @property
+    def queued(self) -> int:
+        """Rollouts that wait."""
+        return len(self._queue)
+
+    # -- starting --------------------------------------------------------------------------------
+
+    def _start(self, index: int) -> Worker:
+        others = [process.worker for process in self._processes if process.index != index]
+        first = index * self.num_envs
+        worker = start_worker(
+            actor_main,
+            self._task,
+            index,
+            range(first, first + self.num_envs),
+            others=others,
+            start_method=self._start_method,
+            kind="actor",
+        )
+        self._poller.register(worker.descriptor, select.POLLIN)
+        return worker
+
+    def _first_descriptions(self) -> ActorEnvs:
+        """What the actors say of their environments, which have to be alike."""
+        described: list[ActorEnvs] = []
+        for process in self._processes:
+            try:
+                envs = process.worker.receive("building its environments", self.timeout_s)
+            except WorkerFailedError as failure:
+                raise failure.error or WorkerError(failure.text + failure.appendix) from None
+            described.append(envs)
+            check_spaces(process.worker, _spaces(envs), _spaces(described[0]))
+        return described[0]
+
+    def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
+        """Give the actors their policy, and memory for their rollouts."""
+        import cloudpickle  # Imported here, since only worker processes and their parents need it.
+
+        nbytes = weights_nbytes(model)
+        self._weights = open_shared(nbytes)
+        self._writer = WeightsWriter(model, map_shared(os.dup(self._weights), nbytes))
+        distribution: Any = model.distribution
+        mode = distribution.mode(torch.zeros(1, distribution.param_size))
+        self._memory = ActorMemory(
+            make_model=_Pickled(cloudpickle.dumps(make_model)),
+            settings=self._settings(0),
+            actions=tree_map(lambda x: x[0].cpu(), mode),
+            state_size=int(getattr(model, "state_size", 0)),
+            weights_nbytes=nbytes,
+            num_slots=self.num_slots,
+        )
+        layout = self._memory.layout(self._envs, self.num_envs)
+        for process in self._processes:
+            process.reserve(layout, self.num_slots)
+
+    def _let_act(self, process: ActorProcess) -> None:
+        """Give a process its policy, and all slots that hold nothing."""
+        memory = replace(self._memory, settings=self._settings(process.index))
+        waiting = {queued.slot for queued in self._queue if queued.process is process}
+        process.begin(memory, self._weights, set(range(self.num_slots)) - waiting)
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def gather(self, count: int, idle: Callable[[], None]) -> GatheredRollouts:
+        """The next rollouts, in the order in which they were finished.
+
+        Args:
+            count: How many.
+            idle: Called again and again while there is nothing to do but wait; what it raises goes
+                through, and nothing is lost then.
+
+        Raises:
+            WorkerError: If an actor fails and is not started again.
+        """
+        if not self._processes:
+            raise WorkerError("these actors are closed: build new ones")
+        if not self._acting:
+            self._acting = True
+            for process in self._processes:
+                self._let_act(process)
+        self._look(0)
+        before = len(self._queue)
+        while len(self._queue) < count:
+            self._look(POLL_MS)
+            idle()
+        taken = [self._queue.popleft() for _ in range(count)]
+        rollout = join_rollouts([queued.process.slots[queued.slot].rollout() for queued in taken])
+        episodes, self._news = self._news, FinishedEpisodes()
+        for queued in taken:
+            episodes.extend(queued.episodes)
+            self.counts.trained += queued.num_samples
+            # Rows of lost episodes are no steps to learn from.
+            self.counts.dropped += self.num_envs * self.num_steps - queued.num_samples
+            if queued.process.begun:
+                queued.process.grant(queued.slot)
+        self._count_made()
+        return GatheredRollouts(rollout, episodes, before, len(self._queue))
+
+    def _look(self, timeout_ms: int) -> None:
+        """Take in what processes have to say, and find those that hang."""
+        by_descriptor = {process.worker.descriptor: process for process in self._processes}
+        for descriptor, _ in self._poller.poll(timeout_ms):
+            process = by_descriptor[descriptor]
+            try:
+                self._take_in(process, process.worker.receive("a rollout", self.timeout_s))
+            except WorkerFailedError as failure:
+                self._repair(process, failure.with_traceback(None))
+        for process in self._processes:
+            if process.still_s() > self.timeout_s:
+                what = "a step" if process.begun else "building its environments"
+                self._repair(process, process.worker.hung(what, self.timeout_s))
+
+    def _take_in(self, process: ActorProcess, told: Any) -> None:
+        """What a process says: first of its environments, later of rollouts."""
+        if not process.begun:
+            check_spaces(process.worker, _spaces(told), _spaces(self._envs))
+            self._let_act(process)
+            return
+        slot, num_samples, episodes = told
+        process.arrive(slot, self.num_envs * self.num_steps)
+        self._queue.append(QueuedRollout(process, slot, num_samples, episodes))
+
+    def _count_made(self) -> None:
+        self.counts.made = self._made_before + sum(p.made for p in self._processes)
+
+    def _repair(self, process: ActorProcess, failure: WorkerFailedError) -> None:
+        """Start an actor again, or end training.
+
+        Raises:
+            MazeTrainError: If it is not to be started again.
+        """
+        dropped = self._forget(process)
+        told = f"{failure.text}; {dropped} steps of its rollout are dropped"
+        spent = self.worker_restarts >= self.max_worker_restarts
+        if self.on_worker_failure == "fail" or failure.final or spent:
+            raise failure_error(
+                failure,
+                told,
+                restarts=self.worker_restarts,
+                max_worker_restarts=self.max_worker_restarts,
+                on_worker_failure=self.on_worker_failure,
+            )
+        self.worker_restarts += 1
+        warn(
+            f"{told}; it is started again (restart {self.worker_restarts} of at most "
+            f"{self.max_worker_restarts}), and its environments begin new episodes"
+            f"{failure.appendix}"
+        )
+        self._news.worker_restarts += 1
+        self._news.lost += self.num_envs
+        self._generations[process.index] += 1
+        process.worker = self._start(process.index)
+
+    def _forget(self, process: ActorProcess) -> int:
+        """End what is left of a process; returns the steps that are lost with it."""
+        self._poller.unregister(process.worker.descriptor)
+        stop_workers([process.worker], QUIT)
+        made, arrived = process.reset_counts()
+        self._made_before += made
+        self.counts.dropped += made - arrived
+        return made - arrived
+
+    # -- ending, state ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the processes; what is in flight is dropped and counted."""
+        atexit.unregister(self._at_exit)
+        processes, self._processes = self._processes, []
+        stop_workers([process.worker for process in processes], QUIT)
+        self._made_before += sum(process.made for process in processes)
+        self.counts.made = self._made_before
+        self.counts.dropped += self.counts.in_flight
+        self._queue.clear()
+        for process in processes:
+            process.release()
+        if self._weights >= 0:
+            os.close(self._weights)
+            self._weights = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts and weights; environments, and rollouts in flight, are not kept."""
+        self._count_made()
+        return {**super().state_dict(), "collectors": None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, with new episodes; before the actors begin to act."""
+        super().load_state_dict(state)
+        self._made_before = self.counts.made
+        dropped = drop_in_flight(self.counts, self._generations)
+        self._news.lost += self.num_actors * self.num_envs
+        warn(
+            f"{dropped} steps that actors had made were not learned from when the checkpoint was "
+            "saved; they are dropped, and environments begin new episodes"
+        )
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    """A function as bytes, so that ordinary pickle can send it."""
+
+    content: bytes
+
+    def __call__(self) -> Any:
+        return pickle.loads(self.content)()
+
+
+def _spaces(envs: ActorEnvs) -> tuple[Any, Any]:
+    return envs.env_observation_space, envs.single_action_space

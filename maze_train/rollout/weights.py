@@ -1,0 +1,213 @@
+"""Weights on their way from the learner to what acts, through memory that both map."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import nn
+
+    from maze_train.types import Array, Tensor
+
+__all__ = ["WeightsReader", "WeightsWriter", "weights_nbytes"]
+
+CACHE_LINE = 64
+HEADER_NBYTES = CACHE_LINE
+CURRENT, STAMPS = 0, 1
+"""Places in the header: which of the two buffers is the newest, and a stamp for each of them, which
+is odd while the buffer is written."""
+
+SEQ_NO_NBYTES = CACHE_LINE
+"""Before the weights of a buffer: the number of updates that they have seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one tensor lies in a buffer."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    start: int
+    stop: int
+
+    def view(self, buffer: Tensor) -> Tensor:
+        """The tensor in a buffer of bytes."""
+        return buffer[self.start : self.stop].view(self.dtype).view(self.shape)
+
+
+def weights_nbytes(model: nn.Module) -> int:
+    """Bytes that `WeightsWriter` and `WeightsReader` need for a model."""
+    return HEADER_NBYTES + 2 * _buffer_nbytes(_places(acting_state(model)))
+
+
+def acting_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, without those of submodules that only the learner needs.
+
+    A model names these in `learner_only`.
+    """
+    left_out = getattr(model, "learner_only", ())
+    state = model.state_dict(keep_vars=True)
+    return {
+        key: value
+        for key, value in state.items()
+        if key.split(".")[0] not in left_out and isinstance(value, torch.Tensor)
+    }
+
+
+def _places(state: Mapping[str, Tensor]) -> dict[str, Place]:
+    """Where the tensors of a state lie, in its order."""
+    places, start = {}, SEQ_NO_NBYTES
+    for key, value in state.items():
+        stop = start + value.numel() * value.element_size()
+        places[key] = Place(value.shape, value.dtype, start, stop)
+        start = -(-stop // CACHE_LINE) * CACHE_LINE
+    return places
+
+
+def _buffer_nbytes(places: Mapping[str, Place]) -> int:
+    last = max((place.stop for place in places.values()), default=SEQ_NO_NBYTES)
+    return -(-last // CACHE_LINE) * CACHE_LINE
+
+
+class _SharedWeights:
+    """Two buffers and a header over the same memory in several processes.
+
+    The writer fills the buffer that is not the newest one and then says that it is. A reader that
+    was so slow that its buffer is written again sees that by the stamp, and reads once more. Nobody
+    ever waits for a lock, so that no process can leave one behind.
+    """
+
+    def __init__(self, places: Mapping[str, Place], memory: Any) -> None:
+        self.places = dict(places)
+        self.nbytes = _buffer_nbytes(places)
+        self.header: Array = np.ndarray(HEADER_NBYTES // 8, np.int64, buffer=memory)
+        self.buffers = [
+            torch.from_numpy(
+                np.ndarray(self.nbytes, np.uint8, memory, HEADER_NBYTES + i * self.nbytes)
+            )
+            for i in range(2)
+        ]
+        self._fence = threading.Lock()
+
+    def fence(self) -> None:
+        """Keep what is read and written before from being mixed with what comes after.
+
+        Machines may reorder the accesses of a process; taking a lock makes them keep the order.
+        """
+        with self._fence:
+            pass
+
+
+class WeightsWriter:
+    """The learner's side: publishes the weights of its model.
+
+    Args:
+        model: The model.
+        memory: Writable memory of `weights_nbytes(model)` bytes.
+    """
+
+    def __init__(self, model: nn.Module, memory: Any) -> None:
+        self._model = model
+        self._shared = _SharedWeights(_places(acting_state(model)), memory)
+        self._views = [
+            {key: place.view(buffer) for key, place in self._shared.places.items()}
+            for buffer in self._shared.buffers
+        ]
+
+    @torch.no_grad()
+    def publish(self, weights_seq_no: int) -> None:
+        """Make the weights as they are now those that readers get."""
+        # Asked for anew each time: a module may replace its buffers.
+        state = acting_state(self._model)
+
+        def write(target: int) -> None:
+            self._shared.buffers[target][:8].view(torch.int64)[0] = weights_seq_no
+            for key, view in self._views[target].items():
+                view.copy_(state[key])
+
+        self._write(write)
+
+    def _write(self, write: Callable[[int], object]) -> None:
+        """Let `write` fill the buffer that is not the newest one, and make it that."""
+        shared, header = self._shared, self._shared.header
+        target = 1 - int(header[CURRENT])
+        header[STAMPS + target] += 1
+        shared.fence()
+        write(target)
+        shared.fence()
+        header[STAMPS + target] += 1
+        shared.fence()
+        header[CURRENT] = target
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights that readers get now, which may be older than those of the model."""
+        current = int(self._shared.header[CURRENT])
+        return {"published": self._shared.buffers[current].clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Publish the weights of `state`."""
+        self._write(lambda target: self._shared.buffers[target].copy_(state["published"]))
+
+
+class WeightsReader:
+    """The side of what acts: gives its model the newest weights.
+
+    The parameters of the model become views of one piece of memory, into which the weights are
+    copied at once.
+
+    Args:
+        model: A model of the same layout, on the CPU.
+        memory: The memory of the writer.
+    """
+
+    def __init__(self, model: nn.Module, memory: Any) -> None:
+        self._model = model
+        state = acting_state(model)
+        self._shared = _SharedWeights(_places(state), memory)
+        self._private = torch.zeros(self._shared.nbytes, dtype=torch.uint8)
+        self._seen = (-1, -1)
+        self.weights_seq_no = -1
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._buffers: dict[str, Tensor] = {}
+        for key, place in self._shared.places.items():
+            view = place.view(self._private)
+            if key in parameters:
+                parameters[key].data = view
+            else:
+                self._buffers[key] = view
+
+    def load(self) -> int:
+        """Take the newest weights over; returns the updates that they have seen."""
+        for seen in self._newest():
+            if seen == self._seen:
+                return self.weights_seq_no
+            self._private.copy_(self._shared.buffers[seen[0]])
+            if self._is_whole(seen):
+                self._seen = seen
+                break
+        self.weights_seq_no = int(self._private[:8].view(torch.int64)[0])
+        if self._buffers:
+            # Not written in place: a module may derive something from its buffers.
+            self._model.load_state_dict(self._buffers, strict=False)
+        return self.weights_seq_no
+
+    def _newest(self) -> Iterator[tuple[int, int]]:
+        """The newest buffer and its stamp, again and again."""
+        while True:
+            current = int(self._shared.header[CURRENT])
+            seen = (current, int(self._shared.header[STAMPS + current]))
+            self._shared.fence()
+            yield seen
+
+    def _is_whole(self, seen: tuple[int, int]) -> bool:
+        """Whether nobody began to write the buffer again meanwhile."""
+        self._shared.fence()
+        current, stamp = seen
+        return stamp % 2 == 0 and int(self._shared.header[STAMPS + current]) == stamp

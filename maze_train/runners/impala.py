@@ -1,0 +1,139 @@
+"""Runners of IMPALA."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
+from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.data.rollout_replay import RolloutReplay
+from maze_train.errors import ConfigError
+from maze_train.learner.group import LearnerGroup
+from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.rollout.actors import SequentialDistributedActors
+from maze_train.rollout.subproc_actors import SubprocDistributedActors
+from maze_train.runners.actor_critic import ACRunner
+from maze_train.runners.vector_envs import begin_statistics, build_actor_env
+from maze_train.targets import locate
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from maze_train.algorithms.impala.trainer import IMPALA
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.factory import EnvFactory
+    from maze_train.rollout.actors import DistributedActors
+    from maze_train.training.trainer import Trainer
+
+__all__ = ["ImpalaDevRunner", "ImpalaLocalRunner", "ImpalaRunner"]
+
+
+class ImpalaRunner(ACRunner):
+    """Base of the runners of IMPALA.
+
+    Args:
+        config: The configuration; its algorithm is an `ImpalaAlgorithmConfig`.
+        env_factory: Builds the environments instead of what `config.env` names.
+    """
+
+    algorithm: ImpalaAlgorithmConfig
+
+    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env_factory)
+        if not isinstance(self.algorithm, ImpalaAlgorithmConfig):
+            raise ConfigError("algorithm", "expected impala", type(config.algorithm).__name__)
+        self._actors: DistributedActors | None = None
+
+    @abstractmethod
+    def build_actors(self, num_envs: int) -> DistributedActors:
+        """The actors, with so many environments each, closed at the end of the run."""
+
+    @property
+    def actors(self) -> DistributedActors:
+        """What collects experience."""
+        if self._actors is None:
+            self._actors = self.build_actors(self._envs_per_actor)
+        return self._actors
+
+    @property
+    def _envs_per_actor(self) -> int:
+        return self.config.runner.concurrency // self.algorithm.num_actors
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self.actors.spaces
+
+    def build_trainer(self, model: nn.Module, **services: Any) -> IMPALA:
+        """The trainer, with actors that know the model."""
+        self.actors.begin(model, self.model_maker())
+        replay = None
+        if self.algorithm.replay_size:
+            replay = RolloutReplay(
+                self.algorithm.replay_size,
+                self.algorithm.num_replayed,
+                self._envs_per_actor,
+                self.seeds.integer("replay"),
+            )
+        trainer_class = locate(self.algorithm.trainer_class)
+        group = LearnerGroup(self._learner)
+        trainer: IMPALA = trainer_class(
+            self.algorithm, group, model, actors=self.actors, replay=replay, **services
+        )
+        return trainer
+
+    def before_training(self, trainer: Trainer) -> None:
+        """Take statistics of observations, if there are none, with environments of their own."""
+        model = trainer.model
+        assert isinstance(model, ActorCriticModel)
+        begin_statistics(
+            model.normalizer,
+            self.config.model.normalization,
+            lambda: self.make_collector(self.algorithm.n_rollout_steps, "normalization/"),
+            model,
+        )
+        self.close_env()
+
+
+class ImpalaDevRunner(ImpalaRunner):
+    """IMPALA with `runner=dev`: actors take turns in one process, with the same numbers each time.
+
+    No rollout waits, so the policy lags only as far as `broadcast_interval` makes it.
+    """
+
+    def build_actors(self, num_envs: int) -> DistributedActors:
+        """Actors in this process."""
+        return SequentialDistributedActors(
+            [self.make_env(num_envs) for _ in range(self.algorithm.num_actors)],
+            self.algorithm.n_rollout_steps,
+            self.seeds.integer,
+            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
+        )
+
+
+class ImpalaLocalRunner(ImpalaRunner):
+    """IMPALA with `runner=local`: each actor is a process, and acts while the learner learns.
+
+    What is learned from depends on which actor is faster, so numbers can not be repeated.
+    """
+
+    def build_actors(self, num_envs: int) -> DistributedActors:
+        """Actors in processes of their own."""
+        runner = self.config.runner
+        assert isinstance(runner, LocalRunnerConfig)
+        actors = SubprocDistributedActors(
+            partial(build_actor_env, self.env_factory, self.config, num_envs),
+            self.algorithm.num_actors,
+            num_envs,
+            self.algorithm.n_rollout_steps,
+            self.seeds.integer,
+            queue_size=self.algorithm.queue_size,
+            start_method=runner.start_method,
+            timeout_s=runner.worker_timeout_s,
+            on_worker_failure=runner.on_worker_failure,
+            max_worker_restarts=runner.max_worker_restarts,
+        )
+        self._closing.callback(actors.close)
+        return actors

@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze_train.data.frames import FrameStacks
+from maze_train.data.joining import join_rollouts, select_envs
+from maze_train.data.rollout import RolloutStorage
+from maze_train.data.rollout_slots import RolloutLayout
+from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.errors import ShapeError
+from maze_train.trees import tree_leaves, tree_map
+
+T, B = 5, 3
+WHOLE_BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+IMAGES = spaces.Box(0, 255, (3, 4, 2), np.uint8)
+MIXED = spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (1, 2)), "b": spaces.Discrete(99)})
+STACKED = spaces.Dict({"a": IMAGES, "b": WHOLE_BOX, "c": spaces.Box(-1, 1, (2, 1))})
+PARTS = {"gear": torch.tensor(0), "force": torch.zeros(2)}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What rollouts are made of."""
+
+    space: spaces.Space
+    action: torch.Tensor | dict = field(default_factory=lambda: torch.tensor(0))
+    frame_stack: dict = field(default_factory=dict)
+    state_size: int = 0
+
+    def layout(self, num_steps=T, num_envs=B):
+        """How they lie in a slot."""
+        settings = {"frame_stack": self.frame_stack, "state_size": self.state_size}
+        return RolloutLayout(self.space, self.action, num_steps, num_envs, **settings)
+
+
+KINDS = {
+    "box": Kind(WHOLE_BOX),
+    "box, float actions, states": Kind(WHOLE_BOX, torch.zeros(2), state_size=4),
+    "dict, parts of actions": Kind(MIXED, PARTS),
+    "discrete": Kind(spaces.Discrete(99), torch.zeros(2)),
+    "images": Kind(IMAGES),
+    "stacks": Kind(IMAGES, frame_stack={"": 3}),
+    "stacks of a dict, states": Kind(STACKED, PARTS, {"a": 3, "c": 2}, state_size=1),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+
+
+def random_leaf(rng, space, batch):
+    """Observations of one key."""
+    shape = (*batch, *(space.shape or ()))
+    if space.dtype.kind in "iu":
+        return rng.integers(0, 99, shape).astype(space.dtype)
+    return rng.standard_normal(shape).astype(space.dtype)
+
+
+def random_obs(rng, kind, batch):
+    """Observations of all keys."""
+    if isinstance(kind.space, spaces.Dict):
+        return {key: random_leaf(rng, part, batch) for key, part in kind.space.items()}
+    return random_leaf(rng, kind.space, batch)
+
+
+def next_obs(rng, kind, obs, begins):
+    """Observations after others: stacks go on, but where episodes begin."""
+    new = random_obs(rng, kind, begins.shape)
+    for key in kind.frame_stack:
+        stacks, old = (new[key], obs[key]) if key else (new, obs)
+        stacks[~begins, :-1] = old[~begins, 1:]
+    return new
+
+
+def random_actions(rng, example, batch):
+    """Actions in the shape and dtype of an example."""
+    numbers = torch.from_numpy(rng.integers(0, 9, (*batch, *example.shape)))
+    return numbers.to(example.dtype) + (0.5 if example.is_floating_point() else 0)
+
+
+def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional=True):
+    """A rollout as a collector makes it; a share of the steps is truncated."""
+    rng = np.random.default_rng(seed)
+    batch = (num_envs,)
+    settings = {"frame_stack": kind.frame_stack, "state_size": kind.state_size}
+    storage = RolloutStorage(kind.space, num_steps, num_envs, **settings)
+    obs = random_obs(rng, kind, batch)
+    storage.start(obs)
+    for t in range(num_steps):
+        if kind.state_size:
+            storage.write_state(t, torch.from_numpy(rng.random((num_envs, kind.state_size))))
+        storage.write_actions(t, tree_map(lambda x: random_actions(rng, x, batch), kind.action))
+        terminated, truncated = rng.random(num_envs) < 0.2, rng.random(num_envs) < share
+        obs = next_obs(rng, kind, obs, terminated | truncated)
+        ignored = rng.random(num_envs) < 0.2 if optional else None
+        rewards = rng.standard_normal(num_envs)
+        storage.write_step(t, obs, rewards, terminated, truncated, ignored)
+        for env in np.flatnonzero(truncated):
+            storage.write_final_obs(t, int(env), random_obs(rng, kind, ()))
+    if kind.state_size:
+        storage.write_state(num_steps, torch.full((num_envs, kind.state_size), float(seed)))
+    rollout = storage.rollout()
+    if not optional:
+        return rollout
+    log_probs = torch.from_numpy(rng.standard_normal((num_steps, num_envs))).float()
+    seq_nos = torch.from_numpy(rng.integers(0, 99, num_envs))
+    return replace(rollout, log_probs=log_probs, weights_seq_no=seq_nos)
+
+
+def observed(leaf):
+    """Whole observations `[T + 1, B, ...]`, also of stacks."""
+    return leaf[0 : len(leaf.numbers)].view(leaf.shape) if isinstance(leaf, FrameStacks) else leaf
+
+
+def assert_same(found, expected):
+    """All columns of two rollouts are equal in form, dtype and content."""
+    for column in fields(expected):
+        trees = getattr(found, column.name), getattr(expected, column.name)
+        if trees[1] is None or trees[0] is None:
+            assert trees[0] is trees[1], column.name
+            continue
+        assert type(trees[0]) is type(trees[1])
+        if isinstance(trees[1], dict):
+            assert list(trees[0]) == list(trees[1])
+        for leaf, other in zip(*map(tree_leaves, trees), strict=True):
+            assert type(leaf) is type(other)
+            leaf, other = observed(leaf), observed(other)
+            assert leaf.dtype is other.dtype, column.name
+            assert torch.equal(leaf, other), column.name
+
+
+def slots_of(layout, count=1):
+    """Slots one after the other, in memory that is full of other numbers."""
+    memory = mmap.mmap(-1, count * layout.nbytes)
+    memory.write(b"\x01" * count * layout.nbytes)
+    slots = [layout.slot(memory, i * layout.nbytes) for i in range(count)]
+    return memory, slots
+
+
+@every_kind
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_slot_gives_back_what_was_written(kind, share, optional):
+    """All columns, with no final observation, with some, and with one for each step."""
+    rollout = random_rollout(kind, share=share, optional=optional)
+    count = len(rollout.final_positions)
+    assert count in {0.0: (0,), 0.4: range(1, T * B), 1.0: (T * B,)}[share]
+    _, (slot,) = slots_of(kind.layout())
+    slot.write(rollout)
+    found = slot.rollout()
+    assert_same(found, rollout)
+    assert (found.ignored is None) is (found.log_probs is None) is (not optional)
+    assert found.num_samples == rollout.num_samples
+    assert (found.num_steps, found.num_envs) == (T, B)
+
+
+@every_kind
+def test_the_rollout_of_a_slot_is_views(kind):
+    """Nothing that was written is copied when it is read."""
+    layout = kind.layout()
+    memory, (slot,) = slots_of(layout)
+    slot.write(random_rollout(kind))
+    base = np.frombuffer(memory, np.uint8).ctypes.data
+    found = slot.rollout()
+    for column in fields(found):
+        tree = getattr(found, column.name)
+        for leaf in [] if tree is None else tree_leaves(tree):
+            parts = (leaf.frames, leaf.numbers) if isinstance(leaf, FrameStacks) else (leaf,)
+            for part in parts:
+                assert base <= part.data_ptr() < base + layout.nbytes
+                assert (part.data_ptr() - base) % 64 == 0
+
+
+@every_kind
+def test_a_slot_is_written_again(kind):
+    """Nothing is left of a rollout with more final observations, frames and columns."""
+    _, (slot,) = slots_of(kind.layout())
+    for share, optional in ((1.0, True), (0.2, False), (0.0, False), (0.4, True)):
+        rollout = random_rollout(kind, int(10 * share), share=share, optional=optional)
+        slot.write(rollout)
+        assert_same(slot.rollout(), rollout)
+
+
+@every_kind
+def test_slots_do_not_disturb_each_other(kind):
+    """A slot is written without a change to its neighbours, whose pages are their own."""
+    layout = kind.layout()
+    assert layout.nbytes % 4096 == 0
+    memory, slots = slots_of(layout, 3)
+    rollouts = [random_rollout(kind, seed, share=1.0) for seed in range(3)]
+    for slot, rollout in zip(slots, rollouts, strict=True):
+        slot.write(rollout)
+    neighbours = bytes(memory[: layout.nbytes]), bytes(memory[2 * layout.nbytes :])
+    slots[1].write(random_rollout(kind, 9, share=1.0))
+    assert (memory[: layout.nbytes], memory[2 * layout.nbytes :]) == neighbours
+    assert_same(slots[0].rollout(), rollouts[0])
+    assert_same(slots[1].rollout(), random_rollout(kind, 9, share=1.0))
+    assert_same(slots[2].rollout(), rollouts[2])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stacks_without_a_frame_in_common_fit(seed):
+    """The worst case: every stack has n frames of its own."""
+    kind = KINDS["stacks"]
+    rng = np.random.default_rng(seed)
+    storage = RolloutStorage(kind.space, T, B, frame_stack=kind.frame_stack)
+    storage.start(random_obs(rng, kind, (B,)))
+    for t in range(T):
+        storage.write_actions(t, torch.zeros(B, dtype=torch.int64))
+        flags = np.zeros((2, B), bool)
+        storage.write_step(t, random_obs(rng, kind, (B,)), np.zeros(B), *flags)
+    rollout = storage.rollout()
+    assert len(rollout.obs.numbers.unique()) == (T + 1) * B * 3
+    _, (slot,) = slots_of(kind.layout())
+    slot.write(rollout)
+    assert_same(slot.rollout(), rollout)
+
+
+def test_only_frames_that_occur_travel():
+    """What others in one memory consist of stays where it is, and frames get new numbers."""
+    kind = KINDS["stacks of a dict, states"]
+    joined = join_rollouts([random_rollout(kind, seed, num_envs=9) for seed in range(3)])
+    rollout = select_envs(joined, slice(20, 20 + B))
+    assert int(rollout.obs["a"].numbers.max()) >= (T + 1) * B * 3
+    _, (slot,) = slots_of(kind.layout())
+    slot.write(rollout)
+    found = slot.rollout()
+    assert_same(found, rollout)
+    for key in ("a", "c"):
+        assert len(found.obs[key].frames) == len(rollout.obs[key].numbers.unique())
+
+
+def test_numbers_of_other_dtypes_are_converted():
+    """A model that computes in float64 has log-probabilities in it; slots have one layout."""
+    kind = KINDS["box"]
+    rollout = random_rollout(kind)
+    _, (slot,) = slots_of(kind.layout())
+    slot.write(replace(rollout, log_probs=rollout.log_probs.double()))
+    assert_same(slot.rollout(), rollout)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts pages of a memfd")
+def test_room_for_the_worst_case_is_not_taken():
+    """Memory is taken for what was written only."""
+    kind = Kind(spaces.Box(0, 255, (4, 60, 60), np.uint8), frame_stack={"": 4})
+    layout = kind.layout(8, 4)
+    descriptor = open_shared(layout.nbytes)
+    slot = layout.slot(map_shared(os.dup(descriptor), layout.nbytes), 0)
+    rollout = random_rollout(kind, 0, 8, 4, share=0.0)
+    slot.write(rollout)
+    taken = os.fstat(descriptor).st_blocks * 512
+    os.close(descriptor)
+    assert rollout.obs.frames.nbytes <= taken < layout.nbytes / 3
+
+
+def slots_of_all_kinds(descriptor):
+    """A slot for each kind, one behind the other."""
+    layouts = [kind.layout() for kind in KINDS.values()]
+    memory = map_shared(descriptor, sum(layout.nbytes for layout in layouts))
+    starts = accumulate((layout.nbytes for layout in layouts), initial=0)
+    return [layout.slot(memory, start) for layout, start in zip(layouts, starts, strict=False)]
+
+
+def write_all_kinds(descriptor):
+    """What another process does."""
+    for seed, slot in enumerate(slots_of_all_kinds(descriptor)):
+        slot.write(random_rollout(list(KINDS.values())[seed], seed))
+
+
+@pytest.mark.slow
+def test_a_process_reads_what_another_wrote():
+    """Both know the arguments of the layouts, and nothing else of each other."""
+    descriptor = open_shared(sum(kind.layout().nbytes for kind in KINDS.values()))
+    slots = slots_of_all_kinds(os.dup(descriptor))
+    code = "import sys, test_rollout_slots as own; own.write_all_kinds(int(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(descriptor)]
+    subprocess.run(command, check=True, pass_fds=[descriptor], cwd=Path(__file__).parent)
+    os.close(descriptor)
+    for seed, slot in enumerate(slots):
+        assert_same(slot.rollout(), random_rollout(list(KINDS.values())[seed], seed))
+
+
+STACKS = random_rollout(KINDS["stacks"])
+WITH_STATES = random_rollout(KINDS["box, float actions, states"])
+DICT_OBS = random_rollout(KINDS["dict, parts of actions"])
+BOX_OBS = random_rollout(KINDS["box"])
+ONE_MORE = torch.zeros(T * B + 1, dtype=torch.int64)
+WRONG = {
+    "T": ("box", random_rollout(KINDS["box"], num_steps=T + 1), r"^rewards .*\[6, 3\].*\[5, 3\]"),
+    "B": ("box", random_rollout(KINDS["box"], num_envs=B + 1), r"^rewards .*\[5, 4\].*\[5, 3\]"),
+    "whole for stacks": ("stacks", random_rollout(KINDS["images"]), "^obs .*frame_stack"),
+    "stacks for whole": ("images", STACKS, "^obs .*FrameStacks"),
+    "n of stacks": (
+        "stacks",
+        replace(STACKS, obs=replace(STACKS.obs, numbers=STACKS.obs.numbers[:, 1:])),
+        r"^obs\.numbers .*\[18, 2\]",
+    ),
+    "size of frames": (
+        "stacks",
+        replace(STACKS, obs=replace(STACKS.obs, frames=STACKS.obs.frames[:, 1:])),
+        r"^obs\.frames ",
+    ),
+    "keys of obs": ("dict, parts of actions", replace(DICT_OBS, obs=BOX_OBS.obs), "^obs .*keys"),
+    "a leaf of obs": (
+        "dict, parts of actions",
+        replace(DICT_OBS, obs={**DICT_OBS.obs, "a": torch.zeros(T + 1, B, 1, 1)}),
+        r"^obs\['a'\] ",
+    ),
+    "keys of actions": (
+        "dict, parts of actions",
+        replace(DICT_OBS, actions={"gear": DICT_OBS.actions["gear"]}),
+        "^actions .*keys",
+    ),
+    "actions": ("box", replace(BOX_OBS, actions=torch.zeros(T, B, 1)), "^actions "),
+    "final_obs": ("box", replace(BOX_OBS, final_obs=BOX_OBS.final_obs[1:]), "^final_obs "),
+    "more than all final_obs": ("box", replace(BOX_OBS, final_positions=ONE_MORE), r"\[16\]"),
+    "no states": ("box, float actions, states", replace(WITH_STATES, states=None), "^states "),
+    "states": ("box", replace(BOX_OBS, states=torch.zeros(T + 1, B, 4)), "column states"),
+    "size of states": (
+        "box, float actions, states",
+        replace(WITH_STATES, states=torch.zeros(T + 1, B, 3)),
+        "^states ",
+    ),
+    "replayed": ("box", replace(BOX_OBS, replayed=torch.zeros(B).bool()), "column replayed"),
+    "ignored": ("box", replace(BOX_OBS, ignored=torch.zeros(B).bool()), "^ignored "),
+    "log_probs": ("box", replace(BOX_OBS, log_probs=torch.zeros(T, 1)), "^log_probs "),
+}
+
+
+@pytest.mark.parametrize(("name", "rollout", "message"), WRONG.values(), ids=WRONG.keys())
+def test_rollouts_that_do_not_fit_are_refused(name, rollout, message):
+    """Nothing is broadcast or cut; the message names the column."""
+    _, (slot,) = slots_of(KINDS[name].layout())
+    with pytest.raises(ShapeError, match=message):
+        slot.write(rollout)

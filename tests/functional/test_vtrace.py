@@ -1,0 +1,462 @@
+"""V-trace agrees with its paper; what prepares its arguments agrees with the distributions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_returns import make_trajectory, slow_advantages, slow_returns
+from reference_vtrace import (
+    BEHAVIOUR,
+    GAMMA,
+    REWARDS,
+    TARGET,
+    Steps,
+    all_trajectories,
+    exact_values,
+    make_steps,
+    policy_between,
+    slow_vtrace,
+)
+
+from maze_train.distributions import distribution_for
+from maze_train.errors import ConfigError, ShapeError
+from maze_train.functional import (
+    VTraceReturns,
+    discounts_and_lambdas,
+    from_importance_weights,
+    from_logits,
+    get_log_rhos,
+    log_probs_from_logits_and_actions_and_spaces,
+    vtrace,
+)
+
+RTOL = 1e-9
+THRESHOLDS = st.sampled_from([None, math.inf, 3.7, 1.0, 0.4])
+
+
+def tensors(steps: Steps) -> list[Any]:
+    """The arguments of `vtrace`."""
+    return [torch.from_numpy(column) for column in vars(steps).values()]
+
+
+def run(steps: Steps, **thresholds: Any) -> VTraceReturns:
+    """The function under test."""
+    return vtrace(*tensors(steps), **thresholds)
+
+
+def assert_close(result: VTraceReturns, vs: Any, pg_advantages: Any) -> None:
+    """Both results are the expected ones."""
+    np.testing.assert_allclose(result.vs, vs, rtol=RTOL, atol=1e-12)
+    np.testing.assert_allclose(result.pg_advantages, pg_advantages, rtol=RTOL, atol=1e-12)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    num_steps=st.integers(1, 9),
+    batch=st.sampled_from([(), (1,), (3,), (2, 2)]),
+    seed=st.integers(0, 2**31),
+    rho_bar=THRESHOLDS,
+    pg_rho_bar=THRESHOLDS,
+    c_bar=THRESHOLDS,
+)
+def test_vtrace_is_the_sum_of_the_paper(
+    num_steps: int,
+    batch: tuple[int, ...],
+    seed: int,
+    rho_bar: float | None,
+    pg_rho_bar: float | None,
+    c_bar: float | None,
+) -> None:
+    """Any length, shape, thresholds, discounts and lambdas, zeros included."""
+    steps = make_steps((num_steps, *batch), seed)
+    result = run(
+        steps,
+        clip_rho_threshold=rho_bar,
+        clip_pg_rho_threshold=pg_rho_bar,
+        clip_c_threshold=c_bar,
+    )
+    assert_close(result, *slow_vtrace(steps, rho_bar, pg_rho_bar, c_bar))
+
+
+def test_thresholds_are_one_unless_given() -> None:
+    """The defaults are those of the paper's experiments."""
+    steps = make_steps((7, 3), seed=0)
+    assert_close(run(steps), *slow_vtrace(steps, 1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("thresholds", [(1.0, 1.0, 1.0), (3.7, 2.2, 1.5), (None, None, None)])
+@pytest.mark.parametrize(
+    "ends", [((), ()), ((3,), ()), ((), (3,)), ((6,), (0,)), ((0, 2, 4, 6), (1, 3, 5))]
+)
+def test_on_policy_it_is_the_lambda_return(
+    gae_lambda: float,
+    thresholds: tuple[float | None, float | None, float | None],
+    ends: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    """Trap 31: equal policies give n-step returns and generalized advantages, cut at every end."""
+    data = make_trajectory(7, 2, terminated=ends[0], truncated=ends[1])
+    flags = data.tensor("terminated"), data.tensor("truncated")
+    discounts, lambdas = discounts_and_lambdas(*flags, 0.9, gae_lambda, dtype=torch.float64)
+    result = vtrace(
+        torch.zeros_like(discounts),
+        discounts,
+        data.tensor("rewards"),
+        data.tensor("values"),
+        data.tensor("next_values"),
+        lambdas,
+        clip_rho_threshold=thresholds[0],
+        clip_pg_rho_threshold=thresholds[1],
+        clip_c_threshold=thresholds[2],
+    )
+    advantages = slow_advantages(data, 0.9, gae_lambda)
+    assert_close(result, slow_returns(data, 0.9, gae_lambda), advantages)
+
+
+def test_truncation_may_be_told_by_the_reward() -> None:
+    """Trap 32: gamma * V(final) in the reward with discount 0 is a cut with discount gamma."""
+    cut = make_steps((6, 3), seed=1)
+    cut.next_values[:-1] = cut.values[1:]
+    cut.discounts[:] = 0.9
+    cut.discounts[1, 0] = 0.0
+    cut.lambdas[:] = 0.7
+    final_value = 5.0
+    cut.lambdas[3], cut.next_values[3] = 0.0, final_value
+    told = replace(cut, rewards=cut.rewards.copy(), discounts=cut.discounts.copy())
+    told.rewards[3] += 0.9 * final_value
+    told.discounts[3] = 0.0
+    log_rhos, discounts, rewards, values, _, _ = tensors(told)
+    bootstrap = torch.from_numpy(cut.next_values[-1])
+    result = from_importance_weights(log_rhos, discounts, rewards, values, bootstrap, lambdas=0.7)
+    assert_close(result, *run(cut))
+
+
+@pytest.mark.parametrize("end", ["discounts", "lambdas"])
+def test_nothing_leaks_over_an_episode_end(end: str) -> None:
+    """Rows before an end do not know the rows after it."""
+    steps = make_steps((6, 2), seed=2)
+    getattr(steps, end)[2] = 0.0
+    before = run(steps)
+    for column in (steps.log_rhos, steps.rewards, steps.values, steps.next_values):
+        column[3:] += 7.0
+    after = run(steps)
+    assert torch.equal(after.vs[:3], before.vs[:3])
+    assert torch.equal(after.pg_advantages[:3], before.pg_advantages[:3])
+    assert not (after.vs[3:] == before.vs[3:]).any()
+
+
+def test_when_every_step_is_terminal_only_rewards_count() -> None:
+    """Trap 37: with all discounts 0 the error is that of the reward alone."""
+    steps = make_steps((5, 3), seed=3)
+    steps.discounts[:] = 0.0
+    weights = np.minimum(1.0, np.exp(steps.log_rhos))
+    errors = weights * (steps.rewards - steps.values)
+    assert_close(run(steps), steps.values + errors, errors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("threshold", [None, 1.0])
+def test_huge_log_ratios_stay_finite(dtype: torch.dtype, threshold: float | None) -> None:
+    """Trap 37: weights that overflow, also where they meet a discount, error or lambda of 0."""
+    steps = make_steps((8, 4), seed=4)
+    steps.log_rhos[:] = 1e4 * np.sign(steps.log_rhos)
+    steps.log_rhos[::3, 0], steps.log_rhos[1::3, 0] = math.inf, -math.inf
+    for column in (steps.rewards, steps.values, steps.discounts):
+        column[5] = 0.0
+    result = vtrace(
+        *(tensor.to(dtype) for tensor in tensors(steps)),
+        clip_rho_threshold=threshold,
+        clip_pg_rho_threshold=threshold,
+    )
+    assert result.vs.dtype == result.pg_advantages.dtype == dtype
+    assert result.vs.isfinite().all()
+    assert result.pg_advantages.isfinite().all()
+    never = torch.from_numpy(steps.log_rhos < 0)
+    assert torch.equal(result.vs[never], torch.from_numpy(steps.values).to(dtype)[never])
+    assert not result.pg_advantages[never].any()
+    assert result.pg_advantages[~never].any()
+
+
+def test_huge_traces_stay_finite_in_double_precision() -> None:
+    """Without any clipping, an unlikely action before an episode end is no NaN."""
+    steps = make_steps((4, 2), seed=5)
+    steps.log_rhos[:] = 1e4
+    steps.discounts[1] = 0.0
+    result = run(steps, clip_rho_threshold=None, clip_pg_rho_threshold=None, clip_c_threshold=None)
+    assert result.vs.isfinite().all()
+    assert result.pg_advantages.isfinite().all()
+
+
+def test_single_step() -> None:
+    """T = 1, B = 1 by hand: rho = 2 is clipped to 1.5 for the target, to 1 for the advantage."""
+    columns = [math.log(2.0), 0.5, 3.0, 1.0, 4.0, 1.0]
+    arguments = [torch.tensor([[x]], dtype=torch.float64) for x in columns]
+    result = vtrace(*arguments, clip_rho_threshold=1.5)
+    assert result.vs.item() == pytest.approx(1.0 + 1.5 * 4.0, rel=RTOL)
+    assert result.pg_advantages.item() == pytest.approx(4.0, rel=RTOL)
+
+
+def test_no_gradient_and_arguments_stay() -> None:
+    """Trap 33: the results are constants of the loss; no argument is written to."""
+    arguments = [tensor.requires_grad_() for tensor in tensors(make_steps((5, 2), seed=6))]
+    before = [tensor.detach().clone() for tensor in arguments]
+    result = vtrace(*arguments)
+    log_rhos, discounts, rewards, values, next_values, lambdas = arguments
+    seed_form = from_importance_weights(
+        log_rhos, discounts, rewards, values, next_values[-1], lambdas=lambdas
+    )
+    for tensor in (*result, *seed_form):
+        assert not tensor.requires_grad
+    assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
+
+
+@pytest.mark.parametrize("c_bar", [0.5, 1.0])
+@pytest.mark.parametrize("gae_lambda", [0.6, 1.0])
+@pytest.mark.parametrize("rho_bar", [None, 1.0, 0.5])
+def test_fixed_point_is_the_value_of_the_policy_between(
+    rho_bar: float | None, gae_lambda: float, c_bar: float
+) -> None:
+    """Section 4.1: the operator leads to the values of pi_rho, those of pi without clipping.
+
+    The expectation is exact: over all that can happen in three steps, by its probability.
+    """
+    states, actions, probabilities = all_trajectories(3)
+    acting = states[:-1] % 3
+    terminated = torch.from_numpy(states[1:] == 3)
+    discounts, lambdas = discounts_and_lambdas(
+        terminated, torch.zeros_like(terminated), GAMMA, gae_lambda, dtype=torch.float64
+    )
+    log_rhos = torch.from_numpy(np.log(TARGET / BEHAVIOUR)[acting, actions])
+    rewards = torch.from_numpy(REWARDS[acting, actions])
+    values = np.array([4.0, -3.0, 9.0, 100.0])
+    for _ in range(400):
+        targets = vtrace(
+            log_rhos,
+            discounts,
+            rewards,
+            torch.from_numpy(values[acting]),
+            torch.from_numpy(values[states[1:]]),
+            lambdas,
+            clip_rho_threshold=rho_bar,
+            clip_c_threshold=c_bar,
+        ).vs[0]
+        values[:3] = np.bincount(acting[0], weights=probabilities * targets.numpy())
+    expected = exact_values(policy_between(rho_bar))[:3]
+    np.testing.assert_allclose(values[:3], expected, rtol=1e-8)
+    others = [exact_values(p)[:3] for p in (BEHAVIOUR, *map(policy_between, (None, 1.0, 0.5)))]
+    assert sum(np.allclose(values[:3], other, atol=0.05) for other in others) == 1
+
+
+def test_values_of_the_next_row_bootstrap() -> None:
+    """The form without next values takes them from the row after, and the last one apart."""
+    steps = make_steps((6, 3), seed=7)
+    steps.next_values[:-1] = steps.values[1:]
+    log_rhos, discounts, rewards, values, next_values, lambdas = tensors(steps)
+    arguments = log_rhos, discounts, rewards, values, next_values[-1], 1.7, 0.6
+    given_lambdas = from_importance_weights(*arguments, lambdas=lambdas)
+    assert_close(given_lambdas, *slow_vtrace(steps, 1.7, 0.6, 1.0))
+    without = from_importance_weights(*arguments)
+    assert_close(without, *slow_vtrace(replace(steps, lambdas=np.ones((6, 3))), 1.7, 0.6, 1.0))
+    number = from_importance_weights(*arguments, lambdas=0.3)
+    expected = slow_vtrace(replace(steps, lambdas=np.full((6, 3), 0.3)), 1.7, 0.6, 1.0)
+    assert_close(number, *expected)
+
+
+@pytest.mark.parametrize("form", [(6, 3), (6, 3, 1), (6, 3, 4)])
+def test_several_values_per_step(form: tuple[int, ...]) -> None:
+    """Weights, discounts, rewards and lambdas of a step count for each of its values."""
+    rng = np.random.default_rng(8)
+    values, bootstrap = rng.normal(size=(6, 3, 4)), rng.normal(size=(3, 4))
+    steps = make_steps((6, 3), seed=9)
+    shared = [steps.log_rhos, steps.discounts, steps.rewards, steps.lambdas]
+    log_rhos, discounts, rewards, lambdas = (
+        torch.from_numpy(x if form == (6, 3) else np.broadcast_to(x[..., None], form).copy())
+        for x in shared
+    )
+    result = from_importance_weights(
+        log_rhos,
+        discounts,
+        rewards,
+        torch.from_numpy(values),
+        torch.from_numpy(bootstrap),
+        lambdas=lambdas,
+    )
+    assert result.vs.shape == result.pg_advantages.shape == (6, 3, 4)
+    for k in range(4):
+        steps.values = values[..., k]
+        steps.next_values = np.concatenate([values[1:, :, k], bootstrap[None, :, k]])
+        one = VTraceReturns(result.vs[..., k], result.pg_advantages[..., k])
+        assert_close(one, *slow_vtrace(steps, 1.0, 1.0, 1.0))
+
+
+def test_a_single_sequence() -> None:
+    """Without a batch dimension the bootstrap value is a number."""
+    steps = make_steps((5,), seed=10)
+    steps.next_values[:-1] = steps.values[1:]
+    log_rhos, discounts, rewards, values, next_values, lambdas = tensors(steps)
+    result = from_importance_weights(
+        log_rhos, discounts, rewards, values, next_values[-1], lambdas=lambdas
+    )
+    assert_close(result, *slow_vtrace(steps, 1.0, 1.0, 1.0))
+
+
+def test_wrong_shapes_are_named() -> None:
+    """The message names the tensor, its shape and the expected one."""
+    ones = torch.ones(4, 2)
+    last, number = torch.ones(2), torch.ones(())
+    with pytest.raises(ShapeError, match=r"^lambdas has shape \[4\], expected \[4, 2\] like log_r"):
+        vtrace(ones, ones, ones, ones, ones, torch.ones(4))
+    with pytest.raises(ShapeError, match="time dimension"):
+        vtrace(number, number, number, number, number, number)
+    with pytest.raises(ShapeError, match=r"bootstrap_value has shape \[4, 2\], .* shape \[4, 2\]"):
+        from_importance_weights(ones, ones, ones, ones, ones)
+    with pytest.raises(ShapeError, match="bootstrap_value"):
+        from_importance_weights(number, number, number, number, number)
+    with pytest.raises(ShapeError, match=r"^log_rhos has shape \[4, 1\], expected \[4, 2\] like"):
+        from_importance_weights(torch.ones(4, 1), ones, ones, ones, last)
+    with pytest.raises(ShapeError, match=r"^discounts has shape \[4\], expected \[4, 2\] like"):
+        from_importance_weights(ones, torch.ones(4), ones, ones, last)
+    values, bootstrap = torch.ones(4, 2, 3), torch.ones(2, 3)
+    with pytest.raises(ShapeError, match=r"^rewards has shape \[4, 2, 5\], .*, or \[4, 2\]$"):
+        from_importance_weights(ones, ones, torch.ones(4, 2, 5), values, bootstrap)
+    with pytest.raises(ShapeError, match=r"^lambdas has shape \[2, 4\]"):
+        from_importance_weights(ones, ones, ones, ones, last, lambdas=torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("key", ["rho", "pg_rho", "c"])
+@pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan])
+def test_thresholds_that_mean_nothing_are_refused(key: str, threshold: float) -> None:
+    """The message names the threshold and how to turn clipping off."""
+    arguments = tensors(make_steps((2, 2), seed=0))
+    with pytest.raises(ConfigError, match=rf"^clip_{key}_threshold = .*or None for no clipping"):
+        vtrace(*arguments, **{f"clip_{key}_threshold": threshold})  # type: ignore[arg-type]
+
+
+def test_log_rhos_are_differences() -> None:
+    """One tensor per policy: target minus behaviour, without gradient."""
+    target = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    behaviour = torch.tensor([[-3.0, -0.5]])
+    log_rhos = get_log_rhos(target, behaviour)
+    assert log_rhos.tolist() == [[2.0, -1.5]]
+    assert not log_rhos.requires_grad
+
+
+def test_log_rhos_of_several_parts_are_summed() -> None:
+    """The joint action has the product of the ratios, whatever the order of the parts."""
+    rng = np.random.default_rng(0)
+    target = {key: torch.from_numpy(rng.normal(size=(5, 3))) for key in ("a", "b", "c")}
+    behaviour = {key: torch.from_numpy(rng.normal(size=(5, 3))) for key in ("c", "b", "a")}
+    before = {key: part.clone() for key, part in target.items()}
+    expected = sum(target[key].numpy() - behaviour[key].numpy() for key in "abc")
+    np.testing.assert_allclose(get_log_rhos(target, behaviour), expected, rtol=RTOL)
+    assert all(torch.equal(part, before[key]) for key, part in target.items())
+
+
+def test_log_rhos_of_different_parts_are_refused() -> None:
+    """Parts and shapes have to agree; one tensor is no mapping."""
+    ones = torch.ones(4, 2)
+    with pytest.raises(
+        ShapeError, match=r"^behaviour_.* has the parts \['b'\], expected .*\['a'\]"
+    ):
+        get_log_rhos({"a": ones}, {"b": ones})
+    with pytest.raises(ShapeError, match=r"has no parts, expected the parts \['a'\] like target"):
+        get_log_rhos({"a": ones}, ones)
+    with pytest.raises(ShapeError, match="empty mapping"):
+        get_log_rhos({}, {})
+    with pytest.raises(ShapeError, match=r"behaviour_action_log_probs has shape \[2\]"):
+        get_log_rhos(ones, torch.ones(2))
+    with pytest.raises(ShapeError, match=r"target_action_log_probs\['b'\] has shape \[4, 1\]"):
+        get_log_rhos({"a": ones, "b": torch.ones(4, 1)}, {"a": ones, "b": torch.ones(4, 1)})
+
+
+SPACES = {
+    "discrete": Discrete(4),
+    "multi_discrete": MultiDiscrete([2, 3, 4]),
+    "box": Box(-1.0, 1.0, (2,)),
+    "dict": Dict({"gear": Discrete(3), "keys": MultiDiscrete([2, 2]), "steer": Box(-1, 1, (2,))}),
+}
+
+
+def make_policies(name: str) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
+    """A distribution, parameters of two policies, and actions of the first, T = 6, B = 3."""
+    distribution = distribution_for(SPACES[name])
+    generator = torch.Generator().manual_seed(0)
+    behaviour, target = torch.randn(
+        2, 6, 3, distribution.param_size, generator=generator, dtype=torch.float64
+    )
+    noise = distribution.draw_noise((6, 3), generator)
+    return distribution, behaviour, target.requires_grad_(), distribution.sample(behaviour, noise)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_from_logits_is_from_importance_weights(name: str) -> None:
+    """Parameters of two policies give the weights of the joint actions, for every family."""
+    distribution, behaviour, target, actions = make_policies(name)
+    steps = make_steps((6, 3), seed=11)
+    _, discounts, rewards, values, next_values, lambdas = tensors(steps)
+    rest = discounts, rewards, values, next_values[-1], 2.0, 3.0
+    result: Any = from_logits(behaviour, target, actions, distribution, *rest, lambdas=lambdas)
+    log_pi, log_mu = (distribution.log_prob(params, actions) for params in (target, behaviour))
+    assert torch.equal(result.log_rhos, (log_pi - log_mu).detach())
+    assert torch.equal(result.target_action_log_probs, log_pi)
+    assert torch.equal(result.behaviour_action_log_probs, log_mu)
+    expected = from_importance_weights(result.log_rhos, *rest, lambdas=lambdas)
+    assert torch.equal(result.vs, expected.vs)
+    assert torch.equal(result.pg_advantages, expected.pg_advantages)
+    assert (result.log_rhos > 0.1).any()
+    assert (result.log_rhos < -0.1).any()
+
+
+def test_only_log_probs_of_the_learning_policy_have_a_gradient() -> None:
+    """They are for the loss; the rest is constant, whatever the arguments require."""
+    distribution, behaviour, target, actions = make_policies("discrete")
+    values = torch.ones(6, 3, dtype=torch.float64, requires_grad=True)
+    behaviour.requires_grad_()
+    result = from_logits(
+        behaviour, target, actions, distribution, values, values, values, values[0]
+    )._asdict()
+    learning = result.pop("target_action_log_probs")
+    assert not any(tensor.requires_grad for tensor in result.values())
+    (gradient,) = torch.autograd.grad(learning.sum(), target)
+    chosen = torch.nn.functional.one_hot(actions, 4)
+    torch.testing.assert_close(gradient, chosen - target.detach().softmax(-1))
+
+
+def test_parameters_by_part() -> None:
+    """Mappings by part give log-probabilities by part, whose weights are those of the whole."""
+    joint, behaviour, target, actions = make_policies("dict")
+    mu, pi = (dict(zip(joint.parts, joint.split(p), strict=True)) for p in (behaviour, target))
+    _, discounts, rewards, values, next_values, _ = tensors(make_steps((6, 3), seed=12))
+    rest = discounts, rewards, values, next_values[-1]
+    result: Any = from_logits(mu, pi, actions, joint.parts, *rest)
+    whole = from_logits(behaviour, target, actions, joint, *rest)
+    for key, part in joint.parts.items():
+        expected = part.log_prob(pi[key], actions[key])
+        assert torch.equal(result.target_action_log_probs[key], expected)
+        assert not result.behaviour_action_log_probs[key].requires_grad
+    assert result.target_action_log_probs.keys() == result.behaviour_action_log_probs.keys()
+    torch.testing.assert_close(result.log_rhos, whole.log_rhos, rtol=RTOL, atol=1e-12)
+    assert_close(VTraceReturns(*result[:2]), whole.vs, whole.pg_advantages)
+
+
+def test_parameters_of_different_parts_are_refused() -> None:
+    """Parameters, actions and distributions need the same parts."""
+    joint, behaviour, _, actions = make_policies("dict")
+    log_probs = log_probs_from_logits_and_actions_and_spaces
+    params = dict(zip(joint.parts, joint.split(behaviour), strict=True))
+    with pytest.raises(ShapeError, match=r"^actions has the parts \['gear'\], expected the parts"):
+        log_probs(params, {"gear": actions["gear"]}, joint.parts)
+    with pytest.raises(ShapeError, match=r"^distribution has no parts, expected the parts"):
+        log_probs(params, actions, joint)
+    with pytest.raises(ShapeError, match=r"^actions has the parts .* like policy_logits"):
+        log_probs(behaviour, actions, joint.parts)
+    with pytest.raises(ShapeError, match="policy_logits is an empty mapping"):
+        log_probs({}, {}, {})
