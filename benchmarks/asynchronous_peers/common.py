@@ -33,7 +33,7 @@ WORKLOADS = {"cartpole": Workload("CartPole-v1", 16, 640), "pong": Workload("ALE
 
 
 class StackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Observes the last four screens: gymnasium's own wrapper differs between the peers' versions."""
+    """Observes the last four screens; gymnasium's own wrapper is not the same in all versions."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -12,16 +12,18 @@ peer appends to episodes in order to compute the value of their last observation
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 import time
 from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-
-from common import UNROLL, WORKLOADS, Window, Workload, make_env, parse_arguments
+# Else Ray writes one into the home directory, where it stays.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import ray
 import torch
+from common import UNROLL, WORKLOADS, Window, Workload, make_env, parse_arguments
 from ray.rllib.algorithms.impala import IMPALA, IMPALAConfig
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.core.columns import Columns
@@ -69,10 +71,7 @@ class NatureCNN(TorchRLModule, ValueFunctionAPI):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         features = self.trunk(batch[Columns.OBS].float() / 255.0)
-        return {
-            Columns.EMBEDDINGS: features,
-            Columns.ACTION_DIST_INPUTS: self.policy(features),
-        }
+        return {Columns.EMBEDDINGS: features, Columns.ACTION_DIST_INPUTS: self.policy(features)}
 
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.ACTION_DIST_INPUTS: self._forward(batch)[Columns.ACTION_DIST_INPUTS]}
@@ -88,10 +87,8 @@ class NatureCNN(TorchRLModule, ValueFunctionAPI):
 def build(workload: Workload, actors: int) -> IMPALA:
     """The algorithm, on remote environment runners, with the learner in this process."""
     if workload.env == "CartPole-v1":
-        net = DefaultModelConfig(
-            fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False
-        )
-        module = RLModuleSpec(model_config=net)
+        net = {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False}
+        module = RLModuleSpec(model_config=DefaultModelConfig(**net))
     else:
         module = RLModuleSpec(module_class=NatureCNN)
     register_env("benchmark", lambda _: make_env(workload.env))
@@ -102,7 +99,11 @@ def build(workload: Workload, actors: int) -> IMPALA:
         rollout_fragment_length=UNROLL,
     )
     config.learners(num_learners=0, num_gpus_per_learner=0, learner_class=TimedLearner)
-    config.training(train_batch_size_per_learner=workload.batch_size)
+    config.training(
+        train_batch_size_per_learner=workload.batch_size,
+        # With the default of 0 the peer asks for rollouts without a pause, and is slower.
+        timeout_s_sampler_manager=0.02,
+    )
     config.rl_module(rl_module_spec=module)
     config.reporting(min_time_s_per_iteration=1)
     config.debugging(seed=0, log_level="ERROR")

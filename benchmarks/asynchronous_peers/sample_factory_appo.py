@@ -16,7 +16,6 @@ import time
 from functools import partial
 from typing import Any
 
-import gymnasium
 from common import UNROLL, WORKLOADS, Window, make_env, parse_arguments
 from sample_factory.algo.learning.learner import Learner
 from sample_factory.algo.learning.learner_worker import LearnerWorker
@@ -26,15 +25,20 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 
 NETWORKS = {
-    "cartpole": ["--encoder_mlp_layers", "64", "64", "--nonlinearity=tanh"]
-    + ["--actor_critic_share_weights=False"],
-    "pong": ["--encoder_conv_architecture=convnet_atari", "--encoder_conv_mlp_layers", "512"]
-    + ["--nonlinearity=relu", "--obs_scale=255"],
+    "cartpole": (
+        *("--encoder_mlp_layers", "64", "64", "--nonlinearity=tanh"),
+        "--actor_critic_share_weights=False",
+        "--reward_scale=0.1",  # else the peer warns of high losses in most updates
+    ),
+    "pong": (
+        *("--encoder_conv_architecture=convnet_atari", "--encoder_conv_mlp_layers", "512"),
+        *("--nonlinearity=relu", "--obs_scale=255"),
+    ),
 }
 
 
 class VTraceLearner(Learner):
-    """Gets over a defect of version 2.1.1: summaries want advantages, which V-trace does not keep."""
+    """Gets over a defect of 2.1.1: summaries want advantages, which V-trace does not keep."""
 
     def _record_summaries(self, train_loop_vars: Any) -> Any:
         train_loop_vars.mb.advantages = train_loop_vars.adv
@@ -77,7 +81,7 @@ class TimedRunner(ParallelRunner):
         return self.window.is_over
 
 
-def make(env_id: str, *_: Any, **__: Any) -> gymnasium.Env[Any, Any]:
+def make(env_id: str, *_: Any, **__: Any) -> Any:
     """An environment; the peer also gives its own settings."""
     return make_env(env_id)
 

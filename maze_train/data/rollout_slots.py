@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from maze_train.data.rollout import StoredTree
-    from maze_train.types import TensorTree
+    from maze_train.types import Array, TensorTree
 
 __all__ = ["RolloutLayout", "RolloutSlot"]
 
@@ -88,13 +89,13 @@ class RolloutLayout:
         specs["final_positions"] = Spec((num_steps * num_envs,), integers)
         for key, (shape, dtype) in obs.items():
             specs[f"final_obs/{key}"] = Spec((num_steps * num_envs, *shape), dtype)
-        self._specs = specs
         self.obs_keys = list(obs)
-
-    @property
-    def nbytes(self) -> int:
+        self._specs = specs
+        self._starts = [
+            *accumulate((_padded(spec.nbytes, CACHE_LINE) for spec in specs.values()), initial=0)
+        ]
+        self.nbytes = _padded(self._starts[-1], PAGE)
         """Bytes of one slot, a multiple of the size of a page."""
-        return _padded(sum(_padded(spec.nbytes, CACHE_LINE) for spec in self._specs.values()), PAGE)
 
     def slot(self, memory: Any, offset: int) -> RolloutSlot:
         """A slot of `nbytes` bytes.
@@ -104,10 +105,9 @@ class RolloutLayout:
             offset: First byte, a multiple of the size of a page.
         """
         columns = {}
-        for name, spec in self._specs.items():
-            array: np.ndarray[Any, Any] = np.ndarray(spec.shape, spec.dtype, memory, offset)
+        for (name, (shape, dtype)), start in zip(self._specs.items(), self._starts, strict=False):
+            array: Array = np.ndarray(shape, dtype, memory, offset + start)
             columns[name] = torch.from_numpy(array)
-            offset += _padded(spec.nbytes, CACHE_LINE)
         return RolloutSlot(self, columns)
 
 
@@ -157,7 +157,10 @@ class RolloutSlot:
         """
         for name in self._absent:
             if getattr(rollout, name) is not None:
-                raise ShapeError(f"the rollout has the column {name}, which the slot has not")
+                raise ShapeError(
+                    f"the rollout has the column {name}, the slot expects None: leave it out, or "
+                    "make the layout with the state_size of the rollouts"
+                )
         count = len(rollout.final_positions)
         for name, target in self._whole.items():
             _copy(name, target, getattr(rollout, name))

@@ -88,7 +88,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             modules = {DEFAULT_MODULE: modules}
         self.device = torch.device(device)
         self.modules = {key: module.to(self.device) for key, module in modules.items()}
-        self._with_modes = {key for key, module in self.modules.items() if has_modes(module)}
+        self.modules_with_modes = {key for key, module in self.modules.items() if has_modes(module)}
         self._empty_updates = 0
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self._active: list[ModuleOptimizer] = []
@@ -189,7 +189,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def _take_steps(
         self, prepared: Mapping[str, Prepared], statistics: Statistics, progress: Progress
     ) -> None:
-        modules = [self.modules[key] for key in prepared if key in self._with_modes]
+        modules = [self.modules[key] for key in prepared if key in self.modules_with_modes]
         for module in modules:
             module.train()
         # A look at each norm would stall a GPU; there all are looked at after the update.

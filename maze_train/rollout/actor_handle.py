@@ -57,6 +57,11 @@ class ActorProcess:
         self._last_moved = time.monotonic()
 
     @property
+    def ended(self) -> bool:
+        """Whether the process was ended, and no other one took its place."""
+        return self._worker.conn.closed
+
+    @property
     def made(self) -> int:
         """Steps that the process made."""
         return int(self._counter[0])

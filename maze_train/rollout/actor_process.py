@@ -7,6 +7,7 @@ The pipe carries one byte per message, some of them followed by a framed pickle,
 from __future__ import annotations
 
 import pickle
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import recv_handle
@@ -170,6 +171,7 @@ def _act(conn: Connection, env: MazeVectorEnv, parent: int) -> None:
             number: int = pickle.loads(conn.recv_bytes())
             rollout, episodes = actor.act()
             slots[number].write(rollout)
-            reply(conn, REPORT, pickle.dumps((number, rollout.num_samples, episodes)))
+            told = (number, rollout.num_samples, episodes, time.monotonic())
+            reply(conn, REPORT, pickle.dumps(told))
         else:
             return

@@ -301,7 +301,9 @@ class SequentialDistributedActors(DistributedActors):
         if state["collectors"] is None:
             self._lost = sum(env.num_envs for env in self._envs)
             drop_in_flight(self.counts, self._generations)
-            self._make_actors()
+        # With the seeds of their generation, for those that have not begun.
+        self._make_actors()
+        if state["collectors"] is None:
             return
         self._turn = state["turn"]
         for actor, collector in zip(self._actors, state["collectors"], strict=True):

@@ -26,7 +26,7 @@ from maze_train.envs.workers import (
     stop_workers,
     warn,
 )
-from maze_train.errors import WorkerError
+from maze_train.errors import ConfigError, WorkerError
 from maze_train.rollout.actor_handle import ActorProcess
 from maze_train.rollout.actor_process import ActorMemory, ActorTask, actor_main
 from maze_train.rollout.actors import DistributedActors, GatheredRollouts, drop_in_flight
@@ -57,6 +57,7 @@ class QueuedRollout:
     slot: int
     num_samples: int
     episodes: FinishedEpisodes
+    finished: float
 
 
 class SubprocDistributedActors(DistributedActors):
@@ -210,10 +211,18 @@ class SubprocDistributedActors(DistributedActors):
                 through, and nothing is lost then.
 
         Raises:
+            ConfigError: If there is no room for so many rollouts.
             WorkerError: If an actor fails and is not started again.
         """
         if not self._processes:
             raise WorkerError("these actors are closed: build new ones")
+        if count > self.num_actors * self.num_slots:
+            raise ConfigError(
+                "queue_size",
+                f"expected at least {count - self.num_actors}, so that {count} rollouts can be "
+                "taken at once",
+                self.num_slots * self.num_actors - self.num_actors,
+            )
         if not self._acting:
             self._acting = True
             for process in self._processes:
@@ -238,13 +247,17 @@ class SubprocDistributedActors(DistributedActors):
 
     def _look(self, timeout_ms: int) -> None:
         """Take in what processes have to say, and find those that hang."""
-        by_descriptor = {process.worker.descriptor: process for process in self._processes}
-        for descriptor, _ in self._poller.poll(timeout_ms):
-            process = by_descriptor[descriptor]
-            try:
-                self._take_in(process, process.worker.receive("a rollout", self.timeout_s))
-            except WorkerFailedError as failure:
-                self._repair(process, failure.with_traceback(None))
+        # All that there is: an actor may have finished several rollouts since it was looked at.
+        while ready := self._poller.poll(timeout_ms):
+            timeout_ms = 0
+            by_descriptor = {process.worker.descriptor: process for process in self._processes}
+            for descriptor, _ in ready:
+                process = by_descriptor[descriptor]
+                try:
+                    self._take_in(process, process.worker.receive("a rollout", self.timeout_s))
+                except WorkerFailedError as failure:
+                    self._repair(process, failure.with_traceback(None))
+        self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
         for process in self._processes:
             if process.still_s() > self.timeout_s:
                 what = "a step" if process.begun else "building its environments"
@@ -256,9 +269,9 @@ class SubprocDistributedActors(DistributedActors):
             check_spaces(process.worker, _spaces(told), _spaces(self._envs))
             self._let_act(process)
             return
-        slot, num_samples, episodes = told
+        slot, num_samples, episodes, finished = told
         process.arrive(slot, self.num_envs * self.num_steps)
-        self._queue.append(QueuedRollout(process, slot, num_samples, episodes))
+        self._queue.append(QueuedRollout(process, slot, num_samples, episodes, finished))
 
     def _count_made(self) -> None:
         self.counts.made = self._made_before + sum(p.made for p in self._processes)
@@ -273,6 +286,7 @@ class SubprocDistributedActors(DistributedActors):
         told = f"{failure.text}; {dropped} steps of its rollout are dropped"
         spent = self.worker_restarts >= self.max_worker_restarts
         if self.on_worker_failure == "fail" or failure.final or spent:
+            self.close()
             raise failure_error(
                 failure,
                 told,
@@ -306,7 +320,7 @@ class SubprocDistributedActors(DistributedActors):
         """End the processes; what is in flight is dropped and counted."""
         atexit.unregister(self._at_exit)
         processes, self._processes = self._processes, []
-        stop_workers([process.worker for process in processes], QUIT)
+        stop_workers([process.worker for process in processes if not process.ended], QUIT)
         self._made_before += sum(process.made for process in processes)
         self.counts.made = self._made_before
         self.counts.dropped += self.counts.in_flight

@@ -202,9 +202,12 @@ class WeightsReader:
         """The newest buffer and its stamp, again and again."""
         while True:
             current = int(self._shared.header[CURRENT])
+            self._shared.fence()
             seen = (current, int(self._shared.header[STAMPS + current]))
             self._shared.fence()
-            yield seen
+            # Else the stamp may be that of weights that are written but not published yet.
+            if int(self._shared.header[CURRENT]) == current:
+                yield seen
 
     def _is_whole(self, seen: tuple[int, int]) -> bool:
         """Whether nobody began to write the buffer again meanwhile."""

@@ -309,6 +309,11 @@ WRONG = {
         r"^obs\.frames ",
     ),
     "keys of obs": ("dict, parts of actions", replace(DICT_OBS, obs=BOX_OBS.obs), "^obs .*keys"),
+    "more keys of obs": (
+        "dict, parts of actions",
+        replace(DICT_OBS, obs={**DICT_OBS.obs, "c": torch.zeros(T + 1, B)}),
+        "^obs .*keys",
+    ),
     "a leaf of obs": (
         "dict, parts of actions",
         replace(DICT_OBS, obs={**DICT_OBS.obs, "a": torch.zeros(T + 1, B, 1, 1)}),

@@ -2,10 +2,11 @@
 
     python tests/resuming/kill_at_random.py --runner local --kills 20 [--only sac]
 
-Five problems with A2C and PPO, four of them with SAC: each is trained once undisturbed on `dev`,
-and once on the given runner, killed with SIGKILL so many times at random moments and continued each
-time. One line per problem says whether all rows of metrics and all state, weights included, are
-equal. Takes about 25 minutes.
+Five problems with A2C and PPO, four of them with SAC, three with IMPALA: each is trained once
+undisturbed on `dev`, and once on the given runner (IMPALA on `dev`, where alone it can be
+repeated), killed with SIGKILL so many times at random moments and continued each time. One line per
+problem says whether all rows of metrics and all state, weights included, are equal. Takes about 25
+minutes.
 """
 
 from __future__ import annotations
@@ -58,6 +59,15 @@ SAC_PROBLEMS = {
     ),
     "Dict": (*PROBLEMS["Dict"], *SAC, "algorithm.replay_buffer_storage=disk"),
 }  # fmt: skip
+IMPALA = (
+    "algorithm=impala", "algorithm.epoch_length=50", "algorithm.actors_batch_size=3",
+    "algorithm.broadcast_interval=3",
+)  # fmt: skip
+IMPALA_PROBLEMS = {
+    "CartPole": (*PROBLEMS["CartPole"], *IMPALA),
+    "Dict": (*PROBLEMS["Dict"], *IMPALA, "algorithm.replay_size=20"),
+    "memory": (*PROBLEMS["memory"], *IMPALA),
+}
 COMMAND = [sys.executable, "-c", "import sys; from maze_train.cli import main; sys.exit(main())"]
 
 
@@ -90,7 +100,7 @@ def main() -> None:
     parser.add_argument("--runner", default="dev")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--only", choices=("ppo", "a2c", "sac"))
+    parser.add_argument("--only", choices=("ppo", "a2c", "sac", "impala"))
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     cases = {
@@ -99,6 +109,7 @@ def main() -> None:
         for algorithm, settings in ALGORITHMS.items()
     }
     cases |= {(problem, "sac"): settings for problem, settings in SAC_PROBLEMS.items()}
+    cases |= {(problem, "impala"): settings for problem, settings in IMPALA_PROBLEMS.items()}
     with tempfile.TemporaryDirectory() as folder:
         for (problem, algorithm), settings in cases.items():
             if arguments.only not in (None, algorithm):
@@ -106,9 +117,10 @@ def main() -> None:
             straight = Path(folder, f"{problem}-{algorithm}-straight")
             killed = Path(folder, f"{problem}-{algorithm}-killed")
             assert start(straight, settings, "dev").wait() == 0
+            runner = "dev" if algorithm == "impala" else arguments.runner
             kills = 0
             while True:
-                process = start(killed, settings, arguments.runner)
+                process = start(killed, settings, runner)
                 if kills == arguments.kills or not kill_at_random(process, killed, rng):
                     assert process.wait() == 0
                     break

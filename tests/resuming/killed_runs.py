@@ -23,6 +23,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "maze_train.runners.actor_critic",
+        "maze_train.runners.impala",
         "maze_train.runners.off_policy",
         "tensorboard.summary.writer",
     ]

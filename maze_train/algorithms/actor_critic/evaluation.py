@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -11,10 +11,17 @@ from maze_train.trees import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout, StoredTree
-    from maze_train.nets.actor_critic import ActorCriticModel
+    from maze_train.nets.actor_critic import ActorCriticModel, OutputGradients
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["EvaluatedRollout", "evaluate_rollout", "with_new_states"]
+__all__ = [
+    "EvaluatedRollout",
+    "SampleOutputs",
+    "evaluate_rollout",
+    "evaluate_with_gradients",
+    "of_samples",
+    "with_new_states",
+]
 
 MAX_NUMBERS = 2**22
 """Numbers of observations that networks read at once: 16 MiB as float32."""
@@ -33,6 +40,19 @@ class EvaluatedRollout:
 
     params: Tensor | None
     """Parameters of the policy, `[T * B, param_size]`; None if they were not asked for."""
+
+
+class SampleOutputs(NamedTuple):
+    """Outputs of a model for n samples, and what writes gradients."""
+
+    params: Tensor
+    """Parameters of the policy, `[n, param_size]`."""
+
+    raw_values: Tensor
+    """Outputs of the critic, `[n, output_size]`."""
+
+    write_gradients: OutputGradients
+    """Takes the gradients of a loss with respect to both, see `ActorCriticModel.vjp`."""
 
 
 @torch.no_grad()
@@ -62,17 +82,84 @@ def evaluate_rollout(
             part_values = model.values(part_obs)
         values.append(part_values)
     all_values = torch.cat(values).view(-1, num_envs)
-    next_values = all_values[1:]
-    if len(rollout.final_positions):
-        state = None
-        if states is not None:
-            state = torch.cat([s for s in states_after if s is not None])[rollout.final_positions]
-        next_values = next_values.clone()
-        next_values.view(-1)[rollout.final_positions] = model.values(rollout.final_obs, state)
+    known = [state for state in states_after if state is not None]
+    next_values = _with_final_values(
+        model, rollout, all_values[1:], torch.cat(known) if known else None
+    )
     samples = rollout.rewards.numel()
     return EvaluatedRollout(
         all_values[:-1], next_values, torch.cat(params)[:samples] if with_params else None
     )
+
+
+@torch.no_grad()
+def evaluate_with_gradients(
+    model: ActorCriticModel, rollout: Rollout
+) -> tuple[EvaluatedRollout, SampleOutputs]:
+    """`evaluate_rollout` of a model without a memory, and the outputs that a loss starts from.
+
+    For learners that take one gradient step: networks run once over the observations instead of
+    once for the targets and once for the loss.
+
+    Returns:
+        Values and parameters, and the outputs for those rows that are transitions.
+    """
+    obs, num_envs, samples = rollout.flat_obs(), rollout.num_envs, rollout.rewards.numel()
+    rows = samples + num_envs
+    params, raw_values, write_gradients = model.vjp(_rows(obs, slice(0, rows)))
+    all_values = model.value_head.values(raw_values).view(-1, num_envs)
+    next_values = _with_final_values(model, rollout, all_values[1:], None)
+    evaluated = EvaluatedRollout(all_values[:-1], next_values, params[:samples])
+    kept = None
+    if rollout.ignored is not None:
+        kept = rollout.ignored.flatten().logical_not().nonzero().squeeze(1)
+    return evaluated, of_samples(
+        SampleOutputs(params, raw_values, write_gradients), samples if kept is None else kept
+    )
+
+
+def of_samples(outputs: SampleOutputs, samples: Tensor | int) -> SampleOutputs:
+    """The outputs for some rows; the gradients of the others are zero.
+
+    Args:
+        outputs: Outputs for all rows.
+        samples: Numbers of the rows, int64, or how many at the beginning.
+    """
+    params, raw_values, write_gradients = outputs
+    picked = slice(0, samples) if isinstance(samples, int) else samples
+    num_rows = params.shape[0]
+
+    def spread(gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
+        rows = gradient.new_zeros(num_rows, gradient.shape[1])
+        rows[picked] = gradient
+        return rows
+
+    def write(d_params: Tensor | None, d_raw_values: Tensor | None) -> None:
+        write_gradients(spread(d_params), spread(d_raw_values))
+
+    return SampleOutputs(params[picked], raw_values[picked], write)
+
+
+def _with_final_values(
+    model: ActorCriticModel, rollout: Rollout, next_values: Tensor, states: Tensor | None
+) -> Tensor:
+    """v(s_{t+1}) with that of the true last observation where the step was truncated.
+
+    Args:
+        model: The model.
+        rollout: The rollout.
+        next_values: v of the following row, `[T, B]`.
+        states: Memory after each row, `[(T + 1) * B, S]`; None: there is none.
+    """
+    positions = rollout.final_positions
+    if not len(positions):
+        return next_values
+    state = None if states is None else states[positions]
+    next_values = next_values.clone()
+    next_values.view(-1)[positions] = model.values(rollout.final_obs, state)
+    return next_values
 
 
 @torch.no_grad()

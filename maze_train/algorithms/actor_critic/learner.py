@@ -12,7 +12,12 @@ from maze_train.algorithms.actor_critic.batch import (
     PreparedRollout,
 )
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.algorithms.actor_critic.evaluation import evaluate_rollout, with_new_states
+from maze_train.algorithms.actor_critic.evaluation import (
+    SampleOutputs,
+    evaluate_rollout,
+    of_samples,
+    with_new_states,
+)
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.data.rollout import Rollout
 from maze_train.functional.gradients import loss_by_hand
@@ -35,7 +40,6 @@ if TYPE_CHECKING:
     from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
-    from maze_train.nets.actor_critic import OutputGradients
     from maze_train.types import Tensor
 
 __all__ = ["ActorCriticLearner"]
@@ -113,7 +117,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         self._observed[module_id] = rollout
         if self.config.reward_scaling:
             rollout = replace(rollout, rewards=self._scaled_rewards(module_id, rollout))
-        evaluated = evaluate_rollout(model, rollout, self.needs_old_log_probs)
+        evaluated = self.evaluate(module_id, rollout)
         log_probs = self.old_log_probs(model, rollout, evaluated)
         advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
         columns = _columns(model, advantages, returns, evaluated.values, log_probs)
@@ -122,6 +126,14 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         if prepared.num_units:
             self._record_values(prepared, evaluated.values, returns, statistics)
         return prepared
+
+    def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
+        """What a model says about a rollout before the update."""
+        return evaluate_rollout(self.model(module_id), rollout, self.needs_old_log_probs)
+
+    def outputs(self, module_id: str, batch: ActorCriticBatch) -> SampleOutputs:
+        """What a model says about a minibatch, and what writes gradients."""
+        return transition_outputs(self.model(module_id), batch)
 
     @torch.no_grad()
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
@@ -220,7 +232,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         Its gradients are derived by hand, see `loss_by_hand`.
         """
         config, model = self.config, self.model(module_id)
-        params, raw_values, write_gradients = transition_outputs(model, batch)
+        params, raw_values, write_gradients = self.outputs(module_id, batch)
         value_loss, d_raw_values = self.value_loss(model, raw_values, batch)
         d_raw_values = d_raw_values.mul_(config.value_loss_coef)
         loss = value_loss * config.value_loss_coef
@@ -312,22 +324,8 @@ def _columns(
     return torch.stack([column.flatten() for column in columns])
 
 
-def transition_outputs(
-    model: ActorCriticModel, batch: ActorCriticBatch
-) -> tuple[Tensor, Tensor, OutputGradients]:
+def transition_outputs(model: ActorCriticModel, batch: ActorCriticBatch) -> SampleOutputs:
     """`model.vjp` for the samples of a batch: of sequences, the rows that are transitions."""
-    params, raw_values, write_gradients = model.vjp(batch.obs, batch.sequences)
+    outputs = SampleOutputs(*model.vjp(batch.obs, batch.sequences))
     kept = None if batch.sequences is None else batch.sequences.kept
-    if kept is None:
-        return params, raw_values, write_gradients
-
-    def spread(gradient: Tensor | None, rows: int) -> Tensor | None:
-        if gradient is None:
-            return None
-        return gradient.new_zeros(rows, gradient.shape[1]).index_copy_(0, kept, gradient)
-
-    def write_kept(d_params: Tensor | None, d_raw_values: Tensor | None) -> None:
-        rows = params.shape[0]
-        write_gradients(spread(d_params, rows), spread(d_raw_values, rows))
-
-    return params[kept], raw_values[kept], write_kept
+    return outputs if kept is None else of_samples(outputs, kept)

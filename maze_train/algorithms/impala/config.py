@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
@@ -49,8 +49,11 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     n_rollout_steps: int = 20
     """Steps of each environment per rollout. >= 1."""
 
-    lr: float | Schedule = 6e-4
+    lr: float | Schedule = field(default_factory=lambda: Schedule.from_text("linear_0.001"))
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+
+    entropy_coef: float | Schedule = 0.01
+    """Weight of the entropy bonus, >= 0: a number or a schedule."""
 
     gae_lambda: float = 1.0
     """Lambda of V-trace, in [0, 1]: weight of later corrections; 1: V-trace of the paper."""
@@ -83,6 +86,14 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
         check_at_least("num_actors", self.num_actors, 1)
         check_at_least("actors_batch_size", self.actors_batch_size, 1)
         check_at_least("queue_out_of_sync_factor", self.queue_out_of_sync_factor, 0.0)
+        if self.queue_size + self.num_actors < self.actors_batch_size:
+            least = 1 - self.num_actors / self.actors_batch_size
+            raise ConfigError(
+                "queue_out_of_sync_factor",
+                f"expected at least {least:g}, so that the {self.actors_batch_size} rollouts of an "
+                "update can wait at the same time (actors_batch_size)",
+                self.queue_out_of_sync_factor,
+            )
         check_at_least("broadcast_interval", self.broadcast_interval, 1)
         for key in ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold"):
             if getattr(self, key) is not None:

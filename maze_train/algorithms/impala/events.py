@@ -5,7 +5,7 @@ from __future__ import annotations
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.events import Event, EventInterface
 
-__all__ = ["ActorEvents", "ImpalaEvents"]
+__all__ = ["ActorEvents", "ActorTimeEvents", "ImpalaEvents"]
 
 
 class ImpalaEvents(ActorCriticEvents):
@@ -22,10 +22,15 @@ class ActorEvents(EventInterface, prefix="actors"):
 
     queue_before = Event("Rollouts that waited when the learner asked for some, mean.")
     queue_after = Event("Rollouts that waited after it took some, mean.")
-    learner_wait_share = Event("Share of the time of updates in which the learner had to wait.")
     steps_made = Event("Steps that actors made since training began.", reduce="last")
     steps_dropped = Event(
         "Those that were lost with an actor or an episode, or in flight when a run stopped.",
         reduce="last",
     )
     steps_in_flight = Event("Those that wait, or are in rollouts under way.", reduce="last")
+
+
+class ActorTimeEvents(EventInterface, prefix="time"):
+    """Where the time of updates goes; like all clocks, no number of the run."""
+
+    learner_wait_share = Event("Share of the time of updates in which the learner had to wait.")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maze_train.algorithms.actor_critic.evaluation import with_new_states
+from maze_train.algorithms.actor_critic.evaluation import (
+    SampleOutputs,
+    evaluate_with_gradients,
+    with_new_states,
+)
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.events import ImpalaEvents
@@ -39,6 +43,10 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     Source: Espeholt et al. (2018), arXiv:1802.01561, section 4.2.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._outputs: dict[str, SampleOutputs] = {}
+        super().__init__(*args, **kwargs)
+
     @torch.no_grad()
     def preprocess(
         self, module_id: str, experience: Rollout, statistics: Statistics
@@ -66,6 +74,20 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
             statistics.record(ImpalaEvents.policy_lag_mean, lags.mean())
             statistics.record(ImpalaEvents.policy_lag_max, lags.max())
         return prepared
+
+    def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
+        """What a model says about a rollout; one pass serves the targets and the loss."""
+        model = self.model(module_id)
+        # With a memory the loss reads sequences; networks with modes are in another one for it.
+        if model.state_size or module_id in self.modules_with_modes:
+            return super().evaluate(module_id, rollout)
+        evaluated, self._outputs[module_id] = evaluate_with_gradients(model, rollout)
+        return evaluated
+
+    def outputs(self, module_id: str, batch: ActorCriticBatch) -> SampleOutputs:
+        """What a model says about the batch, and what writes gradients."""
+        known = self._outputs.pop(module_id, None)
+        return super().outputs(module_id, batch) if known is None else known
 
     def advantages_and_returns(
         self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor

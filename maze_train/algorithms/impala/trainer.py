@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from maze_train.algorithms.impala.events import ActorEvents
+from maze_train.algorithms.impala.events import ActorEvents, ActorTimeEvents
 from maze_train.errors import TrainingError
 from maze_train.training.trainer import TimeEvents, Trainer
 
@@ -74,7 +74,7 @@ class IMPALA(Trainer):
         total = time.perf_counter() - started
         statistics.record(TimeEvents.collect_s, waited)
         statistics.record(TimeEvents.update_s, total - waited)
-        statistics.record(ActorEvents.learner_wait_share, waited / total, total)
+        statistics.record(ActorTimeEvents.learner_wait_share, waited / total, total)
         self._record_actors(gathered, statistics)
         return rollout.num_samples
 

@@ -1,0 +1,204 @@
+"""Rollouts that are kept: which, how many, what is drawn, and what a checkpoint holds of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from test_rollout_slots import (
+    KINDS,
+    B,
+    T,
+    assert_same,
+    every_kind,
+    random_rollout,
+)
+
+from maze_train.data.frames import FrameStacks
+from maze_train.data.joining import join_rollouts, select_envs
+from maze_train.data.rollout_replay import RolloutReplay
+from maze_train.training.state_files import dumps, loads
+from maze_train.trees import tree_leaves
+from maze_train.types import StatePart
+
+BOX = KINDS["box"]
+
+
+def marked(number, kind=BOX, actors=1, **settings):
+    """Rollouts of some actors side by side, whose rewards are their numbers: 10, 11, ..."""
+    rollout = join_rollouts(
+        [random_rollout(kind, 100 * number + i, **settings) for i in range(actors)]
+    )
+    marks = torch.arange(actors).repeat_interleave(B) + 10 * number
+    return replace(rollout, rewards=torch.ones(T, 1) * marks)
+
+
+def marks_of(batch):
+    """The number of each rollout in a batch."""
+    marks = batch.rewards[0].reshape(-1, B)
+    assert (batch.rewards == batch.rewards[0]).all()
+    assert (marks == marks[:, :1]).all()
+    return marks[:, 0].tolist()
+
+
+def flags_of(batch):
+    """Whether each rollout in a batch was learned from before."""
+    if batch.replayed is None:
+        return [False] * (batch.num_envs // B)
+    flags = batch.replayed.view(-1, B)
+    assert (flags == flags[:, :1]).all()
+    return flags[:, 0].tolist()
+
+
+def as_saved(replay):
+    """A state as it comes back from bytes."""
+    return loads(dumps(replay.state_dict()))
+
+
+@pytest.mark.parametrize(("size", "actors"), [(1, 1), (3, 1), (5, 2), (2, 3), (100, 2)])
+@pytest.mark.parametrize("num_replayed", [1, 4])
+def test_batches(size, actors, num_replayed):
+    """New rollouts, then kept ones that the generator draws; the oldest is forgotten first."""
+    replay = RolloutReplay(size, num_replayed, B, seed=3)
+    generator, kept = torch.Generator().manual_seed(3), []
+    for number in range(12):
+        rollout = marked(number, actors=actors)
+        batch = replay.mix(rollout)
+        new = marks_of(rollout)
+        expected = list(new)
+        if kept:
+            picks = torch.randint(len(kept), (num_replayed,), generator=generator)
+            expected += [kept[i] for i in picks.tolist()]
+        assert marks_of(batch) == expected
+        assert flags_of(batch) == [False] * actors + [True] * (len(expected) - actors)
+        assert batch.num_samples == batch.rewards.numel() - int(batch.ignored.sum())
+        kept = [*kept, *new][-size:]
+        assert len(replay) == len(kept)
+
+
+def test_a_rollout_is_not_drawn_with_itself():
+    """Nothing is kept at first, so the first batch is the rollout alone; then the one before."""
+    replay = RolloutReplay(1, 2, B, seed=0)
+    first, second = marked(1), marked(2)
+    assert replay.mix(first) is first
+    assert marks_of(replay.mix(second)) == [20, 10, 10]
+
+
+@every_kind
+@pytest.mark.parametrize("optional", [False, True])
+def test_what_is_kept_is_what_was_new(kind, optional):
+    """Every column, also of stacked frames and parts; all that changes is the flag."""
+    first = marked(1, kind, 2, optional=optional)
+    seen = set()
+    for seed in range(9):
+        replay = RolloutReplay(9, 1, B, seed)
+        replay.mix(first)
+        batch = replay.mix(marked(2, kind, optional=optional))
+        owner = int(marks_of(batch)[1]) - 10
+        found = select_envs(batch, slice(B, 2 * B))
+        assert found.replayed.tolist() == [True] * B
+        expected = select_envs(first, slice(owner * B, (owner + 1) * B))
+        assert_same(replace(found, replayed=None), expected)
+        seen.add(owner)
+    assert seen == {0, 1}
+
+
+def test_random_numbers_are_its_own():
+    """Draws depend on the seed alone, and leave the global generator as it was."""
+    drawn = []
+    for seed in (4, 4, 5):
+        replay = RolloutReplay(20, 6, B, seed)
+        torch.rand(1)
+        before = torch.get_rng_state()
+        drawn.append([marks_of(replay.mix(marked(i)))[1:] for i in range(8)])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@every_kind
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_state_goes_on_exactly(kind, optional):
+    """From bytes as from memory: the same batches, the same rollouts forgotten, the same state."""
+
+    def mixed(replay, numbers):
+        return [replay.mix(marked(i, kind, 2, optional=optional)) for i in numbers]
+
+    replay = RolloutReplay(5, 3, B, seed=1)
+    mixed(replay, range(4))
+    state = as_saved(replay)
+    other = RolloutReplay(5, 3, B, seed=2)
+    mixed(other, range(90, 92))
+    other.load_state_dict(state)
+    assert len(other) == 5
+    for found, expected in zip(mixed(other, range(4, 9)), mixed(replay, range(4, 9)), strict=True):
+        assert_same(found, expected)
+    assert dumps(other.state_dict()) == dumps(replay.state_dict())
+
+
+def test_a_state_is_that_of_its_time():
+    """What is kept later changes nothing in a state whose parts were read."""
+    replay = RolloutReplay(2, 1, B, seed=1)
+    replay.mix(marked(1))
+    state = as_saved(replay)
+    for i in range(2, 5):
+        replay.mix(marked(i))
+    other = RolloutReplay(2, 1, B, seed=0)
+    other.mix(marked(9))
+    other.load_state_dict(state)
+    assert len(other) == 1
+    assert marks_of(other.mix(marked(7))) == [70, 10]
+
+
+def test_each_rollout_is_a_part_that_never_changes():
+    """One number and one version for one content, so that a checkpoint shares what it can."""
+    replay = RolloutReplay(3, 1, B, seed=1)
+    content = {}
+    for i in range(6):
+        replay.mix(marked(i, actors=2))
+        parts = replay.state_dict()["rollouts"]
+        assert all(isinstance(part, StatePart) for part in parts.values())
+        for name, part in parts.items():
+            data = dumps(part.read())
+            assert content.setdefault((name, part.version), data) == data
+        assert len({version for _, version in content}) == 2 * (i + 1)
+    assert list(parts) == ["9", "10", "11"]
+
+
+@pytest.mark.parametrize("name", ["stacks", "stacks of a dict, states"])
+def test_a_state_holds_no_frame_that_is_not_needed(name):
+    """A rollout shares the memory of its batch, but its part does not."""
+    kind = KINDS[name]
+    replay = RolloutReplay(8, 1, B, seed=1)
+    replay.mix(marked(0, kind, actors=6))
+    for part in replay.state_dict()["rollouts"].values():
+        obs = part.read()["obs"]
+        for key in kind.frame_stack:
+            leaf = obs[key] if key else obs
+            (frames,) = (leaf[k] for k in leaf if k not in ("numbers", "num_envs"))
+            assert len(frames) == len(leaf["numbers"].unique()) <= leaf["numbers"].numel()
+    other = RolloutReplay(8, 1, B, seed=1)
+    other.load_state_dict(as_saved(replay))
+    for rollout in (entry[1] for entry in other._rollouts):
+        stacks = [leaf for leaf in tree_leaves(rollout.obs) if isinstance(leaf, FrameStacks)]
+        assert len(stacks) == len(kind.frame_stack)
+
+
+def zero_all(columns):
+    """Overwrite all tensors in a mapping of columns."""
+    for column in columns.values():
+        for leaf in [] if column is None else tree_leaves(column):
+            if isinstance(leaf, torch.Tensor):
+                leaf.zero_()
+
+
+def test_what_is_kept_is_memory_of_its_own():
+    """Whoever has a batch, or what was read of a state, may write to it."""
+    replay = RolloutReplay(1, 1, B, seed=1)
+    replay.mix(marked(1))
+    batch = replay.mix(marked(2))
+    kept = dumps(replay.state_dict())
+    zero_all({field.name: getattr(batch, field.name) for field in fields(batch)})
+    for part in replay.state_dict()["rollouts"].values():
+        zero_all(part.read())
+    assert dumps(replay.state_dict()) == kept
