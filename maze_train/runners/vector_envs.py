@@ -79,8 +79,9 @@ def begin_statistics(
     """
     if normalizer is None or normalizer.frozen:
         return
-    collector, steps = make_collector(), int(normalizer.count)
+    collector, steps = None, int(normalizer.count)
     while steps < config.initial_steps:
+        collector = collector or make_collector()
         rollout, _ = collector.collect(model)
         if not rollout.num_samples:
             raise TrainingError(

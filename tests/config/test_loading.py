@@ -234,7 +234,7 @@ def test_without_algorithm_all_are_listed(algorithm: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({"env": "CartPole-v1", "algorithm": algorithm})
     assert "algorithm: choose one: algorithm=<name>" in str(caught.value)
-    assert "\n  a2c  Advantage actor-critic" in str(caught.value)
+    assert "\n  a2c     Advantage actor-critic" in str(caught.value)
     assert "\n  ppo  Proximal policy optimization" in str(caught.value)
 
 

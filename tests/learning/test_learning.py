@@ -234,3 +234,19 @@ def test_the_entropy_follows_its_target(tmp_path: Path, env: Any, target: float)
     assert rows[0]["train/policy_entropy"] > target + 0.2
     assert rows[-1]["train/target_entropy"] == pytest.approx(target)
     assert rows[-1]["train/policy_entropy"] == pytest.approx(target, abs=0.1)
+
+
+# -- IMPALA --------------------------------------------------------------------------------------
+
+
+def test_impala_balances_the_pole(tmp_path: Path) -> None:
+    """IMPALA reaches a mean return of 475 on CartPole-v1 in 60k steps."""
+    result = train(
+        env="CartPole-v1",
+        algorithm={"name": "impala", "lr": 3e-3},
+        total_steps=60_000,
+        seed=0,
+        tracking={"progress": "quiet", "plot": False, "tensorboard": False},
+        run_dir=str(tmp_path / "run"),
+    )
+    assert result.best_metric >= 475
