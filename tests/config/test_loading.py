@@ -235,7 +235,7 @@ def test_without_algorithm_all_are_listed(algorithm: Any) -> None:
         load_config({"env": "CartPole-v1", "algorithm": algorithm})
     assert "algorithm: choose one: algorithm=<name>" in str(caught.value)
     assert "\n  a2c     Advantage actor-critic" in str(caught.value)
-    assert "\n  ppo  Proximal policy optimization" in str(caught.value)
+    assert "\n  ppo     Proximal policy optimization" in str(caught.value)
 
 
 def test_an_unknown_algorithm_names_the_nearest() -> None:
