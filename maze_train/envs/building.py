@@ -11,7 +11,7 @@ from maze_train.errors import ConfigError, EnvError, MissingExtraError, SpaceErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["build_envs", "check_equal_spaces", "close_all"]
+__all__ = ["build_envs", "check_equal_spaces", "close_all", "pickled"]
 
 
 def build_envs(
@@ -78,3 +78,26 @@ def close_all(envs: Iterable[gymnasium.Env[Any, Any]]) -> None:
             first_error = first_error or error
     if first_error is not None:
         raise EnvError(f"closing an environment failed: {first_error}") from first_error
+
+
+def pickled(functions: Any, key: str) -> bytes:
+    """Functions as bytes that another process can read; lambdas and local classes are fine.
+
+    Args:
+        functions: A function, or several.
+        key: Name of the setting for the error message.
+
+    Raises:
+        ConfigError: If they hold something that can not be sent.
+    """
+    import cloudpickle  # Imported here, since only worker processes and their parents need it.
+
+    try:
+        content: bytes = cloudpickle.dumps(functions)
+    except Exception as error:
+        raise ConfigError(
+            key,
+            f"can not be sent to a worker process ({error}): create what can not be sent within "
+            "the function, or use runner=dev",
+        ) from error
+    return content

@@ -103,12 +103,14 @@ class Journal:
 
     Args:
         columns: The arrays in which the actions of a step lie, [n, ...] per part.
+        keeps_actions: Whether actions are kept; else no environment can be put back.
 
     Attributes:
         episodes: Episodes started, by environment.
     """
 
-    def __init__(self, columns: Mapping[str, Array]) -> None:
+    def __init__(self, columns: Mapping[str, Array], *, keeps_actions: bool = True) -> None:
+        self._keeps_actions = keeps_actions
         self._columns = dict(columns)
         nbytes = max(1, sum(column.nbytes for column in columns.values()))
         self._rows = int(np.clip(CHUNK_BYTES // nbytes, *CHUNK_ROWS))
@@ -138,6 +140,9 @@ class Journal:
 
     def record(self) -> None:
         """Keep the actions of the step that was made."""
+        if not self._keeps_actions:
+            self._valid = False
+            return
         row = self._row
         if row == self._rows or not self._chunks:
             self._next_chunk()

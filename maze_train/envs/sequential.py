@@ -41,6 +41,8 @@ class SequentialVectorEnv(JournaledVectorEnv):
             observations of truncated episodes: `raise`, or `skip`: the episode is given up as
             described at `MazeVectorEnv`. In the first observation of an episode they are always an
             error.
+        can_be_restored: Whether the actions of running episodes are kept, so that `state_dict` can
+            tell where the environments are. They take memory until an episode ends.
 
     Raises:
         ConfigError: If there is no factory, or one refuses its settings, or an argument is out of
@@ -57,6 +59,7 @@ class SequentialVectorEnv(JournaledVectorEnv):
         copy: bool = False,
         step_infos: bool = False,
         on_non_finite: Literal["raise", "skip"] = "raise",
+        can_be_restored: bool = True,
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
         check_one_of("on_non_finite", on_non_finite, ON_NON_FINITE)
@@ -69,7 +72,8 @@ class SequentialVectorEnv(JournaledVectorEnv):
         observation = FlatView(env.observation_space)
         memory = np.zeros(StepBuffers.nbytes(observation, self._action, n), np.uint8)
         self._buffers = StepBuffers.over(memory, observation, self._action, n)
-        self._journal = Journal(self._buffers.actions)
+        self.can_be_restored = can_be_restored
+        self._journal = Journal(self._buffers.actions, keeps_actions=can_be_restored)
         self._slice = EnvSlice(
             self.envs, self._buffers, step_infos=step_infos, on_non_finite=on_non_finite
         )

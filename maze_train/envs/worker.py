@@ -49,6 +49,7 @@ __all__ = [
     "RESTORE",
     "SIGNALS",
     "STEP",
+    "ParentWatch",
     "WorkerTask",
     "worker_main",
 ]
@@ -167,16 +168,31 @@ def serve(conn: Connection, envs: Sequence[gymnasium.Env[Any, Any]], task: Worke
             reply(conn, REPORT, encode(report))
 
 
+class ParentWatch:
+    """Tells whether the process that gives the commands is gone.
+
+    Args:
+        parent: That process.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._starter = os.getppid()
+
+    def is_gone(self) -> bool:
+        """Whether it is; the fork server that started this process may end before."""
+        return os.getppid() != self._starter and not process_runs(self._parent)
+
+
 def commands(conn: Connection, parent: int) -> Iterator[bytes]:
     """The commands of the parent, until it wants this process to end, or is gone."""
-    starter = os.getppid()
+    watch = ParentWatch(parent)
     poller = select.poll()
     descriptor = conn.fileno()
     poller.register(descriptor, select.POLLIN)
     while True:
         while not poller.poll(ORPHAN_CHECK_MS):
-            # The fork server that started this process may end before the parent.
-            if os.getppid() != starter and not process_runs(parent):
+            if watch.is_gone():
                 return
         command = os.read(descriptor, 1)
         if not command or command == QUIT:

@@ -17,6 +17,7 @@ from multiprocessing.reduction import send_handle
 from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.buffers import open_shared
+from maze_train.envs.building import pickled
 from maze_train.envs.worker import ALIVE, DONE, FAILED, SIGNALS, WorkerTask, worker_main
 from maze_train.errors import SpaceError, WorkerError
 from maze_train.files import process_runs
@@ -50,7 +51,7 @@ CLOSE_GRACE_S = 5.0
 
 
 class WorkerFailedError(Exception):
-    """A worker raised, died or hung; never leaves the vector environment.
+    """A worker raised, died or hung; never leaves what it works for.
 
     Args:
         worker: Which one.
@@ -229,14 +230,12 @@ class WorkerStarter:
         step_infos: bool,
         on_non_finite: str,
     ) -> None:
-        import cloudpickle  # Imported here, since only worker processes and their parents need it.
-
         self._start_method = start_method
         n = len(factories)
         bounds = [n * i // count for i in range(count + 1)]
         self._tasks = [
             WorkerTask(
-                cloudpickle.dumps(list(factories[first:stop])),
+                pickled(list(factories[first:stop]), "env"),
                 first,
                 n,
                 step_infos,

@@ -27,6 +27,7 @@ __all__ = [
     "from_importance_weights",
     "from_logits",
     "get_log_rhos",
+    "importance_weights",
     "log_probs_from_logits_and_actions_and_spaces",
     "vtrace",
 ]
@@ -74,6 +75,18 @@ class VTraceFromLogitsReturns(NamedTuple):
 
     target_action_log_probs: TensorTree
     """Of the policy that learns, with gradient, `[T, B]` or by part of the action."""
+
+
+def importance_weights(log_rhos: Tensor) -> Tensor:
+    """Rho = exp(log rho), where log rho counts as at most 40, so that products stay finite.
+
+    Args:
+        log_rhos: log pi(a|s) - log mu(a|s) of the joint action, any shape.
+
+    Returns:
+        Importance weights, same shape, a new tensor without gradient.
+    """
+    return log_rhos.detach().clamp(max=_MAX_LOG_RATIO).exp_()
 
 
 def vtrace(
@@ -141,7 +154,7 @@ def vtrace(
     _check_threshold("clip_pg_rho_threshold", clip_pg_rho_threshold)
     _check_threshold("clip_c_threshold", clip_c_threshold)
     with torch.no_grad():
-        rhos = log_rhos.clamp(max=_MAX_LOG_RATIO).exp_()
+        rhos = importance_weights(log_rhos)
         decays = discounts * lambdas
         errors = rewards + discounts * next_values - values
         corrections = backward_recurrence(

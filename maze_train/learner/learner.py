@@ -237,11 +237,14 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         ):
             return
         numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}
+        advice = "; algorithm.on_non_finite=skip leaves such steps out"
+        if self.on_non_finite == "skip":
+            advice = f" (there was no other gradient in {self._empty_updates} updates)"
         named = "".join(f", {tag} = {value}" for tag, value in numbers.items())
         raise TrainingError(
             f"epoch {progress.epoch + 1}, update {self.weights_seq_no}: the gradient of minibatch "
             f"{bad[0]} is not finite{named}. A smaller algorithm.lr or an algorithm.max_grad_norm "
-            "may help; algorithm.on_non_finite=skip leaves such steps out"
+            f"may help{advice}"
         )
 
     def check_weights(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maze_train.envs.buffers import map_shared, open_shared
-from maze_train.rollout.actor_process import ACT, BEGIN, COUNTER_NBYTES
+from maze_train.rollout.actor_process import ACT, BEGIN, FLAGS_NBYTES, MADE, STOP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ class ActorProcess:
         self.begun = False
         """Whether the process has its policy."""
         self._memory = -1
-        self._counter: Array = np.zeros(1, np.int64)
+        self._flags: Array = np.zeros(2, np.int64)
         self._granted: set[int] = set()
         self._arrived = 0
         self._last_count = 0
@@ -64,15 +64,15 @@ class ActorProcess:
     @property
     def made(self) -> int:
         """Steps that the process made."""
-        return int(self._counter[0])
+        return int(self._flags[MADE])
 
     def reserve(self, layout: RolloutLayout, num_slots: int) -> None:
-        """Get memory for so many rollouts, and for the counter of steps."""
-        nbytes = COUNTER_NBYTES + num_slots * layout.nbytes
+        """Get memory for so many rollouts, and for what is told step by step."""
+        nbytes = FLAGS_NBYTES + num_slots * layout.nbytes
         self._memory = open_shared(nbytes)
         memory = map_shared(os.dup(self._memory), nbytes)
-        self._counter = np.ndarray(1, np.int64, memory)
-        offsets = (COUNTER_NBYTES + i * layout.nbytes for i in range(num_slots))
+        self._flags = np.ndarray(2, np.int64, memory)
+        offsets = (FLAGS_NBYTES + i * layout.nbytes for i in range(num_slots))
         self.slots = [layout.slot(memory, offset) for offset in offsets]
 
     def begin(self, memory: ActorMemory, weights: int, free: Iterable[int]) -> None:
@@ -110,10 +110,14 @@ class ActorProcess:
             self._last_count, self._last_moved = count, now
         return now - self._last_moved
 
+    def stop(self) -> None:
+        """Ask the process to end after the step that it is making."""
+        self._flags[STOP] = 1
+
     def reset_counts(self) -> tuple[int, int]:
         """Forget the process, which ended; returns the steps that it made, and that arrived."""
         made, arrived = self.made, self._arrived
-        self._counter[0] = 0
+        self._flags[:] = 0
         self._arrived = self._last_count = 0
         self._granted.clear()
         self.begun = False

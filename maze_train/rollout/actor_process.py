@@ -20,6 +20,7 @@ from maze_train.envs.buffers import map_shared
 from maze_train.envs.worker import (
     FAILED,
     REPORT,
+    ParentWatch,
     commands,
     describe_failure,
     limit_threads,
@@ -36,16 +37,22 @@ if TYPE_CHECKING:
 
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.actors import ActorSettings
-    from maze_train.types import TensorTree
+    from maze_train.types import Array, TensorTree
 
-__all__ = ["ACT", "BEGIN", "COUNTER_NBYTES", "ActorMemory", "ActorTask", "actor_main"]
+__all__ = ["ACT", "BEGIN", "ActorMemory", "ActorTask", "actor_main"]
 
 BEGIN, ACT = b"b", b"a"
 """Commands: begin with a policy (an `ActorMemory`, and the descriptors of the weights and of the
 rollouts follow); collect a rollout into a slot (its number follows)."""
 
-COUNTER_NBYTES = 4096
-"""Memory before the slots: the number of steps made, on a page of its own."""
+MADE, STOP = range(2)
+"""Numbers that both sides see at once: the steps that the actor made, and whether it shall end."""
+
+FLAGS_NBYTES = 4096
+"""Memory of these before the slots: a page of its own."""
+
+PARENT_CHECK_S = 1.0
+"""How often an actor looks whether its parent lives while it collects."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,36 @@ class ActorEnvs:
     """Observations that are stacks of frames, see `MazeVectorEnv`."""
 
 
+class StoppedError(Exception):
+    """Nobody needs the rollout any more."""
+
+
+class _Watch:
+    """Tells the steps that an actor makes, and ends it when it shall end, or the parent is gone.
+
+    Args:
+        flags: What both sides see.
+        num_envs: Steps that are made at once.
+        parent: Process of the learner.
+    """
+
+    def __init__(self, flags: Array, num_envs: int, parent: int) -> None:
+        self._flags = flags
+        self._num_envs = num_envs
+        self._parent = ParentWatch(parent)
+        self._next_look = time.monotonic() + PARENT_CHECK_S
+
+    def __call__(self) -> None:
+        self._flags[MADE] += self._num_envs
+        if self._flags[STOP]:
+            raise StoppedError
+        now = time.monotonic()
+        if now > self._next_look:
+            self._next_look = now + PARENT_CHECK_S
+            if self._parent.is_gone():
+                raise StoppedError
+
+
 def actor_main(conn: Connection, inherited: Sequence[Connection], task: ActorTask) -> None:
     """Build environments, then act until told to quit or the parent is gone.
 
@@ -127,12 +164,14 @@ def actor_main(conn: Connection, inherited: Sequence[Connection], task: ActorTas
     for other in inherited:
         other.close()
     env: MazeVectorEnv | None = None
-    with suppress(BrokenPipeError, ConnectionResetError, EOFError):
+    with suppress(BrokenPipeError, ConnectionResetError, EOFError, StoppedError):
         try:
             env = pickle.loads(task.make_env)()
             assert env is not None
             limit_threads()  # again: building the environments may have imported what has some
             _act(conn, env, task.parent)
+        except StoppedError:
+            raise
         except Exception as error:
             reply(conn, FAILED, pickle.dumps(describe_failure(error)))
     if env is not None:
@@ -158,14 +197,14 @@ def _act(conn: Connection, env: MazeVectorEnv, parent: int) -> None:
             memory: ActorMemory = pickle.loads(conn.recv_bytes())
             layout = memory.layout(env, env.num_envs)
             weights = map_shared(recv_handle(conn), memory.weights_nbytes)
-            nbytes = COUNTER_NBYTES + memory.num_slots * layout.nbytes
+            nbytes = FLAGS_NBYTES + memory.num_slots * layout.nbytes
             rollouts = map_shared(recv_handle(conn), nbytes)
-            counter = np.ndarray(1, np.int64, rollouts)
+            on_step = _Watch(np.ndarray(2, np.int64, rollouts), env.num_envs, parent)
             slots = [
-                layout.slot(rollouts, COUNTER_NBYTES + i * layout.nbytes)
+                layout.slot(rollouts, FLAGS_NBYTES + i * layout.nbytes)
                 for i in range(memory.num_slots)
             ]
-            actor = RolloutActor(env, memory.make_model(), weights, memory.settings, counter)
+            actor = RolloutActor(env, memory.make_model(), weights, memory.settings, on_step)
             limit_threads()
         elif command == ACT and actor is not None:
             number: int = pickle.loads(conn.recv_bytes())

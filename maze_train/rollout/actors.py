@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from maze_train.data.joining import join_rollouts
+from maze_train.envs.workers import warn
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.rollout.weights import WeightsReader, WeightsWriter, weights_nbytes
@@ -67,6 +69,9 @@ class GatheredRollouts:
     queue_after: int
     """Rollouts that wait now."""
 
+    waited_s: float
+    """Seconds in which the learner had nothing to do."""
+
 
 @dataclass(frozen=True)
 class ActorSettings:
@@ -93,7 +98,7 @@ class RolloutActor:
         model: The policy; its parameters become those that the learner publishes.
         weights: Memory that a `WeightsWriter` writes.
         settings: Length of the rollouts, seeds.
-        counter: Counts steps as they are made, `[1]` int64; None: nobody watches.
+        on_step: Called after each step of the environments, see `RolloutCollector`.
     """
 
     def __init__(
@@ -102,7 +107,7 @@ class RolloutActor:
         model: nn.Module,
         weights: Any,
         settings: ActorSettings,
-        counter: Array | None = None,
+        on_step: Callable[[], object] | None = None,
     ) -> None:
         self.model = model
         self.weights = WeightsReader(model, weights)
@@ -113,7 +118,7 @@ class RolloutActor:
             action_seed=settings.action_seed,
             allow_new_episodes=settings.allow_new_episodes,
             records_log_probs=True,
-            counter=counter,
+            on_step=on_step,
         )
 
     def act(self) -> tuple[Rollout, FinishedEpisodes]:
@@ -145,6 +150,8 @@ class DistributedActors(ABC):
         # How often each actor began anew, after a failure or with a run that is continued: with
         # other random numbers then.
         self._generations = [0] * num_actors
+        # What became known between two calls of `gather`.
+        self._news = FinishedEpisodes()
         self.has_weights = False
 
     @property
@@ -212,6 +219,19 @@ class DistributedActors(ABC):
             self._writer.load_state_dict(state["weights"])
             self.has_weights = True
 
+    def _take_news(self) -> FinishedEpisodes:
+        news, self._news = self._news, FinishedEpisodes()
+        return news
+
+    def _begin_anew(self, num_envs: int) -> None:
+        """Go on with new episodes in all environments, without what was in flight."""
+        dropped = self.counts.in_flight
+        self.counts.dropped += dropped
+        self._generations = [generation + 1 for generation in self._generations]
+        self._news.lost += num_envs
+        lost = f", and {dropped} steps that were in flight are dropped" if dropped else ""
+        warn(f"the environments of the actors begin new episodes{lost}")
+
     def _weights_state(self) -> dict[str, Any]:
         assert self._writer is not None
         return self._writer.state_dict()
@@ -244,7 +264,6 @@ class SequentialDistributedActors(DistributedActors):
         self._make_model: Callable[[], nn.Module] | None = None
         self._memory: Array = np.empty(0, np.uint8)
         self._turn = 0
-        self._lost = 0
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -272,8 +291,8 @@ class SequentialDistributedActors(DistributedActors):
 
     def gather(self, count: int, idle: Callable[[], None]) -> GatheredRollouts:
         """Let the next actors in turn collect a rollout each."""
-        rollouts, episodes = [], FinishedEpisodes(lost=self._lost)
-        self._lost = 0
+        started = time.perf_counter()
+        rollouts, episodes = [], self._take_news()
         for _ in range(count):
             actor = self._actors[self._turn]
             rollout, finished = actor.act()
@@ -285,7 +304,8 @@ class SequentialDistributedActors(DistributedActors):
             self.counts.made += made
             self.counts.trained += trained
             self.counts.dropped += made - trained
-        return GatheredRollouts(join_rollouts(rollouts), episodes, 0, 0)
+        waited_s = time.perf_counter() - started
+        return GatheredRollouts(join_rollouts(rollouts), episodes, 0, 0, waited_s)
 
     def close(self) -> None:
         """Nothing: the environments belong to others."""
@@ -299,8 +319,7 @@ class SequentialDistributedActors(DistributedActors):
         """Continue from `state`; where it is one of actors in processes, with new episodes."""
         super().load_state_dict(state)
         if state["collectors"] is None:
-            self._lost = sum(env.num_envs for env in self._envs)
-            drop_in_flight(self.counts, self._generations)
+            self._begin_anew(sum(env.num_envs for env in self._envs))
         # With the seeds of their generation, for those that have not begun.
         self._make_actors()
         if state["collectors"] is None:
@@ -308,11 +327,3 @@ class SequentialDistributedActors(DistributedActors):
         self._turn = state["turn"]
         for actor, collector in zip(self._actors, state["collectors"], strict=True):
             actor.collector.load_state_dict(collector)
-
-
-def drop_in_flight(counts: StepCounts, generations: list[int]) -> int:
-    """Note that a run goes on with new episodes; returns the steps that were in flight."""
-    dropped = counts.in_flight
-    counts.dropped += dropped
-    generations[:] = [generation + 1 for generation in generations]
-    return dropped

@@ -48,8 +48,8 @@ class RolloutCollector:
             begins a new episode; else that is an error.
         records_log_probs: Whether rollouts have the log-probabilities of their actions; the model
             needs a `Distribution` then.
-        counter: Counts the steps of all environments as they are made, `[1]` int64; memory that
-            others may watch.
+        on_step: Called after each step of the environments; what it raises goes through, and ends
+            the rollout half-way: the environments can then only be closed.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RolloutCollector:
         device: torch.device | str = "cpu",
         allow_new_episodes: bool = False,
         records_log_probs: bool = False,
-        counter: Array | None = None,
+        on_step: Callable[[], object] | None = None,
     ) -> None:
         self.env = env
         self.num_steps = num_steps
@@ -73,7 +73,7 @@ class RolloutCollector:
         self._env_seed = env_seed
         self._allow_new_episodes = allow_new_episodes
         self._records_log_probs = records_log_probs
-        self.counter = np.zeros(1, np.int64) if counter is None else counter
+        self._on_step = on_step or nothing
         self._obs: ArrayTree | None = None
         self._memory: Tensor | None = None
         self._actor: Actor | None = None
@@ -129,7 +129,7 @@ class RolloutCollector:
                     meanwhile()
             self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
             ignored = infos.get("ignored") if infos else None
-            self.counter += self.num_envs
+            self._on_step()
             storage.write_step(step, self._obs, rewards, terminated, truncated, ignored)
             if infos:
                 self._read_infos(step, terminated, truncated, infos, reports)
@@ -248,3 +248,7 @@ class RolloutCollector:
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         self._obs, _ = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))
+
+
+def nothing() -> None:
+    """Do nothing."""

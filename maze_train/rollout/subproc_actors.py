@@ -6,6 +6,7 @@ import atexit
 import os
 import pickle
 import select
+import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import torch
 
 from maze_train.data.joining import join_rollouts
 from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.envs.building import pickled
 from maze_train.envs.worker import QUIT
 from maze_train.envs.workers import (
     WorkerFailedError,
@@ -29,8 +31,7 @@ from maze_train.envs.workers import (
 from maze_train.errors import ConfigError, WorkerError
 from maze_train.rollout.actor_handle import ActorProcess
 from maze_train.rollout.actor_process import ActorMemory, ActorTask, actor_main
-from maze_train.rollout.actors import DistributedActors, GatheredRollouts, drop_in_flight
-from maze_train.rollout.episodes import FinishedEpisodes
+from maze_train.rollout.actors import DistributedActors, GatheredRollouts
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.trees import tree_map
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.envs.workers import Worker
     from maze_train.rollout.actor_process import ActorEnvs
+    from maze_train.rollout.episodes import FinishedEpisodes
 
 __all__ = ["SubprocDistributedActors"]
 
@@ -103,8 +105,6 @@ class SubprocDistributedActors(DistributedActors):
         on_worker_failure: str = "fail",
         max_worker_restarts: int = 10,
     ) -> None:
-        import cloudpickle  # Imported here, since only worker processes and their parents need it.
-
         super().__init__(num_actors, num_steps, seed_of)
         self.num_envs = num_envs
         self.num_slots = 1 + -(-queue_size // num_actors)
@@ -113,10 +113,8 @@ class SubprocDistributedActors(DistributedActors):
         self.max_worker_restarts = max_worker_restarts
         self.worker_restarts = 0
         self._start_method = start_method
-        self._task = ActorTask(cloudpickle.dumps(make_env), os.getpid())
+        self._task = ActorTask(pickled(make_env, "env"), os.getpid())
         self._queue: deque[QueuedRollout] = deque()
-        # What became known between two calls of `gather`.
-        self._news = FinishedEpisodes()
         self._weights = -1
         self._acting = False
         # Steps that were made by processes that are gone.
@@ -175,15 +173,13 @@ class SubprocDistributedActors(DistributedActors):
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
         """Give the actors their policy, and memory for their rollouts."""
-        import cloudpickle  # Imported here, since only worker processes and their parents need it.
-
         nbytes = weights_nbytes(model)
         self._weights = open_shared(nbytes)
         self._writer = WeightsWriter(model, map_shared(os.dup(self._weights), nbytes))
         distribution: Any = model.distribution
         mode = distribution.mode(torch.zeros(1, distribution.param_size))
         self._memory = ActorMemory(
-            make_model=_Pickled(cloudpickle.dumps(make_model)),
+            make_model=_Pickled(pickled(make_model, "model")),
             settings=self._settings(0),
             actions=tree_map(lambda x: x[0].cpu(), mode),
             state_size=int(getattr(model, "state_size", 0)),
@@ -228,13 +224,14 @@ class SubprocDistributedActors(DistributedActors):
             for process in self._processes:
                 self._let_act(process)
         self._look(0)
-        before = len(self._queue)
+        before, started = len(self._queue), time.perf_counter()
         while len(self._queue) < count:
             self._look(POLL_MS)
             idle()
+        waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
         rollout = join_rollouts([queued.process.slots[queued.slot].rollout() for queued in taken])
-        episodes, self._news = self._news, FinishedEpisodes()
+        episodes = self._take_news()
         for queued in taken:
             episodes.extend(queued.episodes)
             self.counts.trained += queued.num_samples
@@ -243,7 +240,7 @@ class SubprocDistributedActors(DistributedActors):
             if queued.process.begun:
                 queued.process.grant(queued.slot)
         self._count_made()
-        return GatheredRollouts(rollout, episodes, before, len(self._queue))
+        return GatheredRollouts(rollout, episodes, before, len(self._queue), waited_s)
 
     def _look(self, timeout_ms: int) -> None:
         """Take in what processes have to say, and find those that hang."""
@@ -308,6 +305,7 @@ class SubprocDistributedActors(DistributedActors):
     def _forget(self, process: ActorProcess) -> int:
         """End what is left of a process; returns the steps that are lost with it."""
         self._poller.unregister(process.worker.descriptor)
+        process.stop()
         stop_workers([process.worker], QUIT)
         made, arrived = process.reset_counts()
         self._made_before += made
@@ -320,6 +318,8 @@ class SubprocDistributedActors(DistributedActors):
         """End the processes; what is in flight is dropped and counted."""
         atexit.unregister(self._at_exit)
         processes, self._processes = self._processes, []
+        for process in processes:
+            process.stop()
         stop_workers([process.worker for process in processes if not process.ended], QUIT)
         self._made_before += sum(process.made for process in processes)
         self.counts.made = self._made_before
@@ -340,12 +340,7 @@ class SubprocDistributedActors(DistributedActors):
         """Continue from `state`, with new episodes; before the actors begin to act."""
         super().load_state_dict(state)
         self._made_before = self.counts.made
-        dropped = drop_in_flight(self.counts, self._generations)
-        self._news.lost += self.num_actors * self.num_envs
-        warn(
-            f"{dropped} steps that actors had made were not learned from when the checkpoint was "
-            "saved; they are dropped, and environments begin new episodes"
-        )
+        self._begin_anew(self.num_actors * self.num_envs)
 
 
 @dataclass(frozen=True)

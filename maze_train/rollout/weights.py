@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from maze_train.errors import TrainingError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -99,10 +101,12 @@ class _SharedWeights:
     def fence(self) -> None:
         """Keep what is read and written before from being mixed with what comes after.
 
-        Machines may reorder the accesses of a process; taking a lock makes them keep the order.
+        Processors may reorder the accesses of a process, but none over the release of a lock and
+        the acquisition that follows it.
         """
-        with self._fence:
-            pass
+        for _ in range(2):
+            with self._fence:
+                pass
 
 
 class WeightsWriter:
@@ -130,6 +134,11 @@ class WeightsWriter:
         def write(target: int) -> None:
             self._shared.buffers[target][:8].view(torch.int64)[0] = weights_seq_no
             for key, view in self._views[target].items():
+                if state[key].shape != view.shape:
+                    raise TrainingError(
+                        f"{key} of the model has the shape {list(state[key].shape)}, had "
+                        f"{list(view.shape)} at the start: what is sent to actors keeps its shape"
+                    )
                 view.copy_(state[key])
 
         self._write(write)

@@ -49,7 +49,11 @@ def build_actor_env(factory: EnvFactory, config: TrainConfig, num_envs: int) -> 
     """The environments of an actor, all stepped in its process."""
     if config.env.backend != "gymnasium":
         return make_foreign_env(config.env, num_envs, training=True, num_threads=1)
-    return SequentialVectorEnv([factory] * num_envs, on_non_finite=config.algorithm.on_non_finite)
+    return SequentialVectorEnv(
+        [factory] * num_envs,
+        on_non_finite=config.algorithm.on_non_finite,
+        can_be_restored=False,  # no checkpoint asks for them
+    )
 
 
 def num_env_threads(runner: RunnerConfig) -> int:

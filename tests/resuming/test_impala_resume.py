@@ -210,9 +210,7 @@ def test_actors_begin_anew(tmp_path, capsys):
     before = beginnings(tmp_path / "diaries")
     capsys.readouterr()
     result = train(resume=tmp_path / "run", **ALL_EPOCHS)
-    told = re.search(
-        r"(\d+) steps that actors had made were not learned from", capsys.readouterr().err
-    )
+    told = re.search(r"and (\d+) steps that were in flight are dropped", capsys.readouterr().err)
     assert told is not None
     assert int(told[1]) == in_flight
     assert [row["epoch"] for row in result.history] == [1, 2, 3, 4]
@@ -242,7 +240,7 @@ def test_dev_to_local_and_back(tmp_path, capsys):
     start(tmp_path / "run", **CASES["replay"], **ONE_EPOCH)
     state = final_state(tmp_path / "run")
     result = train(resume=tmp_path / "run", **FORK, **TWO_EPOCHS)
-    assert "0 steps that actors had made" in capsys.readouterr().err
+    assert "the actors begin new episodes\n" in capsys.readouterr().err
     assert_counted(result.history)
     on_local = final_state(tmp_path / "run")
     assert on_local["replay"]["added"] == state["replay"]["added"] + 9

@@ -551,7 +551,7 @@ def test_a_run_that_is_continued(start: Any, capfd: pytest.CaptureFixture[str]) 
         gathered = [second.gather() for _ in range(6)]
         assert [one.episodes.lost for one in gathered] == [A * E, 0, 0, 0, 0, 0]
         assert {expected.take(one) for one in gathered} <= {2, 3}
-        assert capfd.readouterr().err.startswith(f"warning: {4 * T * E} steps that actors had made")
+        assert f"and {4 * T * E} steps that were in flight are dropped" in capfd.readouterr().err
     finally:
         second.close()
 

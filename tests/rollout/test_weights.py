@@ -229,6 +229,11 @@ class InHalves:
     def __init__(self, tensor: Tensor, before: Callable[[], object]) -> None:
         self.tensor, self.before = tensor, before
 
+    @property
+    def shape(self) -> torch.Size:
+        """That of the tensor."""
+        return self.tensor.shape
+
     def __getitem__(self, part: slice) -> Tensor:
         return self.tensor[part]
 
@@ -285,7 +290,7 @@ class SteppedWriter:
         """Let so many accesses happen."""
         for _ in range(steps):
             self._go.release()
-            self._done.acquire()
+            assert self._done.acquire(timeout=30), "the thread of the writer failed"
 
     def stop(self) -> None:
         """End the thread."""

@@ -91,7 +91,7 @@ def test_metrics(action: str) -> None:
         assert clocks <= row.keys()
         assert 0 <= row["time/learner_wait_share"] <= 1
         time_s = row["time/collect_s"] + row["time/update_s"]
-        assert row["time/learner_wait_share"] == pytest.approx(row["time/collect_s"] / time_s)
+        assert 0 < row["time/learner_wait_share"] <= row["time/collect_s"] / time_s
         # Nothing is older than the last update, so there is nothing to correct.
         assert row["train/policy_lag_mean"] == row["train/policy_lag_max"] == 0
         assert row["train/rho_mean"] == pytest.approx(1.0, abs=1e-5)

@@ -19,3 +19,4 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
     """
 
     needs_old_log_probs: ClassVar[bool] = False
+    most_empty_updates: ClassVar[int] = 100

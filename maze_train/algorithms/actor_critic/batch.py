@@ -58,7 +58,7 @@ class ActorCriticBatch:
 
     @property
     def old_log_probs(self) -> Tensor:
-        """Log-probabilities of the actions under the policy that took them, `[n]`."""
+        """Log-probabilities of the actions under the policy as it was before the update, `[n]`."""
         return self.columns[OLD_LOG_PROBS]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.checks import check_at_least, check_one_of, check_positive
+from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -41,7 +41,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
 
     queue_out_of_sync_factor: float = 1.0
     """Rollouts that may wait for the learner, as a multiple of `actors_batch_size`; when so many
-    wait, actors pause. Larger: less waiting, older weights. >= 0."""
+    wait, actors pause. Larger: less waiting, older weights. In [0, 100]."""
 
     broadcast_interval: int = 1
     """Updates from one sending of weights to the actors to the next. >= 1."""
@@ -85,7 +85,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
         ActorCriticConfig.__post_init__(self)
         check_at_least("num_actors", self.num_actors, 1)
         check_at_least("actors_batch_size", self.actors_batch_size, 1)
-        check_at_least("queue_out_of_sync_factor", self.queue_out_of_sync_factor, 0.0)
+        check_between("queue_out_of_sync_factor", self.queue_out_of_sync_factor, 0.0, 100.0)
         if self.queue_size + self.num_actors < self.actors_batch_size:
             least = 1 - self.num_actors / self.actors_batch_size
             raise ConfigError(

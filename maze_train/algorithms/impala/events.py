@@ -20,8 +20,8 @@ class ImpalaEvents(ActorCriticEvents):
 class ActorEvents(EventInterface, prefix="actors"):
     """Statistics of actors."""
 
-    queue_before = Event("Rollouts that waited when the learner asked for some, mean.")
-    queue_after = Event("Rollouts that waited after it took some, mean.")
+    queue_before = Event("Rollouts that waited when the learner asked for some.")
+    queue_after = Event("Rollouts that waited after it took some.")
     steps_made = Event("Steps that actors made since training began.", reduce="last")
     steps_dropped = Event(
         "Those that were lost with an actor or an episode, or in flight when a run stopped.",
@@ -33,4 +33,6 @@ class ActorEvents(EventInterface, prefix="actors"):
 class ActorTimeEvents(EventInterface, prefix="time"):
     """Where the time of updates goes; like all clocks, no number of the run."""
 
-    learner_wait_share = Event("Share of the time of updates in which the learner had to wait.")
+    learner_wait_share = Event(
+        "Share of the time in which the learner had to wait, with `dev` in which it collected."
+    )

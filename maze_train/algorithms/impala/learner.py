@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -17,13 +17,14 @@ from maze_train.algorithms.impala.events import ImpalaEvents
 from maze_train.data.joining import select_envs
 from maze_train.errors import ShapeError
 from maze_train.functional.returns import discounts_and_lambdas
-from maze_train.functional.vtrace import vtrace
+from maze_train.functional.vtrace import importance_weights, vtrace
 
 if TYPE_CHECKING:
     from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
     from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
+    from maze_train.learner.progress import Progress
     from maze_train.types import Tensor
 
 __all__ = ["ImpalaLearner"]
@@ -42,6 +43,8 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
 
     Source: Espeholt et al. (2018), arXiv:1802.01561, section 4.2.
     """
+
+    most_empty_updates: ClassVar[int] = 100
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._outputs: dict[str, SampleOutputs] = {}
@@ -94,6 +97,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     ) -> tuple[Tensor, Tensor]:
         """V-trace advantages of the actions, and the V-trace targets of the critic."""
         assert rollout.log_probs is not None
+        bound = self.config.vtrace_clip_rho_threshold
         discounts, lambdas = discounts_and_lambdas(
             rollout.terminated,
             rollout.cut,
@@ -108,8 +112,10 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
             evaluated.values,
             evaluated.next_values,
             lambdas,
-            clip_rho_threshold=self.config.vtrace_clip_rho_threshold,
+            clip_rho_threshold=bound,
             clip_pg_rho_threshold=self.config.vtrace_clip_pg_rho_threshold,
+            # No weight of later corrections above that of the first one, as the paper demands.
+            clip_c_threshold=1.0 if bound is None else min(1.0, bound),
         )
         return targets.pg_advantages, targets.vs
 
@@ -119,11 +125,16 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         """Statistics of the importance weights of transitions."""
         assert rollout.log_probs is not None
         log_rhos = prepared.old_log_probs - rollout.log_probs.flatten()
-        rhos = prepared.transitions(log_rhos).exp()
+        rhos = importance_weights(prepared.transitions(log_rhos))
         statistics.record(ImpalaEvents.rho_mean, rhos.mean())
         bound = self.config.vtrace_clip_rho_threshold
         if bound is not None:
             statistics.record(ImpalaEvents.rho_clip_fraction, (rhos > bound).float().mean())
+
+    def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Forget the outputs of modules that had no minibatch."""
+        super().after_gradient_based_update(progress, statistics)
+        self._outputs.clear()
 
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics

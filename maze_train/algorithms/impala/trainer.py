@@ -63,7 +63,7 @@ class IMPALA(Trainer):
         if not self.actors.has_weights:
             self.actors.publish(self.learners.weights_seq_no)
         gathered = self.actors.gather(self._config.actors_batch_size, self.interruption.check)
-        waited = time.perf_counter() - started
+        collected = time.perf_counter()
         gathered.episodes.record(statistics)
         rollout = gathered.rollout
         self._check_lost(rollout.num_samples)
@@ -71,10 +71,11 @@ class IMPALA(Trainer):
         statistics.merge(self.learners.update(batch, progress))
         if self.learners.weights_seq_no % self._config.broadcast_interval == 0:
             self.actors.publish(self.learners.weights_seq_no)
-        total = time.perf_counter() - started
-        statistics.record(TimeEvents.collect_s, waited)
-        statistics.record(TimeEvents.update_s, total - waited)
-        statistics.record(ActorTimeEvents.learner_wait_share, waited / total, total)
+        ended = time.perf_counter()
+        statistics.record(TimeEvents.collect_s, collected - started)
+        statistics.record(TimeEvents.update_s, ended - collected)
+        share = gathered.waited_s / (ended - started)
+        statistics.record(ActorTimeEvents.learner_wait_share, share, ended - started)
         self._record_actors(gathered, statistics)
         return rollout.num_samples
 
