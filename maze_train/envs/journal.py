@@ -141,7 +141,6 @@ class Journal:
     def record(self) -> None:
         """Keep the actions of the step that was made."""
         if not self._keeps_actions:
-            self._valid = False
             return
         row = self._row
         if row == self._rows or not self._chunks:
@@ -191,6 +190,8 @@ class Journal:
         Raises:
             EnvError: If the last step failed, or none of the environments was ever reset.
         """
+        if not self._keeps_actions:
+            raise EnvError("the actions of these environments are not kept: can_be_restored=False")
         if not self._valid:
             raise EnvError(
                 "the state of the environments is not known, because the last call failed: call "

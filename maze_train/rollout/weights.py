@@ -130,15 +130,16 @@ class WeightsWriter:
         """Make the weights as they are now those that readers get."""
         # Asked for anew each time: a module may replace its buffers.
         state = acting_state(self._model)
+        for key, place in self._shared.places.items():
+            if state[key].shape != place.shape:
+                raise TrainingError(
+                    f"{key} of the model has the shape {list(state[key].shape)}, had "
+                    f"{list(place.shape)} at the start: what is sent to actors keeps its shape"
+                )
 
         def write(target: int) -> None:
             self._shared.buffers[target][:8].view(torch.int64)[0] = weights_seq_no
             for key, view in self._views[target].items():
-                if state[key].shape != view.shape:
-                    raise TrainingError(
-                        f"{key} of the model has the shape {list(state[key].shape)}, had "
-                        f"{list(view.shape)} at the start: what is sent to actors keeps its shape"
-                    )
                 view.copy_(state[key])
 
         self._write(write)

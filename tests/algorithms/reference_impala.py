@@ -184,9 +184,10 @@ class SlowImpala:
         """Advantages and targets by place: eq. 1, and the policy gradient of section 4.2.
 
         v_s = V(x_s) + sum over t >= s of gamma^(t-s) (c_s ... c_(t-1)) rho_t delta_t, with
-        c_i = lambda min(1, ratio_i); the sum ends with the episode.
+        c_i = lambda min(c_bar, ratio_i), c_bar = min(1, rho_bar); the sum ends with the episode.
         """
         config, targets, advantages = self.config, {}, {}
+        c_bar = clipped(1.0, config.vtrace_clip_rho_threshold)
         errors, following = self.errors(rollout)
         for s, b in self.places(rollout):
             total, weight, t = 0.0, 1.0, s
@@ -195,7 +196,7 @@ class SlowImpala:
                 total += weight * rho * errors[t, b]
                 if self.is_last(rollout, t, b):
                     break
-                weight *= config.gamma * config.gae_lambda * min(1.0, ratios[t, b])
+                weight *= config.gamma * config.gae_lambda * min(c_bar, ratios[t, b])
                 t += 1
             targets[s, b] = self.values[s, b] + total
         for s, b in targets:

@@ -31,6 +31,10 @@ def load(**settings: Any) -> Any:
         ({"num_actors": 16}, r"algorithm\.num_actors = 16: expected a divisor of runner\.conc"),
         ({"actors_batch_size": 0}, r"algorithm\.actors_batch_size = 0: expected a number >= 1"),
         ({"queue_out_of_sync_factor": -0.5}, r"algorithm\.queue_out_of_sync_factor = -0\.5: .*0"),
+        (
+            {"queue_out_of_sync_factor": 1e7},
+            r"algorithm\.queue_out_of_sync_factor = 10000000\.0: .*100",
+        ),
         ({"queue_out_of_sync_factor": math.inf}, r"queue_out_of_sync_factor = inf: .*finite"),
         (
             {"queue_out_of_sync_factor": 0.25, "actors_batch_size": 8},

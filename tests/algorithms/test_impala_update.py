@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +30,7 @@ from maze_train.algorithms.a2c.learner import A2CLearner
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.data.joining import join_rollouts, select_envs
-from maze_train.errors import ShapeError
+from maze_train.errors import ShapeError, TrainingError
 from maze_train.learner.progress import Progress
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 
@@ -128,6 +129,7 @@ def test_update_equals_the_reference(name, ignoring, shared):
         {"vtrace_clip_pg_rho_threshold": None},
         {"vtrace_clip_rho_threshold": None, "vtrace_clip_pg_rho_threshold": None},
         {"vtrace_clip_rho_threshold": 1.5, "vtrace_clip_pg_rho_threshold": 0.75},
+        {"vtrace_clip_rho_threshold": 0.5},
         {"gae_lambda": 0.0},
         {"gae_lambda": 1.0, "gamma": 1.0},
         {"gamma": 0.0},
@@ -294,6 +296,16 @@ def test_statistics_of_importance_weights(threshold, ignoring):
         assert row["train/rho_clip_fraction"] == pytest.approx((found > threshold).mean(), rel=1e-6)
 
 
+@pytest.mark.parametrize("log_ratio", [100.0, 1000.0])
+def test_huge_importance_weights(log_ratio):
+    """What the mean is of is bounded, so that it is a number."""
+    model, rollout, _ = make_problem()
+    rollout = replace(rollout, log_probs=log_probs_of(model, rollout) - log_ratio)
+    row = ImpalaLearner(model, make_config()).update(rollout, Progress()).reduce()
+    assert row["train/rho_mean"] == pytest.approx(math.exp(40.0), rel=1e-5)
+    assert row["train/rho_clip_fraction"] == 1.0
+
+
 def test_policy_lag():
     """Updates between the weights that acted and those that learn, of new rollouts alone."""
     model, rollout, _ = make_problem()
@@ -338,8 +350,40 @@ def test_a_rollout_without_transitions(normalised):
     model, rollout, _ = make_problem(**settings)
     before = copy.deepcopy(model.state_dict())
     nothing = replace(rollout, ignored=torch.ones_like(rollout.terminated))
-    row = ImpalaLearner(model, make_config()).update(nothing, Progress()).reduce()
+    learner = ImpalaLearner(model, make_config())
+    row = learner.update(nothing, Progress()).reduce()
+    assert learner._outputs == {}
     assert all(np.isfinite(value) for value in row.values())
     assert "train/rho_mean" not in row
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("kind", ["a2c", "impala"])
+def test_gradients_that_are_not_finite(kind):
+    """Their steps are left out and counted; a hundred updates in a row without one are an error."""
+    model, rollout, _ = make_problem()
+    bad = replace(rollout, rewards=torch.full_like(rollout.rewards, math.nan))
+    learners = {
+        "a2c": (A2CLearner, A2CAlgorithmConfig),
+        "impala": (ImpalaLearner, ImpalaAlgorithmConfig),
+    }
+    make_learner, make_settings = learners[kind]
+    advice = "on_non_finite=skip leaves such steps out"
+    with pytest.raises(TrainingError, match=advice):
+        make_learner(model, make_settings(**SETTINGS)).update(bad, Progress())
+    learner = make_learner(model, make_settings(**SETTINGS, on_non_finite="skip"))
+    for _ in range(2):
+        before = snapshot(model)
+        for _ in range(99):
+            row = learner.update(bad, Progress()).reduce()
+            assert (row["train/skipped_steps"], row["train/gradient_steps"]) == (1, 0)
+        for name, param in model.named_parameters():
+            assert torch.equal(param, before[name])
+        assert learner.update(rollout, Progress()).reduce()["train/gradient_steps"] == 1
+        assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    for _ in range(99):
+        learner.update(bad, Progress())
+    with pytest.raises(TrainingError, match="no other gradient in 100 updates") as caught:
+        learner.update(bad, Progress())
+    assert "skip" not in str(caught.value)

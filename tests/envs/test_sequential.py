@@ -240,6 +240,25 @@ def test_construction_errors():
         SequentialVectorEnv([])
 
 
+def test_what_can_not_be_restored_keeps_nothing():
+    """No actions of an episode that never ends; there is no state then, but the same numbers."""
+    makers = [lambda: CountingEnv(length=10**9)] * 2
+    vector = SequentialVectorEnv(makers, can_be_restored=False)
+    other = SequentialVectorEnv(makers)
+    assert not vector.can_be_restored
+    assert other.can_be_restored
+    for one in (vector, other):
+        one.reset(seed=3)
+    for _ in range(2000):
+        ours, theirs = vector.step([0, 1]), other.step([0, 1])
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    assert vector._journal._chunks == []
+    assert other._journal._chunks
+    assert len(other.state_dict()["envs"]) == 2
+    with pytest.raises(EnvError, match="the state of the environments is not known"):
+        vector.state_dict()
+
+
 def test_close_is_idempotent():
     """Closing twice, and leaving a with block, is fine."""
     with SequentialVectorEnv([CountingEnv]) as vector:

@@ -37,6 +37,7 @@ from maze_train.functional import (
     log_probs_from_logits_and_actions_and_spaces,
     vtrace,
 )
+from maze_train.functional.vtrace import importance_weights
 
 RTOL = 1e-9
 THRESHOLDS = st.sampled_from([None, math.inf, 3.7, 1.0, 0.4])
@@ -193,6 +194,17 @@ def test_huge_traces_stay_finite_in_double_precision() -> None:
     result = run(steps, clip_rho_threshold=None, clip_pg_rho_threshold=None, clip_c_threshold=None)
     assert result.vs.isfinite().all()
     assert result.pg_advantages.isfinite().all()
+
+
+def test_importance_weights_are_bounded() -> None:
+    """Those of ordinary ratios are exact; arguments stay, and nothing has a gradient."""
+    log_rhos = torch.tensor([-math.inf, -1e4, 0.0, 3.0, 39.0, 41.0, math.inf], requires_grad=True)
+    before = log_rhos.detach().clone()
+    rhos = importance_weights(log_rhos)
+    assert not rhos.requires_grad
+    assert torch.equal(log_rhos, before)
+    assert torch.equal(rhos[:5], before[:5].exp())
+    assert torch.equal(rhos[5:], torch.full((2,), 40.0).exp())
 
 
 def test_single_step() -> None:

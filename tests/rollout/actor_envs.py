@@ -160,6 +160,41 @@ class GatedEnv(ActorEnv):
         return super().step(action)
 
 
+class SlowEnv(ActorEnv):
+    """Takes a while for each step, and leaves a file when it is closed.
+
+    Args:
+        folder: Where the file `closed{process}` is left.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step, in no hurry."""
+        time.sleep(0.3)
+        return super().step(action)
+
+    def close(self) -> None:
+        """Leave the file."""
+        (self.folder / f"closed{os.getpid()}").touch()
+
+
+class EndlessEnv(ActorEnv):
+    """Episodes that never end, with actions so large that to keep them would soon be seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1.0, 1.0, (256,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the episode."""
+        obs, info = super().reset(seed=seed, options=options)
+        self.length = -1
+        return obs, info
+
+
 class BrokenLaterEnv(ActorEnv):
     """Can not be built once a file is there."""
 

@@ -1,10 +1,14 @@
 """Trains with IMPALA while actors are killed and stopped at random moments.
 
     python tests/rollout/soak_actors.py --minutes 10 [--seed 0] [--start-method forkserver]
+    python tests/rollout/soak_actors.py --minutes 10 --endless
 
 After every update it is checked that no step is lost or counted twice, every second how much memory
 the learner and the actors take. Prints a line each 30 s and a summary; the exit code is 1 if a
 number was wrong, if nobody was killed, or if memory grew by more than 5 % after it had settled.
+
+With `--endless`, episodes never end, and nobody is killed: what an actor keeps of a running episode
+would be gone with it.
 """
 
 from __future__ import annotations
@@ -65,9 +69,9 @@ class Killer:
         self.kills = self.stops = 0
         self._actors, self._rng = actors, rng
         signal.signal(signal.SIGALRM, self._strike)
-        self._wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Strike some time later, and from then on."""
         signal.setitimer(signal.ITIMER_REAL, self._rng.uniform(0.01, 2.0 * KILL_EVERY_S))
 
     def _strike(self, number: int, frame: object) -> None:
@@ -81,7 +85,7 @@ class Killer:
             else:
                 process.kill()
                 self.kills += 1
-        self._wait()
+        self.wait()
 
     def stop(self) -> None:
         """Leave actors alone from now on."""
@@ -166,7 +170,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "runner.on_worker_failure": "restart",
         "runner.max_worker_restarts": 10**9,
         "runner.worker_timeout_s": ALLOWED_START_S,
-        "env": "CartPole-v1",
+        "env": {"_target_": "actor_envs.EndlessEnv"} if arguments.endless else "CartPole-v1",
         "checkpoint.interval": 0,
         "evaluation.n_episodes": 0,
         "seed": arguments.seed,
@@ -188,6 +192,8 @@ def soak(arguments: argparse.Namespace) -> list[str]:
         trainer.update_once = watch.update_once
         runner.before_training(trainer)
         killer = Killer(actors, random.Random(arguments.seed))
+        if not arguments.endless:
+            killer.wait()
         try:
             trainer.train()
         finally:
@@ -198,7 +204,8 @@ def soak(arguments: argparse.Namespace) -> list[str]:
         problems.append(f"at the end: {counts}")
     if multiprocessing.active_children():
         problems.append(f"left: {multiprocessing.active_children()}")
-    if actors.worker_restarts < max(1, killer.kills + killer.stops - actors.num_actors) / 2:
+    least = max(1, killer.kills + killer.stops - actors.num_actors) / 2
+    if actors.worker_restarts < least and not arguments.endless:
         problems.append(f"{killer.kills} kills, but {actors.worker_restarts} restarts")
     learner, actor = watch.growth()
     if max(learner, actor) > MOST_GROWTH:
@@ -217,6 +224,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start-method", default="forkserver")
+    parser.add_argument("--endless", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     # Else a new actor imports for longer than it may stand still.

@@ -408,6 +408,26 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
         assert finished == expected
 
 
+def test_each_step_is_told_and_may_be_the_last():
+    """What is raised there ends the rollout half-way; the environments can be closed."""
+    made = []
+
+    def on_step():
+        made.append(None)
+        if len(made) == T + 3:
+            raise ArithmeticError("enough")
+
+    env = SequentialVectorEnv([ScriptedEnv] * B)
+    collector = RolloutCollector(env, T, env_seed=5, action_seed=7, on_step=on_step)
+    model = make_model(env)
+    collector.collect(model)
+    assert len(made) == T
+    with pytest.raises(ArithmeticError, match="enough"):
+        collector.collect(model)
+    assert len(made) == T + 3
+    env.close()
+
+
 @pytest.mark.parametrize("vector", VECTORS)
 def test_failures_meanwhile_go_through(vector):
     """The environments are between the halves of a step then, and can be closed."""

@@ -9,10 +9,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +27,7 @@ from actor_envs import (
     FaultyEnv,
     GatedEnv,
     OddOneOutEnv,
+    SlowEnv,
     T,
     assert_same,
     maker_for,
@@ -38,7 +41,9 @@ from actor_envs import (
 )
 
 from maze_train.data.joining import join_rollouts
-from maze_train.errors import MazeTrainError, SpaceError, WorkerError
+from maze_train.errors import ConfigError, MazeTrainError, SpaceError, WorkerError
+from maze_train.rollout import subproc_actors
+from maze_train.rollout.actors import SequentialDistributedActors
 from maze_train.rollout.subproc_actors import SubprocDistributedActors
 from maze_train.training.state_files import dumps, loads
 
@@ -84,10 +89,10 @@ class Learner:
     def __init__(
         self, make: MakeEnv, *, memory: bool = False, skips: bool = False, **settings: Any
     ) -> None:
-        num_envs = settings.pop("num_envs", E)
+        num_envs, num_steps = settings.pop("num_envs", E), settings.pop("num_steps", T)
         settings = {"start_method": "fork", "timeout_s": 30.0, "queue_size": 2, **settings}
         self.actors = SubprocDistributedActors(
-            partial(vector_of, make, num_envs, skips), A, num_envs, T, SEED_OF, **settings
+            partial(vector_of, make, num_envs, skips), A, num_envs, num_steps, SEED_OF, **settings
         )
         make_model = model_maker(*self.actors.spaces, memory=memory)
         self.model = make_model()
@@ -333,6 +338,30 @@ def test_a_learner_that_is_slow(start: Any) -> None:
         assert learner.gather().queue_before == A * learner.actors.num_slots
 
 
+def test_waiting_is_measured(start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves when the learner has nothing to do, and when it joins rollouts."""
+    clock, idle_s, joining_s = [0.0], 1.0, 100.0
+
+    def idle() -> None:
+        clock[0] += idle_s
+        (tmp_path / "open0").touch()
+        (tmp_path / "open1").touch()
+
+    def join(rollouts: list[Rollout]) -> Rollout:
+        clock[0] += joining_s
+        return join_rollouts(rollouts)
+
+    learner = start(partial(GatedEnv, tmp_path, (0, 1)), num_envs=1)
+    monkeypatch.setattr(subproc_actors, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(subproc_actors, "join_rollouts", join)
+    waited_s = learner.actors.gather(1, idle).waited_s
+    assert waited_s == clock[0] - joining_s >= idle_s
+    learner.trained += T
+    learner.wait_for_pause(1 + 4)
+    gathered = learner.gather(4)
+    assert (gathered.queue_before, gathered.waited_s) == (4, 0.0)
+
+
 # -- failures ----------------------------------------------------------------------------------
 
 FAILURES = {
@@ -427,8 +456,10 @@ def test_killed_actors(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert set(old) == {0, 1}
     for actor in range(A):
         expected.begin(actor, generation=1)
-    new = [expected.take(learner.gather()) for _ in range(8)]
-    assert set(new) == {2, 3}
+    new: set[int] = set()
+    while not new >= {2, 3}:  # However long one of them takes to start.
+        new.add(expected.take(learner.gather()))
+    assert new == {2, 3}
     told = capfd.readouterr().err
     words = (
         r"died in a rollout \(signal SIGKILL; was memory exhausted\?\); 0 steps of its rollout are"
@@ -488,6 +519,18 @@ def test_environments_that_can_not_be_built(
         learner.gather_until_failure()
 
 
+def test_environments_that_can_not_be_sent(start: Any) -> None:
+    """The error says what to do, before any process is started."""
+    lock = threading.Lock()
+
+    def make() -> gymnasium.Env[Any, Any]:
+        with lock:
+            return ActorEnv()
+
+    with pytest.raises(ConfigError, match=r"^env: can not be sent .*lock.*within the function"):
+        start(make)
+
+
 def test_different_spaces(start: Any, tmp_path: Path) -> None:
     """All actors need the same."""
     make = partial(OddOneOutEnv, tmp_path / "one")
@@ -520,6 +563,28 @@ def test_closing(start: Any) -> None:
     assert all(process_ended(pid) for pid in pids)
     learner.close()
     assert learner.actors.counts == counts
+
+
+def test_closing_in_the_middle_of_a_long_rollout(start: Any, tmp_path: Path) -> None:
+    """Actors end after the step that they are making, and close their environments."""
+    learner = start(partial(SlowEnv, tmp_path), num_envs=1, num_steps=1000)
+    expected = {f"closed{process.pid}" for process in learner.processes}
+
+    class Begun(Exception):  # noqa: N818  # not an error
+        pass
+
+    def idle() -> None:
+        learner._check_time()
+        if all(process.made for process in learner.actors._processes):
+            raise Begun
+
+    with pytest.raises(Begun):
+        learner.actors.gather(1, idle)
+    assert list(tmp_path.iterdir()) == []
+    learner.close()
+    assert 0 < learner.actors.counts.dropped < 1000
+    # Those that are killed, after five seconds, leave none.
+    assert {file.name for file in tmp_path.iterdir()} == expected
 
 
 def test_more_rollouts_than_there_is_room_for(start: Any) -> None:
@@ -556,22 +621,62 @@ def test_a_run_that_is_continued(start: Any, capfd: pytest.CaptureFixture[str]) 
         second.close()
 
 
+def test_a_run_that_is_continued_in_one_process(
+    start: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is told that episodes begin anew there, too, and what is dropped."""
+    first = start()
+    first.gather()
+    first.wait_for_pause(1 + 4)
+    state = loads(dumps(first.actors.state_dict()))
+    actors = SequentialDistributedActors([vector_of(ActorEnv) for _ in range(A)], T, SEED_OF)
+    make_model = model_maker(*actors.spaces)
+    actors.begin(make_model(), make_model)
+    actors.load_state_dict(state)
+    assert capfd.readouterr().err == (
+        "warning: the environments of the actors begin new episodes, and "
+        f"{4 * T * E} steps that were in flight are dropped\n"
+    )
+    assert actors.counts.dropped == 4 * T * E
+    expected = References(ActorEnv)
+    for actor in range(A):
+        expected.begin(actor, generation=1)
+    gathered = [actors.gather(1, lambda: None) for _ in range(4)]
+    assert [one.episodes.lost for one in gathered] == [A * E, 0, 0, 0]
+    assert [expected.take(one) for one in gathered] == [2, 3, 2, 3]
+
+
 PARENT = """
 import sys, time
 from functools import partial
+from pathlib import Path
 from actor_envs import *
 from maze_train.rollout.subproc_actors import SubprocDistributedActors
 
 if __name__ == "__main__":
-    make_env = partial(vector_of, ActorEnv)
+    is_slow = sys.argv[2] == "waits"
+    make_env = partial(vector_of, partial(SlowEnv, Path(sys.argv[4])) if is_slow else ActorEnv)
     actors = SubprocDistributedActors(
-        make_env, int(sys.argv[3]), E, T, SEED_OF, queue_size=2, start_method=sys.argv[1]
+        make_env,
+        int(sys.argv[3]),
+        E,
+        1000 if is_slow else T,
+        SEED_OF,
+        queue_size=2,
+        start_method=sys.argv[1],
     )
+    pids = [process.worker.process.pid for process in actors._processes]
+
+    def idle():
+        if is_slow and all(process.made for process in actors._processes):
+            print(*pids, flush=True)
+            time.sleep(600.0)
+
     make_model = model_maker(*actors.spaces)
     actors.begin(make_model(), make_model)
     actors.publish(0)
-    actors.gather(1, lambda: None)
-    print(*[process.worker.process.pid for process in actors._processes], flush=True)
+    actors.gather(1, idle)
+    print(*pids, flush=True)
     if sys.argv[2] == "ends":
         sys.exit(3)
     while sys.argv[2] == "learns":
@@ -585,16 +690,21 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("start_method", "does", "num_actors"),
-    [("fork", "sleeps", 2), ("forkserver", "learns", 1), ("fork", "ends", 2)],
+    [
+        ("fork", "sleeps", 2),
+        ("forkserver", "learns", 1),
+        ("fork", "ends", 2),
+        ("fork", "waits", 2),
+    ],
 )
 def test_the_process_of_the_learner_ends(
     tmp_path: Path, start_method: str, does: str, num_actors: int
 ) -> None:
-    """Killed, or without closing its actors: they end by themselves."""
+    """Killed, or without closing its actors: they end by themselves, also within a rollout."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(
-        [sys.executable, str(script), start_method, does, str(num_actors)],
+        [sys.executable, str(script), start_method, does, str(num_actors), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -614,6 +724,8 @@ def test_the_process_of_the_learner_ends(
         while not all(process_ended(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert all(process_ended(pid) for pid in pids)
+        closed = {f"closed{pid}" for pid in pids} if does == "waits" else set()
+        assert {file.name for file in tmp_path.glob("closed*")} == closed
     finally:
         parent.kill()
         parent.wait()

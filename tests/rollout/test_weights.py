@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from actor_envs import OBSERVATIONS, model_maker, set_version
 from gymnasium import spaces
 from torch import nn
 
+from maze_train.errors import TrainingError
 from maze_train.rollout.weights import WeightsReader, WeightsWriter, weights_nbytes
 from maze_train.training.state_files import dumps, loads
 from maze_train.trees import tree_map
@@ -155,6 +157,21 @@ def test_buffers_of_all_types_arrive() -> None:
             assert theirs[key].dtype == value.dtype
             assert torch.equal(theirs[key], value), key
         assert acting.a.weight.data_ptr() == acting.b.weight.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (6,)])
+def test_a_buffer_that_changes_its_size_is_named(shape: tuple[int, ...]) -> None:
+    """Readers keep what was published before."""
+    model, acting = OddModule(), OddModule()
+    memory = make_memory(model)
+    writer, reader = WeightsWriter(model, memory), WeightsReader(acting, memory)
+    writer.publish(1)
+    model.counts = torch.ones(shape, dtype=torch.int64)
+    words = rf"counts of the model has the shape {re.escape(str(list(shape)))}, had \[5\]"
+    with pytest.raises(TrainingError, match=words):
+        writer.publish(2)
+    assert reader.load() == 1
+    assert torch.equal(acting.counts, torch.zeros(5, dtype=torch.int64))
 
 
 def test_published_weights_are_state() -> None:

@@ -17,11 +17,12 @@ from own_envs import SpacesEnv
 from own_parts import ANY_SPACES, AnyEnv, diaries
 from short_runs import SMALL, everything, rows, summary
 
-from maze_train import load_policy, train
+from maze_train import EnvFactory, load_config, load_policy, train
 from maze_train.algorithms.impala.events import ActorEvents, ActorTimeEvents, ImpalaEvents
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import ConfigError, EnvError, TrainingError
+from maze_train.runners.vector_envs import build_actor_env
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,6 +219,14 @@ def test_statistics_of_observations_begin_before_training(monkeypatch: pytest.Mo
 
 
 # -- local ---------------------------------------------------------------------------------------
+
+
+def test_actors_keep_nothing_of_their_episodes() -> None:
+    """No checkpoint asks where their environments are."""
+    config = load_config({**IMPALA, **FORK, "env": "CartPole-v1"})
+    with build_actor_env(EnvFactory.from_any("CartPole-v1"), config, 2) as env:
+        assert env.num_envs == 2
+        assert not env.can_be_restored
 
 
 @pytest.mark.slow
