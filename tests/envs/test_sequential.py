@@ -255,7 +255,7 @@ def test_what_can_not_be_restored_keeps_nothing():
     assert vector._journal._chunks == []
     assert other._journal._chunks
     assert len(other.state_dict()["envs"]) == 2
-    with pytest.raises(EnvError, match="the state of the environments is not known"):
+    with pytest.raises(EnvError, match="can_be_restored=False"):
         vector.state_dict()
 
 
