@@ -118,7 +118,7 @@ def test_an_own_environment_needs_no_id(maze_run: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ((), "algorithm: choose one: algorithm=<name>\n  a2c  Advantage actor-critic"),
+        ((), "algorithm: choose one: algorithm=<name>\n  a2c     Advantage actor-critic"),
         (("algorithm=ppo",), "env: choose one: env=<registered id> or env._target_="),
         (("algorithm=pp0",), "algorithm = 'pp0': no such option; did you mean ppo? available:\n"),
         (("algorithm={lr: 1}",), "algorithm: choose one"),
