@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import recv_handle
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ __all__ = [
     "STEP",
     "ParentWatch",
     "WorkerTask",
+    "run_process",
     "worker_main",
 ]
 
@@ -105,20 +106,38 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], task: WorkerT
         inherited: Ends that belong to the parent and were copied by a fork; they are closed here.
         task: The environments to build.
     """
+
+    def work(closing: ExitStack) -> None:
+        envs = build_envs(pickle.loads(task.factories), task.first)
+        for env in envs:
+            closing.callback(env.close)
+        limit_threads()  # again: building the environments may have imported torch
+        serve(conn, envs, task)
+
+    run_process(conn, inherited, work)
+
+
+def run_process(
+    conn: Connection, inherited: Sequence[Connection], work: Callable[[ExitStack], object]
+) -> None:
+    """Do the work of a process; the parent is told what it raises.
+
+    Args:
+        conn: This end of the pipe to the parent.
+        inherited: Ends that belong to the parent and were copied by a fork; they are closed here.
+        work: Gets a stack on which it puts what is to be closed in the end.
+    """
     prepare_process()
     for other in inherited:
         other.close()
-    envs: list[gymnasium.Env[Any, Any]] = []
+    closing = ExitStack()
     with suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
-            envs = build_envs(pickle.loads(task.factories), task.first)
-            limit_threads()  # again: building the environments may have imported torch
-            serve(conn, envs, task)
+            work(closing)
         except Exception as error:
             reply(conn, FAILED, pickle.dumps(describe_failure(error)))
     with suppress(Exception):
-        for env in envs:
-            env.close()
+        closing.close()
     conn.close()
 
 

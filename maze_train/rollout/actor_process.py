@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import recv_handle
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,12 @@ import numpy as np
 from maze_train.data.rollout_slots import RolloutLayout
 from maze_train.envs.buffers import map_shared
 from maze_train.envs.worker import (
-    FAILED,
     REPORT,
     ParentWatch,
     commands,
-    describe_failure,
     limit_threads,
-    prepare_process,
     reply,
+    run_process,
 )
 from maze_train.rollout.actors import RolloutActor
 
@@ -160,24 +158,15 @@ def actor_main(conn: Connection, inherited: Sequence[Connection], task: ActorTas
         inherited: Ends that belong to the parent and were copied by a fork; they are closed here.
         task: The environments to build.
     """
-    prepare_process()
-    for other in inherited:
-        other.close()
-    env: MazeVectorEnv | None = None
-    with suppress(BrokenPipeError, ConnectionResetError, EOFError, StoppedError):
-        try:
-            env = pickle.loads(task.make_env)()
-            assert env is not None
-            limit_threads()  # again: building the environments may have imported what has some
+
+    def work(closing: ExitStack) -> None:
+        env: MazeVectorEnv = pickle.loads(task.make_env)()
+        closing.callback(env.close)
+        limit_threads()  # again: building the environments may have imported what has some
+        with suppress(StoppedError):
             _act(conn, env, task.parent)
-        except StoppedError:
-            raise
-        except Exception as error:
-            reply(conn, FAILED, pickle.dumps(describe_failure(error)))
-    if env is not None:
-        with suppress(Exception):
-            env.close()
-    conn.close()
+
+    run_process(conn, inherited, work)
 
 
 def _act(conn: Connection, env: MazeVectorEnv, parent: int) -> None:

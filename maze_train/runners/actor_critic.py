@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.errors import ConfigError
@@ -27,18 +27,23 @@ __all__ = ["ACDevRunner", "ACLocalRunner", "ACRunner"]
 
 
 class ACRunner(TrainingRunner):
-    """Base of the runners of on-policy actor-critics.
+    """Base of the runners of actor-critics.
 
     Args:
         config: The configuration; its algorithm is an `ActorCriticConfig`.
         env_factory: Builds the environments instead of what `config.env` names.
     """
 
+    algorithm_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
+    """Class that the settings of the algorithm have to have."""
+
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env_factory)
-        if not isinstance(self.config.algorithm, ActorCriticConfig):
+        if not isinstance(self.config.algorithm, self.algorithm_class):
             raise ConfigError(
-                "algorithm", "expected an actor-critic", type(config.algorithm).__name__
+                "algorithm",
+                f"expected settings of the class {self.algorithm_class.__name__}",
+                type(config.algorithm).__name__,
             )
         self.algorithm = self.config.algorithm
         if self.algorithm.sequence_length and self.config.model.memory is None:

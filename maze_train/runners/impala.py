@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.rollout_replay import RolloutReplay
-from maze_train.errors import ConfigError
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.rollout.actors import SequentialDistributedActors
@@ -21,6 +20,7 @@ from maze_train.targets import locate
 if TYPE_CHECKING:
     from torch import nn
 
+    from maze_train.algorithms.actor_critic.config import ActorCriticConfig
     from maze_train.algorithms.impala.trainer import IMPALA
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.factory import EnvFactory
@@ -38,12 +38,11 @@ class ImpalaRunner(ACRunner):
         env_factory: Builds the environments instead of what `config.env` names.
     """
 
+    algorithm_class: ClassVar[type[ActorCriticConfig]] = ImpalaAlgorithmConfig
     algorithm: ImpalaAlgorithmConfig
 
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env_factory)
-        if not isinstance(self.algorithm, ImpalaAlgorithmConfig):
-            raise ConfigError("algorithm", "expected impala", type(config.algorithm).__name__)
         self._actors: DistributedActors | None = None
 
     @abstractmethod

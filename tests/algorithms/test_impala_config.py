@@ -123,7 +123,7 @@ def test_runners() -> None:
     config = {"env": "CartPole-v1", "algorithm": "impala", "seed": 1}
     for runner, expected in (("dev", ImpalaDevRunner), ("local", ImpalaLocalRunner)):
         assert type(build_runner(load_config({**config, "runner": runner}))) is expected
-    with pytest.raises(ConfigError, match=r"algorithm.*expected impala"):
+    with pytest.raises(ConfigError, match=r"algorithm.*expected settings.*ImpalaAlgorithmConfig"):
         ImpalaDevRunner(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
     memory = {"algorithm.sequence_length": 10}
     with pytest.raises(ConfigError, match=r"algorithm\.sequence_length = 10: .*model\.memory"):

@@ -159,18 +159,23 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         Returns:
             Advantages and returns, `[T, B]` each.
         """
-        discounts, lambdas = discounts_and_lambdas(
-            rollout.terminated,
-            rollout.cut,
-            self.config.gamma,
-            self.config.gae_lambda,
-            dtype=rollout.rewards.dtype,
-        )
+        discounts, lambdas = self.discounts_and_lambdas(rollout)
         values = evaluated.values
         advantages = lambda_advantages(
             rollout.rewards, discounts, values, evaluated.next_values, lambdas
         )
         return advantages, advantages + values
+
+    def discounts_and_lambdas(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Discount and trace decay of each step, `[T, B]` each."""
+        config = self.config
+        return discounts_and_lambdas(
+            rollout.terminated,
+            rollout.cut,
+            config.gamma,
+            config.gae_lambda,
+            dtype=rollout.rewards.dtype,
+        )
 
     def _record_values(
         self, prepared: PreparedRollout, values: Tensor, returns: Tensor, statistics: Statistics

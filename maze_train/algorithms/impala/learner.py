@@ -16,7 +16,6 @@ from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.events import ImpalaEvents
 from maze_train.data.joining import select_envs
 from maze_train.errors import ShapeError
-from maze_train.functional.returns import discounts_and_lambdas
 from maze_train.functional.vtrace import importance_weights, vtrace
 
 if TYPE_CHECKING:
@@ -98,13 +97,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         """V-trace advantages of the actions, and the V-trace targets of the critic."""
         assert rollout.log_probs is not None
         bound = self.config.vtrace_clip_rho_threshold
-        discounts, lambdas = discounts_and_lambdas(
-            rollout.terminated,
-            rollout.cut,
-            self.config.gamma,
-            self.config.gae_lambda,
-            dtype=rollout.rewards.dtype,
-        )
+        discounts, lambdas = self.discounts_and_lambdas(rollout)
         targets = vtrace(
             log_probs.view_as(rollout.log_probs) - rollout.log_probs,
             discounts,
