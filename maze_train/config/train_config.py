@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_one_of
@@ -22,8 +22,9 @@ class RunnerConfig:
     name: ClassVar[str] = ""
     """Name of the runner, as in `runner=<name>`."""
 
-    concurrency: int = 8
-    """Environments that collect experience in parallel. >= 1."""
+    concurrency: int = 0
+    """Environments that collect experience in parallel; 0: as many as suit the algorithm, 8 or for
+    ES 64. >= 0."""
 
     torch_threads: int = 1
     """Threads of PyTorch in the learner; more than 1 pays for large networks and batches only;
@@ -37,7 +38,7 @@ class RunnerConfig:
     """One short iteration of everything (collect, update, evaluate, write), as a trial."""
 
     def __post_init__(self) -> None:
-        check_at_least("concurrency", self.concurrency, 1)
+        check_at_least("concurrency", self.concurrency, 0)
         check_at_least("torch_threads", self.torch_threads, 0)
         check_at_least("max_wall_time_s", self.max_wall_time_s, 0)
 
@@ -136,6 +137,9 @@ class TrainConfig:
             raise ConfigError(
                 "runner", f"{self.algorithm.name} runs on: {supported}", self.runner.name
             )
+        if not self.runner.concurrency:
+            count = self.algorithm.default_concurrency
+            self.runner = replace(self.runner, concurrency=count)
         limits = (self.total_steps, self.algorithm.n_epochs, self.algorithm.patience)
         if not any(limits) and not self.runner.max_wall_time_s:
             raise ConfigError(

@@ -3,6 +3,12 @@
 Tensors are time-major, [T, B, ...]: T steps of B environments.
 """
 
+from maze_train.functional.evolution import (
+    antithetic_gradient,
+    centered_ranks,
+    normalized_returns,
+    shaped_returns,
+)
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
 from maze_train.functional.policy_loss import (
     approximate_kl,
@@ -47,9 +53,11 @@ __all__ = [
     "VTraceFromLogitsReturns",
     "VTraceReturns",
     "ValueTransform",
+    "antithetic_gradient",
     "approximate_kl",
     "backward_recurrence",
     "batch_moments",
+    "centered_ranks",
     "check_same_shape",
     "clip_fraction",
     "clipped_surrogate_loss",
@@ -65,9 +73,11 @@ __all__ = [
     "log_probs_from_logits_and_actions_and_spaces",
     "merge_moments",
     "normalize_advantages",
+    "normalized_returns",
     "piecewise_linear",
     "policy_gradient_loss",
     "scalar_to_support",
+    "shaped_returns",
     "squared_value_loss",
     "support_to_scalar",
     "two_hot_loss",

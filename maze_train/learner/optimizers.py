@@ -10,6 +10,7 @@ import torch
 
 from maze_train.errors import ConfigError
 from maze_train.learner.flat import FlatParameters
+from maze_train.learner.flat_optimizers import Optimizer
 from maze_train.learner.gradients import clip_gradients
 from maze_train.learner.progress import Progress, scheduled_value
 from maze_train.learner.rmsprop import RMSpropTF
@@ -65,9 +66,13 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which no learner offers",
                 node[TARGET],
             )
-        elementwise = optimizer_class is RMSpropTF or (
-            optimizer_class.__module__.startswith("torch.optim")
-            and optimizer_class.__name__ in ELEMENTWISE
+        elementwise = (
+            optimizer_class is RMSpropTF
+            or issubclass(optimizer_class, Optimizer)
+            or (
+                optimizer_class.__module__.startswith("torch.optim")
+                and optimizer_class.__name__ in ELEMENTWISE
+            )
         )
         self.flat = FlatParameters(self.params) if elementwise and self.params else None
         owned = self.params if self.flat is None else [self.flat.vector]
@@ -80,11 +85,13 @@ class ModuleOptimizer:
         """Arguments that are not given: the field's epsilon, and the fused kernel.
 
         An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably matters for actor-critics; a class
-        whose own is larger keeps it. The fused kernel was the fastest on every size tried.
+        whose own is larger keeps it, as does an `Optimizer` of this package. The fused kernel was
+        the fastest on every size tried.
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
-        own_epsilon = accepted["eps"].default if "eps" in accepted else None
+        own = issubclass(optimizer_class, Optimizer)
+        own_epsilon = accepted["eps"].default if "eps" in accepted and not own else None
         if isinstance(own_epsilon, float) and own_epsilon < EPSILON:
             defaults["eps"] = EPSILON
         chosen = {"fused", "foreach", "capturable", "differentiable"} & set(node)

@@ -5,34 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import torch
-from torch import nn
 
-from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.blocks import MLP
-from maze_train.nets.building import (
-    POLICY_GAIN,
-    Policy,
-    build_network,
-    build_normalizer,
-    input_space,
-    readable,
-)
-from maze_train.nets.masking import ActionMasking
-from maze_train.nets.recurrent import Memory
+from maze_train.nets.building import Policy, build_network, input_space
+from maze_train.nets.policy_model import PolicyModel, compose_policy, head_of_trunk
 from maze_train.nets.template import TemplateNet, resolve
 from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space
-from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gymnasium import spaces
+    from torch import nn
 
-    from maze_train.distributions.base import Distribution
     from maze_train.nets.blocks import HasVJP, InputGradient
     from maze_train.nets.config import ModelConfig
+    from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.nets.recurrent import Memory
     from maze_train.types import Sequences, Tensor, TensorTree
 
 OutputGradients: TypeAlias = "Callable[[Tensor | None, Tensor | None], None]"
@@ -42,7 +33,7 @@ __all__ = ["ActorCriticModel", "build_actor_critic"]
 VALUE_GAIN = 1.0
 
 
-class ActorCriticModel(nn.Module):
+class ActorCriticModel(PolicyModel):
     """A policy and a state-value critic, with or without shared hidden layers and a memory.
 
     Observations go through the normaliser, the trunk and the memory, as far as there are any, to
@@ -72,26 +63,13 @@ class ActorCriticModel(nn.Module):
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
     ) -> None:
-        super().__init__()
-        self.normalizer = normalizer
-        self.trunk = trunk
-        self.memory = memory
-        self.policy = policy
+        super().__init__(policy, trunk, memory=memory, normalizer=normalizer, masking=masking)
         self.critic = critic
         self.value_head = value_head
-        self.masking = masking
 
-    @property
-    def distribution(self) -> Distribution:
-        """The family of action distributions."""
-        return self.policy.distribution
-
-    @property
-    def state_size(self) -> int:
-        """Size S of the memory of one environment; 0: there is none."""
-        return 0 if self.memory is None else self.memory.state_size
-
-    def forward(self, obs: TensorTree, sequences: Sequences | None = None) -> tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override]  # of a policy alone, parameters are all there is
+        self, obs: TensorTree, sequences: Sequences | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[..., param_size]` and raw values `[..., output_size]`.
 
         Args:
@@ -105,16 +83,6 @@ class ActorCriticModel(nn.Module):
             x = features.view(*sequences.resets.shape, -1)
             features = self.memory.sequence(x, sequences.states, sequences.resets).flatten(0, 1)
         return self._masked(self.policy(features), obs), self.critic(features)
-
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`, of a model without a memory."""
-        assert self.memory is None, "this model has a memory: call policy_step"
-        return self._masked(self.policy(self._trunk_features(obs)), obs)
-
-    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[n, param_size]`, and the memory `[n, S]` after `obs`."""
-        features, state = self._remembering(obs, state)
-        return self._masked(self.policy(features), obs), state
 
     def values(self, obs: TensorTree, state: Tensor | None = None) -> Tensor:
         """State values in units of returns, `[...]`.
@@ -137,21 +105,6 @@ class ActorCriticModel(nn.Module):
             features, state = self._remembering(obs, state)
         params = self._masked(self.policy(features), obs)
         return params, self.value_head.values(self.critic(features)), state
-
-    def _remembering(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Features `[n, H]` of observations and of what came before, and the memory after them."""
-        assert self.memory is not None, "this model has no memory: call policy_params"
-        return self.memory.step(self._trunk_features(obs), state)
-
-    def _trunk_features(self, obs: TensorTree) -> Any:
-        inputs = self._inputs(obs)
-        return inputs if self.trunk is None else self.trunk(inputs)
-
-    def _inputs(self, obs: TensorTree) -> TensorTree:
-        return readable(obs, self.normalizer, self.masking is not None)
-
-    def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
-        return params if self.masking is None else self.masking.apply(params, obs)
 
     def vjp(
         self, obs: TensorTree, sequences: Sequences | None = None
@@ -255,50 +208,28 @@ def build_actor_critic(
         ConfigError: If a named network is missing, refuses its arguments, or has a wrong output.
         SpaceError: If no network or distribution exists for a space.
     """
-    masks = mask_layout(observation_space, action_space)
-    space = input_space(flat_space(observation_space))
-    config = resolve(config, space)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        distribution = distribution_for(action_space, config.distributions)
-        masking = None if masks is None else ActionMasking(distribution, masks)
-        normalizer = build_normalizer(config, space)
-        policy, critic, head, trunk, memory = _networks(config, space, distribution)
+        head = ValueHead.from_config(config)
+        part = compose_policy(config, observation_space, action_space)
+        critic = _build_critic(config, input_space(flat_space(observation_space)), head)
     model = ActorCriticModel(
-        policy, critic, head, trunk, memory=memory, normalizer=normalizer, masking=masking
+        part.policy,
+        critic,
+        head,
+        part.trunk,
+        memory=part.memory,
+        normalizer=part.normalizer,
+        masking=part.masking,
     )
     return model.eval()
 
 
-def _networks(
-    config: ModelConfig, space: spaces.Space[Any], distribution: Distribution
-) -> tuple[Policy, nn.Module, ValueHead, nn.Module | None, Memory | None]:
-    """Policy, critic, meaning of its output, trunk and memory."""
-    head = ValueHead.from_config(config)
-    net_size = distribution.param_size - distribution.free_param_size
-    sizes = config.hidden_sizes or []
-    if not config.shared_trunk:
-        critic_sizes = sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
-        net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
-        critic = build_network(config, "critic", space, critic_sizes, head.output_size, VALUE_GAIN)
-        return Policy(net, distribution), critic, head, None, None
-    trunk = build_network(config, "trunk", space, sizes, sizes[-1], 0.0)
-    size, memory = sizes[-1], None
-    if config.memory is not None:
-        memory = Memory(size, config.memory, bool(config.orthogonal_init))
-        size = memory.output_size
-    net = _head(config, size, net_size, POLICY_GAIN)
-    critic = _head(config, size, head.output_size, VALUE_GAIN)
-    return Policy(net, distribution), critic, head, trunk, memory
-
-
-def _head(config: ModelConfig, inputs: int, output_size: int, gain: float) -> MLP:
-    """A linear head of a shared trunk."""
-    return MLP(
-        inputs,
-        [],
-        str(config.activation),
-        output_size=output_size,
-        orthogonal=bool(config.orthogonal_init),
-        output_gain=gain,
-    )
+def _build_critic(config: ModelConfig, space: spaces.Space[Any], head: ValueHead) -> nn.Module:
+    """A network of its own, or a linear layer on what it shares with the policy."""
+    config = resolve(config, space)
+    if config.shared_trunk:
+        return head_of_trunk(config, head.output_size, VALUE_GAIN)
+    own_sizes = config.critic_hidden_sizes
+    sizes = (config.hidden_sizes or []) if own_sizes is None else own_sizes
+    return build_network(config, "critic", space, sizes, head.output_size, VALUE_GAIN)

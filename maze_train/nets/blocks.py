@@ -81,8 +81,8 @@ class MLP(nn.Module):
             inputs = output_size
         self.layers = nn.ModuleList(layers)
         self.output_size = inputs
-        self._n_hidden = len(hidden_sizes)
-        self._nonlinearity = nonlinearity
+        self.n_hidden = len(hidden_sizes)
+        self.nonlinearity = nonlinearity
         self._activation = activation(nonlinearity)
 
     def __getstate__(self) -> dict[str, object]:
@@ -91,7 +91,7 @@ class MLP(nn.Module):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # untyped in torch
-        self._activation = activation(self._nonlinearity)
+        self._activation = activation(self.nonlinearity)
 
     def _weights(self) -> list[tuple[Tensor, Tensor]]:
         # Reading `layer.weight` goes through a slow attribute look-up of nn.Module.
@@ -103,7 +103,7 @@ class MLP(nn.Module):
         nonlinearity = self._activation.function if needs_graph else self._activation.apply
         for i, (weight, bias) in enumerate(self._weights()):
             x = F.linear(x, weight, bias)
-            if i < self._n_hidden:
+            if i < self.n_hidden:
                 x = nonlinearity(x)
         return x
 
@@ -124,7 +124,7 @@ class MLP(nn.Module):
             for i, (weight, bias) in enumerate(weights):
                 inputs.append(x)
                 x = F.linear(x, weight, bias)
-                if i < self._n_hidden:
+                if i < self.n_hidden:
                     linear_output = x
                     x = nonlinearity.apply(x)
                     known.append(linear_output if nonlinearity.needs_input else x)
@@ -133,7 +133,7 @@ class MLP(nn.Module):
             with torch.no_grad():
                 for i in range(len(weights) - 1, -1, -1):
                     weight, bias = weights[i]
-                    if i < self._n_hidden:
+                    if i < self.n_hidden:
                         grad = nonlinearity.gradient(grad, known[i])
                     add_product(weight, grad.t(), inputs[i])
                     add_row_sum(bias, grad)

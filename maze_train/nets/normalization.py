@@ -131,14 +131,23 @@ class ObservationNormalizer(nn.Module):
             rows = leaf.reshape(-1, math.prod(shape))
             _check_finite(key, shape, rows)
             batches.append(batch_moments(rows))
-        merged = merge_moments(
-            Moments(self.count, self.mean, self.var),
+        self.merge(
             Moments(
                 batches[0].count.to(self.count),
                 torch.cat([batch.mean for batch in batches]).to(self.mean),
                 torch.cat([batch.var for batch in batches]).to(self.var),
-            ),
+            )
         )
+
+    def merge(self, moments: Moments) -> None:
+        """Take the moments of observations into the statistics; nothing happens after `freeze`.
+
+        Args:
+            moments: Of all entries that are normalised, in one vector in the order of `keys`.
+        """
+        if not self._shapes or bool(self.frozen):
+            return
+        merged = merge_moments(Moments(self.count, self.mean, self.var), moments)
         self.count.copy_(merged.count)
         self.mean.copy_(merged.mean)
         self.var.copy_(merged.var)

@@ -19,6 +19,7 @@ __all__ = [
     "FinishedEpisodes",
     "TrainingEpisodeEvents",
     "final_reports",
+    "success_of",
     "successes_of",
 ]
 
@@ -99,6 +100,15 @@ def successes_of(infos: dict[str, Any]) -> dict[int, float]:
         with suppress(TypeError, ValueError):
             found[int(env)] = float(np.asarray(final_info["is_success"][env]).item())
     return found
+
+
+def success_of(info: dict[str, Any]) -> float:
+    """1.0 or 0.0 if the last info of an episode has `is_success`, a single number; else NaN."""
+    if "is_success" in info:
+        # What is no single number is a user's own business, not a reason to end training.
+        with suppress(TypeError, ValueError):
+            return float(np.asarray(info["is_success"]).item())
+    return float("nan")
 
 
 def final_reports(infos: dict[str, Any]) -> dict[int, tuple[float, int]]:

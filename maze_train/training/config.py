@@ -46,6 +46,9 @@ class AlgorithmConfig:
     runner_classes: ClassVar[dict[str, str]] = {}
     """Dotted path of the `TrainingRunner` for each `runner=<name>` that the algorithm supports."""
 
+    default_concurrency: ClassVar[int] = 8
+    """Environments that collect experience in parallel, unless `runner.concurrency` says it."""
+
     n_epochs: int = 0
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""
 

@@ -1,0 +1,127 @@
+"""Settings of evolution strategies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+from maze_train.checks import check_at_least, check_one_of, check_positive
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Schedule, check_schedule
+from maze_train.training.config import AlgorithmConfig
+
+__all__ = ["FITNESS_SHAPING", "ESAlgorithmConfig"]
+
+FITNESS_SHAPING = ("centered_ranks", "normalized", "raw")
+
+
+@dataclass(kw_only=True)
+class ESAlgorithmConfig(AlgorithmConfig):
+    """Evolution strategies (Salimans et al., 2017, arXiv:1703.03864).
+
+    An update lets perturbed copies of the policy play one episode each, and moves the parameters
+    towards those that did better. There is no critic and no gradient of a network.
+    """
+
+    name: ClassVar[str] = "es"
+    learner_class: ClassVar[str] = "maze_train.algorithms.es.learner.ESLearner"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.es.trainer.ESTrainer"
+    model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
+    runner_classes: ClassVar[dict[str, str]] = {
+        "dev": "maze_train.runners.es.ESDevRunner",
+        "local": "maze_train.runners.es.ESLocalRunner",
+    }
+
+    default_concurrency: ClassVar[int] = 64
+
+    n_rollouts_per_update: int = 64
+    """Episodes that an update learns from at least, two for each perturbation. Even, >= 2."""
+
+    n_timesteps_per_update: int = 0
+    """Environment steps that an update learns from at least: more episodes are played until there
+    are as many. >= 0."""
+
+    max_steps: int = 0
+    """Steps after which an episode of training is cut, and counts as it is; 0: never."""
+
+    noise_stddev: float | Schedule = 0.05
+    """Standard deviation of the perturbation of the parameters, > 0: a number or a schedule."""
+
+    lr: float | Schedule = 0.02
+    """Step size of the optimizer, > 0: a number, or a schedule such as `linear_0.01` (falls to
+    0)."""
+
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "maze_train.Adam"})
+    """Optimizer class and its arguments (without the step size): `maze_train.Adam`,
+    `maze_train.SGD`, or one of PyTorch."""
+
+    l2_penalty: float = 0.005
+    """Weight decay: this times the parameters is taken off the gradient. >= 0."""
+
+    fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
+    """What the returns of an update are turned into: `centered_ranks`: ranks from -0.5 to 0.5;
+    `normalized`: mean 0 and deviation 1; `raw`: returns as they are."""
+
+    deterministic: bool = True
+    """Whether perturbed policies take the most likely action; false: actions are sampled."""
+
+    action_noise_stddev: float = 0.0
+    """Standard deviation of normal noise that is added to real-valued actions in training, before
+    they are clipped or squashed. >= 0."""
+
+    max_grad_norm: float = 0.0
+    """Bound of the norm of the estimated gradient; 0: no clipping."""
+
+    noise_table_size: int = 10_000_000
+    """Numbers in the noise table, 4 bytes each in memory that all processes share. More than the
+    policy has parameters, better a hundred times as many. >= 2."""
+
+    policy_wrapper: dict[str, Any] | None = None
+    """What is put around the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key:
+    value}`, called with the policy, returns a module that acts. null: nothing."""
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        check_at_least("n_rollouts_per_update", self.n_rollouts_per_update, 2)
+        if self.n_rollouts_per_update % 2:
+            raise ConfigError(
+                "n_rollouts_per_update",
+                "expected an even number, as each perturbation is tried with both signs",
+                self.n_rollouts_per_update,
+            )
+        check_at_least("n_timesteps_per_update", self.n_timesteps_per_update, 0)
+        check_at_least("max_steps", self.max_steps, 0)
+        for key in ("noise_stddev", "lr"):
+            value = getattr(self, key)
+            check_schedule(key, value, check_at_least, 0.0)
+            if not isinstance(value, Schedule):
+                check_positive(key, value)
+        for key in ("optimizer", "policy_wrapper"):
+            node = getattr(self, key)
+            if node is not None and "_target_" not in node:
+                raise ConfigError(key, "expected the key _target_", node)
+        if "lr" in self.optimizer:
+            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
+        check_at_least("l2_penalty", self.l2_penalty, 0.0)
+        check_one_of("fitness_shaping", self.fitness_shaping, FITNESS_SHAPING)
+        check_at_least("action_noise_stddev", self.action_noise_stddev, 0.0)
+        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
+        check_at_least("noise_table_size", self.noise_table_size, 2)
+        if self.device not in ("cpu", "auto"):
+            raise ConfigError(
+                "device",
+                "evolution strategies have no gradients of networks that a GPU could compute; "
+                "expected cpu",
+                self.device,
+            )
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """What is put around the policy."""
+        return {"policy_wrapper": self.policy_wrapper}
+
+    def shortened(self) -> ESAlgorithmConfig:
+        """The settings of a trial: one pair."""
+        return replace(
+            self, n_epochs=1, epoch_length=1, n_rollouts_per_update=2, n_timesteps_per_update=0
+        )

@@ -1,0 +1,156 @@
+"""How evolution strategies change the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from maze_train.algorithms.es.events import ESEvents
+from maze_train.functional.evolution import antithetic_gradient, shaped_returns
+from maze_train.functional.gradients import loss_by_hand
+from maze_train.functional.moments import Moments, merge_moments
+from maze_train.learner.learner import DEFAULT_MODULE, DEFAULT_OPTIMIZER, Learner
+from maze_train.nets.blocks import add_gradient
+from maze_train.nets.population import find_normalizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from maze_train.algorithms.es.config import ESAlgorithmConfig
+    from maze_train.events import Statistics
+    from maze_train.learner.progress import Progress
+    from maze_train.rollout.es_rollouts import ESRolloutResult
+    from maze_train.rollout.members import ObservationMoments
+    from maze_train.rollout.noise_table import SharedNoiseTable
+    from maze_train.types import Tensor
+
+__all__ = ["ESLearner", "EvaluatedPopulation"]
+
+
+@dataclass(frozen=True)
+class EvaluatedPopulation:
+    """What one update learns from."""
+
+    pairs: Sequence[ESRolloutResult]
+    """The pairs in their order; none was lost."""
+
+    noise_table: SharedNoiseTable
+    """Where their noise lies."""
+
+
+class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopulation]):
+    """Moves the parameters along an estimate of the gradient of the expected return.
+
+    g = 1/(2n) Σ_k (u_k⁺ - u_k⁻) ε_k,  u: shaped returns of θ + σ ε_k and θ - σ ε_k
+
+    The optimizer, which minimises, gets -g + l2_penalty θ. The factor 1/σ of the paper is part of
+    the step size. Only parameters that can be trained take part; the order is that of
+    `module.parameters()`.
+
+    Statistics of observations are those of all members, merged pair by pair after the update.
+
+    Args:
+        module: The policy.
+        config: Settings.
+        device: `cpu`.
+        seed: Of no use: the noise was drawn before.
+
+    Source: Salimans et al. (2017), arXiv:1703.03864, section 2 and algorithm 2.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: ESAlgorithmConfig,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            module,
+            optimizer=config.optimizer,
+            lr=config.lr,
+            grad_clip=config.max_grad_norm,
+            on_non_finite=config.on_non_finite,
+            device=device,
+            seed=seed,
+        )
+        self.config = config
+        self._before: list[Tensor] = []
+        self._moments: list[ObservationMoments] = []
+
+    def preprocess(
+        self, module_id: str, experience: EvaluatedPopulation, statistics: Statistics
+    ) -> EvaluatedPopulation:
+        """Keep what the members observed until the update is over."""
+        members = [member for pair in experience.pairs for member in pair.members]
+        self._moments = [member.moments for member in members if member.moments is not None]
+        return experience
+
+    def minibatches(
+        self, prepared: Mapping[str, EvaluatedPopulation], statistics: Statistics
+    ) -> Iterator[Mapping[str, EvaluatedPopulation]]:
+        """The whole population."""
+        yield prepared
+
+    def compute_loss_for_module(
+        self, module_id: str, batch: EvaluatedPopulation, statistics: Statistics
+    ) -> Tensor:
+        """Minus the mean return; its gradient is the estimate."""
+        params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
+        fitness = torch.tensor(
+            [[member.fitness for member in pair.members] for pair in batch.pairs],
+            dtype=torch.float64,
+        )
+        utilities = shaped_returns(fitness, self.config.fitness_shaping)
+        dim = sum(p.numel() for p in params)
+        table = batch.noise_table
+        noise = (table.get(pair.noise_index, dim) for pair in batch.pairs)
+        ascent = antithetic_gradient(utilities, noise, dim)
+        self._before = [p.detach().clone() for p in params]
+        statistics.record(ESEvents.policy_grad_norm, torch.linalg.vector_norm(ascent))
+        statistics.record(ESEvents.policy_norm, _norm(self._before))
+        statistics.record(ESEvents.fitness_std, fitness.std(correction=0))
+
+        def write(gradient: Tensor) -> None:
+            pieces = torch.split(gradient, [p.numel() for p in params])
+            for param, piece in zip(params, pieces, strict=True):
+                own = piece.view_as(param) + self.config.l2_penalty * param.detach()
+                add_gradient(param, own)
+
+        return loss_by_hand(-fitness.mean(), (-ascent,), write)
+
+    def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Record how far the parameters moved, and take in what was observed."""
+        if self._before:
+            params = self.optimizers[DEFAULT_MODULE, DEFAULT_OPTIMIZER].params
+            steps = [p.detach() - old for p, old in zip(params, self._before, strict=True)]
+            size = float(_norm(self._before))
+            if size:
+                statistics.record(ESEvents.update_ratio, float(_norm(steps)) / size)
+            self._before = []
+        normalizer = find_normalizer(self.module)
+        if normalizer is not None and self._moments:
+            normalizer.merge(merged(self._moments))
+            self._moments = []
+
+
+def merged(parts: Sequence[ObservationMoments]) -> Moments:
+    """Moments of all observations, merged in order."""
+    total = _as_tensors(parts[0])
+    for part in parts[1:]:
+        total = merge_moments(total, _as_tensors(part))
+    return total
+
+
+def _as_tensors(part: ObservationMoments) -> Moments:
+    count = torch.tensor(float(part.count), dtype=torch.float64)
+    return Moments(count, torch.from_numpy(part.mean), torch.from_numpy(part.var))
+
+
+def _norm(parts: Sequence[Tensor]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([part.reshape(-1) for part in parts]))
+    return norm

@@ -1,0 +1,132 @@
+"""The trainer of evolution strategies."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from maze_train.algorithms.es.events import ESEvents, PopulationEvents
+from maze_train.algorithms.es.learner import EvaluatedPopulation
+from maze_train.errors import TrainingError
+from maze_train.learner.progress import scheduled_value
+from maze_train.rollout.episodes import FinishedEpisodes
+from maze_train.training.trainer import TimeEvents, Trainer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from maze_train.algorithms.es.config import ESAlgorithmConfig
+    from maze_train.events import Statistics
+    from maze_train.learner.group import LearnerGroup
+    from maze_train.learner.progress import Progress
+    from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult
+    from maze_train.tracking.tracker import Tracker
+
+__all__ = ["ESTrainer"]
+
+MOST_LOST = 10
+"""Pairs that may be lost in an update, for each one that it learns from."""
+
+
+class ESTrainer(Trainer):
+    """Lets perturbed copies of the policy play, and learns from their returns, in turns.
+
+    An update learns from the pairs 0, 1, 2, ... of its iteration, until there are
+    `n_rollouts_per_update` episodes and `n_timesteps_per_update` steps. Pairs of which an episode
+    was lost are passed over. See `ESLearner`.
+
+    Args:
+        config: Settings of the algorithm.
+        learners: The learners.
+        model: The policy that the learner updates.
+        tracker: Takes the metrics.
+        rollouts: Where the population plays; has begun with `model`.
+        **kwargs: See `Trainer`.
+    """
+
+    def __init__(
+        self,
+        config: ESAlgorithmConfig,
+        learners: LearnerGroup,
+        model: nn.Module,
+        tracker: Tracker,
+        *,
+        rollouts: ESDistributedRollouts,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, learners, model, tracker, **kwargs)
+        self.rollouts = rollouts
+        self._config = config
+        self._expected = config.n_rollouts_per_update // 2
+        self._trained_steps = 0
+
+    def update_once(self, progress: Progress, statistics: Statistics) -> int:
+        """Play the pairs of an iteration, and learn from them."""
+        started = time.perf_counter()
+        noise_stddev = scheduled_value(self._config.noise_stddev, progress)
+        episodes = FinishedEpisodes()
+        pairs = self._play(noise_stddev, episodes)
+        played = time.perf_counter()
+        episodes.record(statistics)
+        population = EvaluatedPopulation(pairs, self.rollouts.noise_table)
+        statistics.merge(self.learners.update(population, progress))
+        num_steps = sum(pair.num_steps for pair in pairs)
+        self._trained_steps += num_steps
+        dropped = self.rollouts.steps_made - self._trained_steps
+        statistics.record(ESEvents.noise_stddev, noise_stddev)
+        statistics.record(PopulationEvents.steps_dropped, float(dropped))
+        statistics.record(TimeEvents.collect_s, played - started)
+        statistics.record(TimeEvents.update_s, time.perf_counter() - played)
+        return num_steps
+
+    def _play(self, noise_stddev: float, episodes: FinishedEpisodes) -> list[ESRolloutResult]:
+        """The pairs that the next update learns from."""
+        config = self._config
+        restarts = self.rollouts.worker_restarts
+        pairs: list[ESRolloutResult] = []
+        num_steps = lost = 0
+        results = self.rollouts.generate_rollouts(
+            self.learners.weights_seq_no, noise_stddev, self._expected, self.interruption.check
+        )
+        with closing(results):
+            for pair in results:
+                if pair.lost:
+                    lost += 1
+                    episodes.lost += sum(member.lost for member in pair.members)
+                    self._check_lost(lost)
+                    continue
+                pairs.append(pair)
+                num_steps += pair.num_steps
+                for member in pair.members:
+                    episodes.returns.append(member.episode_return)
+                    episodes.lengths.append(member.length)
+                    if member.success == member.success:
+                        episodes.successes.append(member.success)
+                enough = 2 * len(pairs) >= config.n_rollouts_per_update
+                if enough and num_steps >= config.n_timesteps_per_update:
+                    break
+        self._expected = pair.pair + 1
+        episodes.worker_restarts = self.rollouts.worker_restarts - restarts
+        return pairs
+
+    def _check_lost(self, lost: int) -> None:
+        """Refuse to go on when nothing but lost episodes comes."""
+        if lost > MOST_LOST * self._config.n_rollouts_per_update:
+            raise TrainingError(
+                f"an update of {self._config.n_rollouts_per_update} episodes lost {lost} pairs of "
+                "them: the environments return numbers that are not finite, again and again"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that influences later numbers, and what was counted."""
+        return {
+            **super().state_dict(),
+            "noise_table": self.rollouts.noise_table.state_dict(),
+            "steps_dropped": self.rollouts.steps_made - self._trained_steps,
+        }
+
+    def load_experience(self, state: dict[str, Any]) -> None:
+        """Continue to count, with the same noise."""
+        self.rollouts.noise_table.load_state_dict(state["noise_table"])
+        self._trained_steps = self.rollouts.steps_made - state["steps_dropped"]

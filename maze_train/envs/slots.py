@@ -1,0 +1,211 @@
+"""Environments of one process that play one episode at a time, each the one that it is told to."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.envs.building import build_envs, close_all
+from maze_train.envs.finite import (
+    FiniteCheck,
+    NonFiniteError,
+    check_finite,
+    check_finite_reward,
+    non_finite_rows,
+)
+from maze_train.envs.layers import continuing_layers
+from maze_train.envs.rows import masked_writer, row_writer
+from maze_train.envs.stepping import checked_info
+from maze_train.errors import EnvError
+from maze_train.spaces.describe import FlatView, flat_space
+from maze_train.spaces.masks import mask_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import gymnasium
+
+    from maze_train.types import Array, ArrayTree
+
+__all__ = ["EnvSlots"]
+
+
+class EnvSlots:
+    """Slots with an environment each; episodes begin and end in one slot without the others.
+
+    Vector environments begin the next episode where one ended. Here whoever plays says which
+    episode a slot plays, by its seed, and steps the first slots only, so that slots which have
+    nothing to play cost nothing.
+
+    Args:
+        env_factories: One function per slot, each of which returns a new environment.
+        rows: Rows of the arrays, at least the number of slots; those of no slot hold zeros.
+        first: Number of the first environment in messages.
+        on_non_finite: What to do about NaN and infinities in rewards and observations: `raise`, or
+            `skip`: the episode ends and counts as lost.
+
+    Attributes:
+        obs: Observations to act on, `[rows, ...]`, by leaf (the key of a lone leaf is empty).
+        returns: Sums of the rewards of the episodes, `[rows]`.
+        lengths: Steps of the episodes, `[rows]`.
+        lost: Whether the last episode of a slot was lost, `[rows]`.
+        final_infos: Infos of the last steps of episodes, by slot.
+
+    Raises:
+        ConfigError: If a factory refuses its settings.
+        EnvError: If an environment can not be built, or differs in its spaces from the first.
+        SpaceError: If a space can not be flattened, or masks do not fit the actions.
+    """
+
+    def __init__(
+        self,
+        env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        rows: int,
+        *,
+        first: int = 0,
+        on_non_finite: str = "raise",
+    ) -> None:
+        self.envs = build_envs(env_factories, first)
+        self._first = first
+        self._skips = on_non_finite == "skip"
+        env = self.envs[0]
+        self.env_observation_space = env.observation_space
+        self.single_observation_space = flat_space(env.observation_space)
+        self.single_action_space = env.action_space
+        observation = FlatView(env.observation_space)
+        self._action = FlatView(env.action_space)
+        self.obs: dict[str, Array] = {
+            key: np.zeros((rows, *(leaf.shape or ())), leaf.dtype)
+            for key, leaf in observation.leaves.items()
+        }
+        self.returns = np.zeros(rows)
+        self.lengths = np.zeros(rows, np.int64)
+        self.lost = np.zeros(rows, np.bool_)
+        self.final_infos: dict[int, dict[str, Any]] = {}
+        self._rewards = np.zeros(rows)
+        self._seeds = [0] * len(self.envs)
+        self._write_obs = row_writer(observation, self.obs)
+        masks = mask_layout(observation.space, self._action.space)
+        if masks is not None:
+            self._write_obs = masked_writer(self._write_obs, masks, self.obs)
+        self._finite = FiniteCheck(self.obs)
+
+    def __len__(self) -> int:
+        return len(self.envs)
+
+    def start(self, slot: int, seed: int) -> None:
+        """Begin an episode.
+
+        Args:
+            slot: Where.
+            seed: What follows from it and the actions is the episode.
+
+        Raises:
+            EnvError: If the environment raises or returns something invalid.
+        """
+        self._seeds[slot] = seed
+        self.returns[slot] = self.lengths[slot] = 0
+        self.lost[slot] = False
+        self.final_infos.pop(slot, None)
+        env = self.envs[slot]
+        try:
+            for layer in continuing_layers(env):
+                layer.goes_on = False
+            obs, info = env.reset(seed=seed)
+            checked_info(info)
+            self._write_obs(slot, obs)
+            check_finite({key: column[slot] for key, column in self.obs.items()})
+        except Exception as error:
+            raise self._fault(slot, error) from error
+
+    def step(self, count: int, actions: ArrayTree) -> list[int]:
+        """Step the first slots once.
+
+        Args:
+            count: How many slots.
+            actions: `[rows, ...]`, or a flat dict of such arrays when the action space is a Dict or
+                Tuple.
+
+        Returns:
+            The slots whose episodes ended, growing. Their observations mean nothing.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid.
+        """
+        ended: list[int] = []
+        rewards, write_obs, total, i = self._rewards, self._write_obs, 0.0, 0
+        try:
+            for i, action in zip(range(count), self._built(actions, count), strict=True):
+                obs, reward, terminated, truncated, info = self.envs[i].step(action)
+                # As a float: an array of numbers would take None for NaN.
+                rewards[i] = number = float(reward)
+                total += number
+                if terminated or truncated:
+                    self.final_infos[i] = checked_info(info)
+                    ended.append(i)
+                else:
+                    write_obs(i, obs)
+        except Exception as error:
+            self.lengths[i] += 1
+            raise self._fault(i, error) from error
+        self.lengths[:count] += 1
+        if not (math.isfinite(total) and self._finite.passes()):
+            ended = self._lose_non_finite(count, ended)
+        self.returns[:count] += rewards[:count]
+        return ended
+
+    def swap(self, i: int, j: int) -> None:
+        """Exchange two slots with all that belongs to them."""
+        pair, other = [i, j], [j, i]
+        for column in (*self.obs.values(), self.returns, self.lengths, self.lost):
+            column[pair] = column[other]
+        self.envs[i], self.envs[j] = self.envs[j], self.envs[i]
+        self._seeds[i], self._seeds[j] = self._seeds[j], self._seeds[i]
+        infos = {i: self.final_infos.pop(j, None), j: self.final_infos.pop(i, None)}
+        self.final_infos |= {slot: info for slot, info in infos.items() if info is not None}
+
+    def close(self) -> None:
+        """Close every environment, all of them also when one raises."""
+        close_all(self.envs)
+
+    def _built(self, actions: ArrayTree, count: int) -> Iterable[Any]:
+        """The first actions in the form of the space, one after the other."""
+        if self._action.is_single:
+            assert not isinstance(actions, dict)
+            column: Iterable[Any] = actions[:count]
+            return column
+        assert isinstance(actions, dict)
+        return [
+            self._action.build({key: column[i] for key, column in actions.items()})
+            for i in range(count)
+        ]
+
+    def _lose_non_finite(self, count: int, ended: list[int]) -> list[int]:
+        """Look for numbers that are not finite, and raise or end the episodes; returns the ended.
+
+        What is observed after an episode is not looked at.
+        """
+        bad = ~np.isfinite(self._rewards[:count]) | non_finite_rows(self.obs)[:count]
+        for i in [int(k) for k in bad.nonzero()[0]]:
+            try:
+                check_finite_reward(self._rewards[i])
+                if i not in ended:
+                    check_finite({key: column[i] for key, column in self.obs.items()})
+            except NonFiniteError as error:
+                if not self._skips:
+                    raise self._fault(i, error) from error
+                self.lost[i] = True
+                self._rewards[i] = 0.0
+                for column in self.obs.values():
+                    column[i] = 0
+        return sorted({*ended, *(int(k) for k in self.lost[:count].nonzero()[0])})
+
+    def _fault(self, slot: int, error: Exception) -> EnvError:
+        step = self.lengths[slot]
+        when = f"at step {step}" if step else "in the reset"
+        return EnvError(
+            f"environment {self._first + slot} failed {when} of the episode with seed "
+            f"{self._seeds[slot]}: {type(error).__name__}: {error}"
+        )

@@ -1,0 +1,274 @@
+"""A policy without a critic, and how it is built from spaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from maze_train.distributions.base import Distribution
+from maze_train.distributions.mapping import distribution_for
+from maze_train.errors import ConfigError
+from maze_train.nets.blocks import MLP
+from maze_train.nets.building import (
+    POLICY_GAIN,
+    ROWS,
+    Policy,
+    build_network,
+    build_normalizer,
+    input_space,
+    readable,
+)
+from maze_train.nets.masking import ActionMasking
+from maze_train.nets.recurrent import Memory
+from maze_train.nets.template import resolve
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.masks import is_mask_key, mask_layout
+from maze_train.spaces.tensors import sampled_for
+from maze_train.targets import TARGET, build_target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gymnasium import spaces
+
+    from maze_train.nets.config import ModelConfig
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["PolicyModel", "build_policy", "compose_policy", "head_of_trunk"]
+
+CRITIC_SETTINGS = ("critic", "critic_hidden_sizes", "value_transform", "value_support")
+"""Settings of a model that describe its critic."""
+
+WRAPPER_KEY = "algorithm.policy_wrapper"
+"""Where the configuration names what is put around a policy."""
+
+
+class PolicyModel(nn.Module):
+    """A policy, with or without hidden layers before a memory.
+
+    Observations go through the normaliser, the trunk and the memory, as far as there are any, to
+    the policy.
+
+    Args:
+        policy: The policy; reads features when there is a trunk.
+        trunk: Hidden layers before the memory and the policy, or None.
+        memory: Recurrent layers after the trunk, or None.
+        normalizer: Normalises observations, or None.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        trunk: nn.Module | None = None,
+        *,
+        memory: Memory | None = None,
+        normalizer: ObservationNormalizer | None = None,
+        masking: ActionMasking | None = None,
+    ) -> None:
+        super().__init__()
+        # Saved weights and flat vectors of parameters have this order.
+        self.normalizer = normalizer
+        self.trunk = trunk
+        self.memory = memory
+        self.policy = policy
+        self.masking = masking
+
+    @property
+    def distribution(self) -> Distribution:
+        """The family of action distributions."""
+        return self.policy.distribution
+
+    @property
+    def state_size(self) -> int:
+        """Size S of the memory of one environment; 0: there is none."""
+        return 0 if self.memory is None else self.memory.state_size
+
+    def forward(self, obs: TensorTree) -> Tensor:
+        """The same as `policy_params`."""
+        return self.policy_params(obs)
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters, `[..., param_size]`, of a model without a memory."""
+        assert self.memory is None, "this model has a memory: call policy_step"
+        return self._masked(self.policy(self._trunk_features(obs)), obs)
+
+    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[n, param_size]`, and the memory `[n, S]` after `obs`."""
+        features, state = self._remembering(obs, state)
+        return self._masked(self.policy(features), obs), state
+
+    def _remembering(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Features `[n, H]` of observations and of what came before, and the memory after them."""
+        assert self.memory is not None, "this model has no memory: call policy_params"
+        return self.memory.step(self._trunk_features(obs), state)
+
+    def _trunk_features(self, obs: TensorTree) -> Any:
+        inputs = self._inputs(obs)
+        return inputs if self.trunk is None else self.trunk(inputs)
+
+    def _inputs(self, obs: TensorTree) -> TensorTree:
+        return readable(obs, self.normalizer, self.masking is not None)
+
+    def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
+        return params if self.masking is None else self.masking.apply(params, obs)
+
+
+def build_policy(
+    config: ModelConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    seed: int,
+    *,
+    policy_wrapper: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Build the networks that a configuration asks for, without a critic.
+
+    The same settings and seed give an actor-critic the same policy: the weights of one can be
+    loaded into the other.
+
+    Args:
+        config: Model settings, none of them about a critic.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        seed: Seed of the initial weights; the global generator is left as it was.
+        policy_wrapper: Names what is put around the policy, such as rules for some observations:
+            `{_target_: my_package.MyWrapper, key: value}`, called with the `PolicyModel`. It
+            returns a module with the attribute `distribution` and `policy_params(obs)`, or, where
+            an attribute `state_size` is above 0, `policy_step(obs, state)`. None: nothing.
+
+    Returns:
+        A `PolicyModel`, or what the wrapper returned, which has been run once: a wrong output is
+        told before training. Both in evaluation mode.
+
+    Raises:
+        ConfigError: If a setting is about a critic, a named network or the wrapper is missing,
+            refuses its arguments, fails, or has a wrong output.
+        SpaceError: If no network or distribution exists for a space.
+    """
+    for key in CRITIC_SETTINGS:
+        value = getattr(config, key)
+        if value is not None:
+            raise ConfigError(f"model.{key}", "a policy alone has no critic: leave it out", value)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = compose_policy(config, observation_space, action_space).eval()
+        if policy_wrapper is None:
+            return model
+        return _wrapped(policy_wrapper, model, flat_space(observation_space))
+
+
+def compose_policy(
+    config: ModelConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+) -> PolicyModel:
+    """The policy of a configuration, with weights from the global generator.
+
+    Args:
+        config: Model settings, resolved or not; those of a critic only decide whether there is a
+            trunk.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+
+    Raises:
+        ConfigError: If a named network is missing, refuses its arguments, or has a wrong output.
+        SpaceError: If no network or distribution exists for a space.
+    """
+    masks = mask_layout(observation_space, action_space)
+    space = input_space(flat_space(observation_space))
+    config = resolve(config, space)
+    distribution = distribution_for(action_space, config.distributions)
+    masking = None if masks is None else ActionMasking(distribution, masks)
+    normalizer = build_normalizer(config, space)
+    net_size = distribution.param_size - distribution.free_param_size
+    sizes = config.hidden_sizes or []
+    trunk, memory = None, None
+    if config.shared_trunk:
+        trunk = build_network(config, "trunk", space, sizes, sizes[-1], 0.0)
+        if config.memory is not None:
+            memory = Memory(sizes[-1], config.memory, bool(config.orthogonal_init))
+        net: nn.Module = head_of_trunk(config, net_size, POLICY_GAIN)
+    else:
+        net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
+    policy = Policy(net, distribution)
+    return PolicyModel(policy, trunk, memory=memory, normalizer=normalizer, masking=masking)
+
+
+def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:
+    """A linear layer on the features of a trunk, or of the memory after it.
+
+    Args:
+        config: Resolved settings of a model with a trunk.
+        output_size: Units of the layer.
+        gain: Gain of the orthogonal initialisation.
+    """
+    assert config.hidden_sizes, "a trunk has a layer"
+    return MLP(
+        config.hidden_sizes[-1] if config.memory is None else config.memory.size,
+        [],
+        str(config.activation),
+        output_size=output_size,
+        orthogonal=bool(config.orthogonal_init),
+        output_gain=gain,
+    )
+
+
+def _wrapped(node: Mapping[str, Any], model: PolicyModel, space: spaces.Space[Any]) -> nn.Module:
+    """What a node puts around a policy, tried out on observations of a flat space."""
+    if TARGET not in node:
+        raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)
+    try:
+        wrapped = build_target(node, model, key=WRAPPER_KEY)
+    except ConfigError:
+        raise
+    except Exception as error:
+        problem = f"calling {node[TARGET]} failed: {type(error).__name__}: {error}"
+        raise ConfigError(WRAPPER_KEY, problem) from error
+    if not isinstance(wrapped, nn.Module):
+        raise ConfigError(WRAPPER_KEY, "expected a torch.nn.Module", type(wrapped).__name__)
+    distribution = getattr(wrapped, "distribution", None)
+    if not isinstance(distribution, Distribution):
+        raise ConfigError(
+            WRAPPER_KEY,
+            "expected a module with the attribute distribution, which is that of the policy",
+            type(distribution).__name__,
+        )
+    _try_out(wrapped.eval(), distribution.param_size, space)
+    return wrapped
+
+
+def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
+    """Refuse a model that can not act on observations of a flat space."""
+    obs = sampled_for(space, ROWS)
+    if isinstance(obs, dict):
+        # A sampled mask may leave no legal action, which environments must not do.
+        obs = {k: torch.ones_like(leaf) if is_mask_key(k) else leaf for k, leaf in obs.items()}
+    method, wanted = "policy_params", [[ROWS, param_size]]
+    expected = f"expected distribution parameters of shape [batch, {param_size}]"
+    try:
+        state_size = int(getattr(model, "state_size", 0))
+        with torch.no_grad():
+            if state_size > 0:
+                method = "policy_step"
+                wanted.append([ROWS, state_size])
+                expected += f" and a memory of shape [batch, {state_size}]"
+                outputs = model.policy_step(obs, torch.zeros(ROWS, state_size))
+            else:
+                outputs = model.policy_params(obs)
+    except Exception as error:
+        problem = f"{method} on observations of {space} failed: {type(error).__name__}: {error}"
+        raise ConfigError(WRAPPER_KEY, problem) from error
+    got = _shapes(outputs)
+    if got != (wanted if state_size > 0 else wanted[0]):
+        raise ConfigError(WRAPPER_KEY, f"{expected} from {method}", got)
+
+
+def _shapes(outputs: Any) -> list[Any] | str:
+    """Shape of a tensor, those of a pair of tensors, or what outputs are instead."""
+    if isinstance(outputs, tuple):
+        return [_shapes(output) for output in outputs]
+    return list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__

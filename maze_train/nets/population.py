@@ -1,0 +1,278 @@
+"""Many copies of a policy with weights of their own, computed side by side.
+
+Results of a copy do not depend on which others are computed with it, nor on its row, to the bit:
+
+- Products of matrices are those of numpy, one after the other in one call, which depend neither on
+  the number of rows nor on where a row lies in memory. Batched products of PyTorch do.
+- The number of rows is a multiple of `ROW_BLOCK`. So vector instructions divide every array of rows
+  evenly, and no entry is left to the scalar code at the end of an array, which rounds otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from maze_train.nets.activations import activation
+from maze_train.nets.blocks import MLP
+from maze_train.nets.building import Policy, readable
+from maze_train.nets.encoders import BoxEncoder, DictEncoder, OneHotEncoder
+from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.policy_model import PolicyModel
+from maze_train.nets.template import TemplateNet
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from maze_train.types import Array, Tensor, TensorTree
+
+    View = Callable[[torch.Tensor], Array]
+
+__all__ = ["ROW_BLOCK", "Population", "build_population", "find_normalizer", "row_blocks"]
+
+Net: TypeAlias = "Callable[[Any], Array]"
+"""Maps observations of some rows, beginning with the first, to outputs `[rows, size]`."""
+
+ROW_BLOCK = 32
+"""Numbers in the largest step of vectorised code: two registers of 16 float32 at once."""
+
+
+def row_blocks(count: int) -> int:
+    """`count` rounded up to whole blocks of rows."""
+    return -(-count // ROW_BLOCK) * ROW_BLOCK
+
+
+def find_normalizer(model: nn.Module) -> ObservationNormalizer | None:
+    """The normaliser within a model, or within what is around it; None: there is none."""
+    for module in model.modules():
+        if isinstance(module, ObservationNormalizer):
+            return module
+    return None
+
+
+class Population(ABC):
+    """Copies of a policy; what differs between them are the parameters that can be trained.
+
+    Everything else (other parameters, statistics of observations) is that of the model at the time
+    of the call.
+
+    Args:
+        model: The policy, an `ActingModel` or `RecurrentModel`, on the CPU.
+        count: Number of copies.
+
+    Attributes:
+        rows: Number of rows, `row_blocks(count)`.
+        dim: Number of parameters that can be trained.
+        weights: These of each copy in the order of `model.parameters()`, `[rows, dim]`; written by
+            whoever owns the copies.
+    """
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        self.model: Any = model
+        self.rows = row_blocks(count)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.dim = sum(p.numel() for p in trained)
+        self._dtype = trained[0].detach().numpy().dtype if trained else np.dtype(np.float32)
+        # Whole cache lines, so that every copy lies in memory like the first one.
+        self._stride = -(-self.dim // ROW_BLOCK) * ROW_BLOCK * self._dtype.itemsize
+        self._memory = torch.zeros(self.rows * self._stride, dtype=torch.uint8).numpy()
+        self.weights: Array = self._view_at(0, (self.dim,))
+        self._offsets: dict[int, int] = {}
+        offset = 0
+        for p in trained:
+            self._offsets[id(p)] = offset
+            offset += p.numel() * self._dtype.itemsize
+
+    @abstractmethod
+    def params(self, count: int, obs: TensorTree) -> Tensor:
+        """Distribution parameters of the first copies.
+
+        Args:
+            count: Number of copies that matter; results of further rows mean nothing.
+            obs: The observation of each copy, `[row_blocks(count), ...]`.
+
+        Returns:
+            Parameters, `[row_blocks(count), param_size]`.
+        """
+
+    def forget(self, row: int) -> None:  # noqa: B027 (not all have a memory)
+        """Empty the memory of a copy."""
+
+    def swap(self, i: int, j: int) -> None:
+        """Exchange two copies."""
+        self.weights[[i, j]] = self.weights[[j, i]]
+
+    def _view(self, param: torch.Tensor) -> Array:
+        """A parameter of all copies, `[rows, *shape]`."""
+        offset = self._offsets.get(id(param))
+        if offset is None:
+            shared = param.detach().numpy()
+            return np.broadcast_to(shared, (self.rows, *shared.shape))
+        return self._view_at(offset, tuple(param.shape))
+
+    def _view_at(self, offset: int, shape: tuple[int, ...]) -> Array:
+        strides = [math.prod(shape[i + 1 :]) * self._dtype.itemsize for i in range(len(shape))]
+        view: Array = np.ndarray(
+            (self.rows, *shape), self._dtype, self._memory, offset, (self._stride, *strides)
+        )
+        return view
+
+
+class BatchedPopulation(Population):
+    """Copies of a template policy without images and without a memory: one product per layer.
+
+    Args:
+        model: The policy.
+        count: Number of copies.
+    """
+
+    model: PolicyModel
+
+    def __init__(self, model: PolicyModel, count: int) -> None:
+        super().__init__(model, count)
+        trunk = None if model.trunk is None else _batched(model.trunk, self._view)
+        net = _batched(model.policy.net, self._view)
+        assert net is not None
+        self._trunk, self._net = trunk, net
+        free = model.policy.free_params
+        self._free = None if free is None else self._view(free)
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether a model is of that kind, and nothing of it is of a subclass."""
+        return (
+            type(model) is PolicyModel
+            and model.memory is None
+            and type(model.policy) is Policy
+            and _fits(model.policy.net)
+            and (model.trunk is None or _fits(model.trunk))
+        )
+
+    def params(self, count: int, obs: TensorTree) -> Tensor:
+        """Distribution parameters of the first copies, see `Population.params`."""
+        model, rows = self.model, row_blocks(count)
+        inputs: Any = readable(obs, model.normalizer, model.masking is not None)
+        if self._trunk is not None:
+            inputs = self._trunk(inputs)
+        outputs = self._net(inputs)
+        if self._free is not None:
+            outputs = np.concatenate([outputs, self._free[:rows]], axis=1)
+        params = torch.from_numpy(outputs)
+        return params if model.masking is None else model.masking.apply(params, obs)
+
+
+class RowPopulation(Population):
+    """Copies of any policy, computed one after the other.
+
+    Args:
+        model: The policy, which may have a memory.
+        count: Number of copies.
+    """
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        super().__init__(model, count)
+        normalizer = find_normalizer(model)
+        self.state_size = int(getattr(model, "state_size", 0))
+        self._state = torch.zeros(count, 1, self.state_size)
+        # Statistics of observations are those of the model, also when they change.
+        shared: dict[int, Any] = {} if normalizer is None else {id(normalizer): normalizer}
+        self._copies: list[Any] = []
+        for row in range(count):
+            own = copy.deepcopy(model, dict(shared))
+            for param, mine in zip(model.parameters(), own.parameters(), strict=True):
+                if id(param) in self._offsets:
+                    mine.data = torch.from_numpy(self._view(param)[row])
+            self._copies.append(own)
+
+    def params(self, count: int, obs: TensorTree) -> Tensor:
+        """Distribution parameters of the first copies, see `Population.params`."""
+        results: list[Tensor] = []
+        for i in range(count):
+            # A copy begins at a cache line, wherever the row begins.
+            row = tree_map(lambda x, i=i: x[i : i + 1].clone(), obs)  # type: ignore[misc]
+            if self.state_size:
+                params, self._state[i] = self._copies[i].policy_step(row, self._state[i])
+            else:
+                params = self._copies[i].policy_params(row)
+            results.append(params)
+        filler = torch.zeros_like(results[0]).expand(row_blocks(count) - count, -1)
+        return torch.cat([*results, filler])
+
+    def forget(self, row: int) -> None:
+        """Empty the memory of a copy."""
+        self._state[row] = 0.0
+
+    def swap(self, i: int, j: int) -> None:
+        """Exchange two copies."""
+        super().swap(i, j)
+        self._state[[i, j]] = self._state[[j, i]]
+
+
+def build_population(model: nn.Module, count: int) -> Population:
+    """Copies of a policy, computed together where that can be done."""
+    if BatchedPopulation.fits(model):
+        return BatchedPopulation(cast("PolicyModel", model), count)
+    return RowPopulation(model, count)
+
+
+def _fits(module: nn.Module) -> bool:
+    """Whether there is a batched form of a network."""
+    if type(module) is TemplateNet:
+        return _fits(module.encoder) and _fits(module.layers)
+    if type(module) is DictEncoder:
+        return all(map(_fits, module.encoders)) and all(map(_fits, module.branches))
+    return type(module) in (MLP, BoxEncoder, OneHotEncoder)
+
+
+def _batched(module: nn.Module, view: View) -> Net:
+    """A network of all copies, of a module that `_fits`."""
+    if isinstance(module, TemplateNet):
+        encoder, layers = _batched(module.encoder, view), _batched(module.layers, view)
+        return lambda obs: layers(encoder(obs))
+    if isinstance(module, DictEncoder):
+        return _batched_dict(module, view)
+    if isinstance(module, MLP):
+        return _BatchedMLP(module, view)
+    # What has no parameters is the same for all copies.
+    return lambda obs: cast("Array", module(obs).numpy())
+
+
+def _batched_dict(module: DictEncoder, view: View) -> Net:
+    parts = [
+        (key, _batched(encoder, view), _batched(branch, view))
+        for key, encoder, branch in zip(module.keys, module.encoders, module.branches, strict=True)
+    ]
+
+    def forward(obs: TensorTree) -> Array:
+        assert isinstance(obs, dict)
+        outputs = [branch(encoder(obs[key])) for key, encoder, branch in parts]
+        return np.concatenate(outputs, axis=1)
+
+    return forward
+
+
+class _BatchedMLP:
+    """Linear layers of all copies."""
+
+    def __init__(self, mlp: MLP, view: View) -> None:
+        self._layers = [(view(layer.weight), view(layer.bias)) for layer in mlp.layers]  # type: ignore[arg-type]  # linear layers
+        self._n_hidden = mlp.n_hidden
+        self._apply = activation(mlp.nonlinearity).apply
+
+    def __call__(self, x: Array) -> Array:
+        """Outputs `[n, output_size]` of inputs `[n, inputs]`, the first n copies."""
+        n = len(x)
+        for i, (weight, bias) in enumerate(self._layers):
+            x = np.matmul(weight[:n], x[:, :, None])[:, :, 0]
+            x += bias[:n]
+            if i < self._n_hidden:
+                x = self._apply(torch.from_numpy(x)).numpy()
+        return x

@@ -1,0 +1,187 @@
+"""Random numbers that are drawn once, for all processes: noise is then told by its place."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+
+from maze_train.checks import check_at_least
+from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.errors import ConfigError, ShapeError, TrainingError
+
+if TYPE_CHECKING:
+    from maze_train.types import Array, Tensor
+
+__all__ = ["SharedNoiseTable"]
+
+NUMBER_NBYTES = 4
+
+
+class SharedNoiseTable:
+    """Standard normal numbers in memory that several processes map.
+
+    A piece of `dim` numbers at a random index serves as one vector of noise, so processes exchange
+    indices instead of vectors. The numbers are one stream of one generator,
+    `numpy.random.default_rng(seed)`: no part of the table repeats another one. Pieces may overlap.
+
+    Nobody writes to the numbers, though nothing prevents it: all processes would see it.
+
+    Args:
+        count: How many numbers, >= 1.
+        seed: Seed of the numbers, >= 0.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+
+    Source: Salimans et al. (2017), arXiv:1703.03864, section 2.1.
+    """
+
+    def __init__(self, count: int = 10_000_000, seed: int = 0) -> None:
+        check_at_least("count", count, 1)
+        check_at_least("seed", seed, 0)
+        descriptor = open_shared(count * NUMBER_NBYTES)
+        self._map(os.dup(descriptor), count, seed)
+        self._descriptor = descriptor
+        np.random.default_rng(seed).standard_normal(dtype=np.float32, out=self._array)
+
+    @classmethod
+    def attach(cls, descriptor: int, count: int, seed: int) -> SharedNoiseTable:
+        """The table of another process.
+
+        Args:
+            descriptor: A descriptor of its memory; closed by this call, whatever happens.
+            count: How many numbers it has.
+            seed: Their seed.
+
+        Returns:
+            A table of the same numbers, which has no descriptor to hand on.
+
+        Raises:
+            ShapeError: If the memory does not hold so many numbers.
+        """
+        size = os.fstat(descriptor).st_size
+        if size != count * NUMBER_NBYTES:
+            os.close(descriptor)
+            raise ShapeError(
+                f"the memory of the table has {size} bytes, "
+                f"expected {count * NUMBER_NBYTES} for {count} numbers"
+            )
+        table = cls.__new__(cls)
+        table._map(descriptor, count, seed)
+        return table
+
+    def _map(self, descriptor: int, count: int, seed: int) -> None:
+        """Lay the table over the memory behind `descriptor`, which is closed."""
+        self.count = count
+        self.seed = seed
+        self._descriptor = -1
+        memory = map_shared(descriptor, count * NUMBER_NBYTES)
+        self._array: Array = np.ndarray(count, np.float32, buffer=memory)
+        self._numbers = torch.from_numpy(self._array)
+
+    @property
+    def array(self) -> Array:
+        """All numbers, [count] float32; not to be written."""
+        return self._array
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the memory, for `attach` in other processes; -1 if there is none.
+
+        It stays that of the table: what hands it on gives a copy away (`os.dup`, `send_handle`).
+        """
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the descriptor; again does nothing.
+
+        The numbers stay as long as this object, or a view of them, does.
+        """
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def check_dim(self, dim: int) -> None:
+        """Refuse a policy for which the table has no two different pieces.
+
+        Args:
+            dim: Number of parameters of the policy.
+
+        Raises:
+            ConfigError: Unless `count` > `dim`.
+        """
+        if self.count <= dim:
+            raise ConfigError(
+                "algorithm.noise_table_size",
+                f"expected more than {dim}, the number of parameters of the policy, "
+                "and better a hundred times as many",
+                self.count,
+            )
+
+    def get(self, index: int, dim: int) -> Tensor:
+        """One vector of noise.
+
+        Args:
+            index: Where it begins, in [0, count - dim].
+            dim: Its length, in [1, count].
+
+        Returns:
+            A view of the table, [dim] float32; not to be written.
+
+        Raises:
+            ShapeError: If the vector would begin before the table or end behind it.
+        """
+        last = self._last_index(dim)
+        if not 0 <= index <= last:
+            raise ShapeError(
+                f"index = {index}: expected one in [0, {last}], "
+                f"where {dim} of {self.count} numbers begin"
+            )
+        return self._numbers[index : index + dim]
+
+    @overload
+    def sample_index(self, generator: np.random.Generator, dim: int, size: None = None) -> int: ...
+
+    @overload
+    def sample_index(self, generator: np.random.Generator, dim: int, size: int) -> Array: ...
+
+    def sample_index(
+        self, generator: np.random.Generator, dim: int, size: int | None = None
+    ) -> int | Array:
+        """Draw where vectors of noise begin: every place in [0, count - dim] is as likely.
+
+        Args:
+            generator: Source of the random numbers.
+            dim: Length of the vectors, in [1, count].
+            size: How many; None: a single one.
+
+        Returns:
+            An index for `get`, or [size] int64.
+
+        Raises:
+            ShapeError: If the table holds no vector of that length.
+        """
+        drawn = generator.integers(0, self._last_index(dim), size=size, endpoint=True)
+        return int(drawn) if size is None else drawn
+
+    def _last_index(self, dim: int) -> int:
+        if not 1 <= dim <= self.count:
+            raise ShapeError(f"dim = {dim}: expected one in [1, {self.count}], the table's size")
+        return self.count - dim
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the numbers follow from."""
+        return {"seed": self.seed, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make sure that `state` is that of a table of the same numbers.
+
+        Raises:
+            TrainingError: If seed or count differ: indices would mean other noise.
+        """
+        own = self.state_dict()
+        if state != own:
+            raise TrainingError(f"the noise table is that of {own}, the state is that of {state}")

@@ -1,0 +1,221 @@
+"""Runners of evolution strategies."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.algorithms.es.config import ESAlgorithmConfig
+from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.envs.factory import BoundedEnvFactory
+from maze_train.envs.slots import EnvSlots
+from maze_train.envs.workers import available_cores
+from maze_train.errors import ConfigError
+from maze_train.learner.group import LearnerGroup
+from maze_train.nets.building import Policy
+from maze_train.nets.population import find_normalizer, row_blocks
+from maze_train.rollout.es_rollouts import ESDummyDistributedRollouts
+from maze_train.rollout.noise_table import SharedNoiseTable
+from maze_train.rollout.population import MemberSettings
+from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts
+from maze_train.runners.base import TrainingRunner
+from maze_train.runners.vector_envs import begin_statistics
+from maze_train.targets import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import gymnasium
+    from torch import nn
+
+    from maze_train.algorithms.es.trainer import ESTrainer
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.factory import EnvFactory
+    from maze_train.learner.learner import Learner
+    from maze_train.nets.config import ModelConfig
+    from maze_train.rollout.es_rollouts import ESDistributedRollouts
+    from maze_train.training.trainer import Trainer
+
+__all__ = ["ESDevRunner", "ESLocalRunner", "ESMasterRunner"]
+
+STATISTICS_STEPS = 128
+"""Steps of each environment per rollout of the untrained policy."""
+
+
+class ESMasterRunner(TrainingRunner):
+    """Base of the runners of evolution strategies.
+
+    Args:
+        config: The configuration; its algorithm is an `ESAlgorithmConfig`.
+        env_factory: Builds the environments instead of what `config.env` names.
+    """
+
+    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env_factory)
+        if not isinstance(self.config.algorithm, ESAlgorithmConfig):
+            raise ConfigError("algorithm", "expected es", type(config.algorithm).__name__)
+        if self.config.env.backend != "gymnasium":
+            raise ConfigError(
+                "env.backend",
+                "evolution strategies give every episode a seed of its own, which only single "
+                "environments take; expected gymnasium",
+                self.config.env.backend,
+            )
+        self.algorithm = self.config.algorithm
+        self.device = torch.device("cpu")
+        self._rollouts: ESDistributedRollouts | None = None
+
+    @abstractmethod
+    def create_distributed_rollouts(
+        self, shared_noise: SharedNoiseTable, settings: MemberSettings
+    ) -> ESDistributedRollouts:
+        """Where the population plays.
+
+        Args:
+            shared_noise: The noise.
+            settings: How members act.
+        """
+
+    @property
+    def rollouts(self) -> ESDistributedRollouts:
+        """Where the population plays, closed at the end of the run."""
+        if self._rollouts is None:
+            table = SharedNoiseTable(
+                self.algorithm.noise_table_size, self.seeds.integer("noise_table")
+            )
+            self._closing.callback(table.close)
+            settings = MemberSettings(
+                seed=self.seeds.integer("population"),
+                deterministic=self.algorithm.deterministic,
+                action_noise_stddev=self.algorithm.action_noise_stddev,
+            )
+            self._rollouts = self.create_distributed_rollouts(table, settings)
+            self._closing.callback(self._rollouts.close)
+        return self._rollouts
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self.rollouts.spaces
+
+    @property
+    def num_slots(self) -> int:
+        """Members that play at a time, none of them for nothing."""
+        count = self.config.runner.concurrency
+        if self.algorithm.n_timesteps_per_update:
+            return count
+        return min(count, self.algorithm.n_rollouts_per_update)
+
+    def member_env_factory(self) -> Callable[[], gymnasium.Env[Any, Any]]:
+        """Builds an environment of a member."""
+        limit = self.algorithm.max_steps
+        return BoundedEnvFactory(self.env_factory, limit) if limit else self.env_factory
+
+    def build_model(self) -> nn.Module:
+        """The policy for the spaces of the environment, and its learner."""
+        model = self.model_maker()()
+        learner_class = locate(self.algorithm.learner_class)
+        self._learner: Learner[Any, Any, Any] = learner_class(
+            model, self.algorithm, device=self.device, seed=self.seeds.integer("minibatches")
+        )
+        self.rollouts.begin(model, self.model_maker())
+        return model
+
+    def model_maker(self) -> Callable[[], nn.Module]:
+        """What builds the policy, with the same initial weights each time."""
+        observation_space, action_space = self.spaces
+        return partial(
+            build_member,
+            self.algorithm,
+            self.config.model,
+            observation_space,
+            action_space,
+            self.seeds.integer("model"),
+        )
+
+    def build_trainer(self, model: nn.Module, **services: Any) -> ESTrainer:
+        """The trainer, with a population that knows the policy."""
+        trainer_class = locate(self.algorithm.trainer_class)
+        trainer: ESTrainer = trainer_class(
+            self.algorithm,
+            LearnerGroup(self._learner),
+            model,
+            rollouts=self.rollouts,
+            **services,
+        )
+        return trainer
+
+    def before_training(self, trainer: Trainer) -> None:
+        """Take statistics of observations, if there are none, with environments of their own."""
+        model: Any = trainer.model
+        begin_statistics(
+            find_normalizer(model),
+            self.config.model.normalization,
+            lambda: self.make_collector(STATISTICS_STEPS, "normalization/"),
+            model,
+        )
+        self.close_env()
+
+
+class ESDevRunner(ESMasterRunner):
+    """Evolution strategies with `runner=dev`: the population plays in this process."""
+
+    def create_distributed_rollouts(
+        self, shared_noise: SharedNoiseTable, settings: MemberSettings
+    ) -> ESDistributedRollouts:
+        """Rollouts in this process."""
+        count = self.num_slots
+        slots = EnvSlots(
+            [self.member_env_factory()] * count,
+            row_blocks(count),
+            on_non_finite=self.algorithm.on_non_finite,
+        )
+        return ESDummyDistributedRollouts(slots, shared_noise, settings)
+
+
+class ESLocalRunner(ESMasterRunner):
+    """Evolution strategies with `runner=local`: worker processes, and the numbers of `dev`."""
+
+    def create_distributed_rollouts(
+        self, shared_noise: SharedNoiseTable, settings: MemberSettings
+    ) -> ESDistributedRollouts:
+        """Rollouts in processes."""
+        runner = self.config.runner
+        assert isinstance(runner, LocalRunnerConfig)
+        return ESSubprocDistributedRollouts(
+            self.member_env_factory(),
+            min(runner.n_workers or available_cores(), self.num_slots),
+            self.num_slots,
+            shared_noise,
+            settings,
+            on_non_finite=self.algorithm.on_non_finite,
+            start_method=runner.start_method,
+            timeout_s=runner.worker_timeout_s,
+            on_worker_failure=runner.on_worker_failure,
+            max_worker_restarts=runner.max_worker_restarts,
+        )
+
+
+def build_member(
+    algorithm: ESAlgorithmConfig,
+    config: ModelConfig,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    seed: int,
+) -> nn.Module:
+    """The policy that a configuration asks for.
+
+    Parameters that make no difference to the most likely action are frozen where that is what
+    members take: noise in them would be noise in nothing else.
+    """
+    model: nn.Module = locate(algorithm.model_builder)(
+        config, observation_space, action_space, seed, **algorithm.model_settings
+    )
+    if algorithm.deterministic:
+        for module in model.modules():
+            if isinstance(module, Policy) and module.free_params is not None:
+                module.free_params.requires_grad_(False)
+    return model

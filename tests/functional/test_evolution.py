@@ -1,0 +1,285 @@
+"""Utilities and gradients of evolution strategies are those of the paper, and lead uphill."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_evolution import slow_gradient, slow_normalized, slow_ranks
+
+from maze_train.errors import ConfigError, ShapeError, TrainingError
+from maze_train.functional import (
+    antithetic_gradient,
+    centered_ranks,
+    normalized_returns,
+    shaped_returns,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from maze_train.types import Tensor
+
+SHAPINGS = ("centered_ranks", "normalized", "raw")
+VALUES = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 500.0]),
+    st.floats(-1e6, 1e6, allow_nan=False, allow_subnormal=False),
+)
+RETURNS = st.lists(VALUES, min_size=1, max_size=25)
+
+
+def double(values: Any) -> Tensor:
+    """A tensor in double precision."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def make_problem(n: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Utilities [n, 2] and noise [n, dim] in double precision."""
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.normal(size=(n, 2))), torch.from_numpy(rng.normal(size=(n, dim)))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(returns=RETURNS)
+def test_ranks_are_those_of_pairwise_comparisons(returns: list[float]) -> None:
+    """Ties included, -0 and 0 being one; they sum to 0 and stay in [-0.5, 0.5]."""
+    ranks = centered_ranks(double(returns))
+    np.testing.assert_allclose(ranks, slow_ranks(returns), rtol=0, atol=1e-15)
+    assert abs(float(ranks.sum())) < 1e-13
+    assert float(ranks.abs().max()) <= 0.5
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(returns=RETURNS)
+def test_ranks_of_negated_returns_are_negated(returns: list[float]) -> None:
+    """Exactly, so that mirrored utilities cancel."""
+    assert torch.equal(centered_ranks(-double(returns)), -centered_ranks(double(returns)))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    returns=st.lists(st.integers(-1000, 1000), min_size=1, max_size=20),
+    scale=st.sampled_from([1e-3, 0.5, 3.0, 1e6]),
+    shift=st.integers(-(10**6), 10**6),
+)
+def test_ranks_know_nothing_but_the_order(returns: list[int], scale: float, shift: int) -> None:
+    """A scale > 0, a shift and a monotonous map change nothing."""
+    plain = double(returns)
+    ranks = centered_ranks(plain)
+    assert torch.equal(centered_ranks(scale * plain + shift), ranks)
+    assert torch.equal(centered_ranks(plain**3), ranks)
+
+
+def test_ranks_are_joint() -> None:
+    """All entries of a matrix are ranked together, in its shape."""
+    returns = double([[3.0, 10.0], [-1.0, 3.0], [100.0, 0.0]])
+    expected = double([[0.5, 0.8], [0.0, 0.5], [1.0, 0.2]]) - 0.5
+    torch.testing.assert_close(centered_ranks(returns), expected, rtol=0, atol=1e-15)
+    assert centered_ranks(returns.view(3, 1, 2)).shape == (3, 1, 2)
+    assert float(centered_ranks(double(7.0))) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_utilities_have_the_dtype_of_the_returns(dtype: torch.dtype) -> None:
+    """Those of integers have the default one; integers are told apart where floats are not."""
+    returns = torch.tensor([5.0, 1.0, 1.0, 2.0], dtype=dtype)
+    for shaping in SHAPINGS:
+        assert shaped_returns(returns, shaping).dtype == dtype
+        assert shaped_returns(returns.long(), shaping).dtype == torch.float32
+    expected = double([0.5, -1 / 3, -1 / 3, 1 / 6]).to(dtype)
+    torch.testing.assert_close(centered_ranks(returns), expected)
+    large = torch.tensor([2**60, 2**60 + 1, 2**60 + 2])
+    assert centered_ranks(large).tolist() == [-0.5, 0.0, 0.5]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    returns=st.lists(st.integers(-1000, 1000), min_size=2, max_size=25),
+    scale=st.sampled_from([1.0, 0.1, 1e-8, 1e8]),
+)
+def test_normalized_returns_are_those_of_the_formula(returns: list[int], scale: float) -> None:
+    """Mean 0, standard deviation 1 with divisor m; or all exactly 0."""
+    scaled = [scale * r for r in returns]
+    result = normalized_returns(double(scaled))
+    if len(set(returns)) == 1:
+        assert not result.any()
+        return
+    np.testing.assert_allclose(result, slow_normalized(scaled), rtol=1e-9, atol=1e-9)
+    assert abs(float(result.mean())) < 1e-12
+    assert float(result.std(correction=0)) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_normalized_returns_keep_their_precision() -> None:
+    """A small spread around a large mean, tiny and huge numbers, single precision, integers."""
+    expected = slow_normalized([0.0, 1.0, 2.0, 5.0])
+    spread = np.array([[0.0, 1.0], [2.0, 5.0]])
+    for returns in (2.0**52 + spread, 1e-300 * spread, 1e300 * spread, -1e200 * (5.0 - spread)):
+        result = normalized_returns(torch.from_numpy(returns))
+        assert result.shape == (2, 2)
+        np.testing.assert_allclose(result.reshape(-1), expected, rtol=1e-9)
+    single = normalized_returns(torch.from_numpy(2.0**20 + spread).float())
+    np.testing.assert_allclose(single.reshape(-1), expected, rtol=1e-6)
+    integers = normalized_returns(torch.from_numpy(2.0**40 + spread).long())
+    np.testing.assert_allclose(integers.reshape(-1), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shaping", ["centered_ranks", "normalized"])
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e-300, 1e30, 123456.789])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 3, 10, 1000])
+def test_equal_returns_have_no_gradient(
+    shaping: str, value: float, dtype: torch.dtype, n: int
+) -> None:
+    """Utilities and gradient are exactly 0, also where a mean would be rounded."""
+    utilities = shaped_returns(torch.full((n, 2), value, dtype=dtype), shaping)
+    assert utilities.shape == (n, 2)
+    assert utilities.dtype == dtype
+    assert not utilities.any()
+    noise = torch.ones(n, 3, dtype=dtype)
+    assert antithetic_gradient(utilities, noise, 3).tolist() == [0.0] * 3
+
+
+def test_shaping_is_chosen_by_name() -> None:
+    """Each name means its function; raw returns are handed through."""
+    returns = double([[1.0, 4.0], [2.0, -7.0]])
+    assert torch.equal(shaped_returns(returns, "centered_ranks"), centered_ranks(returns))
+    assert torch.equal(shaped_returns(returns, "normalized"), normalized_returns(returns))
+    assert torch.equal(shaped_returns(returns, "raw"), returns)
+    with pytest.raises(ConfigError, match=r"shaping = 'rank'.*centered_ranks, normalized, raw"):
+        shaped_returns(returns, "rank")
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS)
+def test_returns_without_order_are_refused(shaping: str) -> None:
+    """NaN and infinities are counted, and none at all is told by the shape."""
+    for wrong in (math.nan, math.inf, -math.inf):
+        with pytest.raises(TrainingError, match="1 of 4 returns are not finite"):
+            shaped_returns(double([[1.0, wrong], [2.0, 3.0]]), shaping)
+    with pytest.raises(ShapeError, match=r"returns has shape \[0, 2\], expected at least one"):
+        shaped_returns(torch.zeros(0, 2), shaping)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(n=st.integers(1, 8), dim=st.integers(1, 6), seed=st.integers(0, 2**31))
+def test_gradient_is_the_average_of_the_paper(n: int, dim: int, seed: int) -> None:
+    """Of utility times noise over all 2 n policies; the order of the pairs does not matter."""
+    utilities, noise = make_problem(n, dim, seed)
+    gradient = antithetic_gradient(utilities, noise, dim)
+    expected = slow_gradient(utilities.tolist(), noise.tolist())
+    np.testing.assert_allclose(gradient, expected, rtol=1e-11, atol=1e-13)
+    order = np.random.default_rng(seed).permutation(n)
+    permuted = antithetic_gradient(utilities[order], noise[order], dim)
+    torch.testing.assert_close(permuted, gradient, rtol=1e-11, atol=1e-13)
+
+
+def test_gradient_is_antisymmetric() -> None:
+    """Negated noise, or pairs the other way round, give exactly the opposite direction."""
+    utilities, noise = make_problem(7, 5)
+    gradient = antithetic_gradient(utilities, noise, 5)
+    assert gradient.any()
+    assert torch.equal(antithetic_gradient(utilities, -noise, 5), -gradient)
+    assert torch.equal(antithetic_gradient(utilities.flip(1), noise, 5), -gradient)
+    assert torch.equal(antithetic_gradient(-utilities, noise, 5), -gradient)
+
+
+def test_noise_is_read_one_by_one_and_left_alone() -> None:
+    """Overlapping views of a table serve, as a generator; the result is new, in their dtype."""
+    table = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    kept = table.clone()
+    utilities = double([[1.0, -2.0], [0.5, 4.0], [3.0, 0.0]])
+    places = [0, 3, 8]
+
+    def views() -> Iterator[Tensor]:
+        """Vectors of noise, none of them before the last one was used."""
+        for place in places:
+            yield table[place : place + 12]
+
+    gradient = antithetic_gradient(utilities, views(), 12)
+    rows = [table[place : place + 12].tolist() for place in places]
+    np.testing.assert_allclose(gradient, slow_gradient(utilities.tolist(), rows), rtol=1e-5)
+    assert gradient.dtype == torch.float32
+    assert torch.equal(table, kept)
+    single = antithetic_gradient(double([[2.0, 0.0]]), [table], 20)
+    assert torch.equal(single, table)
+    assert single.data_ptr() != table.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("utilities", "noise", "dim", "message"),
+    [
+        ((0, 2), (0, 3), 3, r"utilities has shape \[0, 2\], expected \[n, 2\]"),
+        ((4,), (4, 3), 3, r"utilities has shape \[4\], expected \[n, 2\]"),
+        ((4, 1), (4, 3), 3, r"utilities has shape \[4, 1\], expected \[n, 2\]"),
+        ((2, 2, 1), (2, 3), 3, r"utilities has shape \[2, 2, 1\]"),
+        ((), (1, 3), 3, r"utilities has shape \[\], expected \[n, 2\]"),
+        ((4, 2), (3, 3), 3, "noise has 3 vectors, expected 4"),
+        ((4, 2), (0, 3), 3, "noise has 0 vectors, expected 4"),
+        ((4, 2), (5, 3), 3, "noise has more than 4 vectors"),
+        ((4, 2), (4, 3), 2, r"noise\[0\] has shape \[3\], expected \[2\]"),
+        ((4, 2), (4, 1), 3, r"noise\[0\] has shape \[1\], expected \[3\]"),
+        ((4, 2), (4, 3, 1), 3, r"noise\[0\] has shape \[3, 1\], expected \[3\]"),
+    ],
+)
+def test_wrong_shapes_are_refused(
+    utilities: tuple[int, ...], noise: tuple[int, ...], dim: int, message: str
+) -> None:
+    """Nothing is broadcast, left out or used twice."""
+    with pytest.raises(ShapeError, match=message):
+        antithetic_gradient(torch.ones(utilities), torch.ones(noise), dim)
+
+
+def test_a_wrong_vector_among_right_ones_is_named() -> None:
+    """Each vector of noise is checked."""
+    noise = [torch.ones(3), torch.ones(3), torch.ones(1)]
+    with pytest.raises(ShapeError, match=r"noise\[2\] has shape \[1\]"):
+        antithetic_gradient(torch.ones(3, 2), noise, 3)
+
+
+TARGET = torch.linspace(-1.0, 2.0, 8, dtype=torch.float64)
+
+
+def quadratic(theta: Tensor) -> Tensor:
+    """-|x - x*|^2 of the last dimension."""
+    return -(theta - TARGET).square().sum(-1)
+
+
+def estimate(
+    f: Callable[[Tensor], Tensor], theta: Tensor, sigma: float, n: int, shaping: str, seed: int
+) -> Tensor:
+    """The gradient of f at theta from n pairs."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(n, len(theta), generator=generator, dtype=theta.dtype)
+    returns = torch.stack([f(theta + sigma * noise), f(theta - sigma * noise)], dim=1)
+    return antithetic_gradient(shaped_returns(returns, shaping), noise, len(theta))
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS)
+@pytest.mark.parametrize("seed", range(3))
+def test_estimate_points_uphill(shaping: str, seed: int) -> None:
+    """On a quadratic the direction is that of the true gradient, whatever the shaping."""
+    theta = torch.zeros(8, dtype=torch.float64)
+    gradient = estimate(quadratic, theta, 0.1, 400, shaping, seed)
+    assert float(torch.cosine_similarity(gradient, 2.0 * (TARGET - theta), dim=0)) > 0.95
+
+
+def test_raw_estimate_divided_by_sigma_is_the_gradient() -> None:
+    """Entry by entry within a few per cent of its length: the factor is 1 / (2 n sigma)."""
+    theta, sigma = torch.full((8,), 0.3, dtype=torch.float64), 0.05
+    gradient = estimate(quadratic, theta, sigma, 20_000, "raw", seed=0) / sigma
+    true = 2.0 * (TARGET - theta)
+    assert float((gradient - true).norm() / true.norm()) < 0.04
+
+
+@pytest.mark.parametrize(("shaping", "lr"), [("centered_ranks", 0.3), ("normalized", 0.1)])
+def test_steps_along_the_estimate_climb(shaping: str, lr: float) -> None:
+    """A whole run of small populations comes close to the top."""
+    theta = torch.zeros(8, dtype=torch.float64)
+    start = float(quadratic(theta))
+    for step in range(150):
+        theta = theta + lr * estimate(quadratic, theta, 0.1, 20, shaping, seed=step)
+    assert float(quadratic(theta)) > 0.02 * start

@@ -1,0 +1,554 @@
+"""Policies without a critic: the same as in an actor-critic, and what may be put around them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze_train.distributions.mapping import distribution_for
+from maze_train.errors import ConfigError, SpaceError
+from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
+from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.images import ImageEncoder
+from maze_train.nets.policy_model import PolicyModel, build_policy
+from maze_train.rollout.acting import Actor
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.masks import is_mask_key
+from maze_train.spaces.tensors import sampled_for
+
+N = 6
+BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
+TURN = spaces.Box(-1.0, 1.0, (2,), np.float32)
+IMAGE = spaces.Box(0, 255, (16, 16, 1), np.uint8)
+PARTS = {"robot": spaces.Tuple((BOX, spaces.Discrete(3))), "at": BOX}
+ACTIONS = {
+    "discrete": spaces.Discrete(4),
+    "multi discrete": spaces.MultiDiscrete([2, 3]),
+    "multi binary": spaces.MultiBinary(3),
+    "box": TURN,
+    "tuple": spaces.Tuple((spaces.Discrete(3), TURN)),
+    "dict": spaces.Dict({"turn": TURN, "keys": spaces.MultiDiscrete([2, 4])}),
+}
+CHOICES = {"discrete": 4, "multi discrete": 5, "tuple": 3, "dict": 6}
+"""Entries of the mask of the action spaces that can have one."""
+
+RUNNING = ObservationNormalizationConfig(mode="running")
+MEMORY = MemoryConfig(size=7, layers=2)
+SETTINGS = {
+    "plain": {},
+    "no hidden layer": {"hidden_sizes": []},
+    "shared trunk": {"shared_trunk": True},
+    "memory": {"memory": MEMORY},
+    "gru": {"memory": MemoryConfig(cell="gru", size=7)},
+    "normalised": {"normalization": RUNNING},
+    "normalised memory": {"normalization": RUNNING, "memory": MEMORY},
+}
+KINDS = ("box", "dict", "masked")
+PROBLEMS = [
+    (settings, action, kind)
+    for settings in SETTINGS
+    for action in ACTIONS
+    for kind in KINDS
+    if kind != "masked" or action in CHOICES
+]
+every_problem = pytest.mark.parametrize(("settings", "action", "kind"), PROBLEMS)
+WRAPPER = "algorithm.policy_wrapper"
+
+
+def space_of(kind, action):
+    """An observation space: one Box, nested ones, or nested ones with a mask."""
+    if kind == "masked":
+        return spaces.Dict({**PARTS, "action_mask": spaces.MultiBinary(CHOICES[action])})
+    return spaces.Dict(PARTS) if kind == "dict" else BOX
+
+
+def observations(space):
+    """N flat observations of a space, in which every second action is legal."""
+    obs = sampled_for(flat_space(space), N)
+    if isinstance(obs, dict):
+        for key in filter(is_mask_key, obs):
+            obs[key] = (torch.arange(obs[key].shape[-1]) % 2 == 0).expand(N, -1).clone()
+    return obs
+
+
+def model_config(name, **more):
+    """Settings of a small model."""
+    return ModelConfig(**{"hidden_sizes": [8, 6], **SETTINGS[name], **more})
+
+
+def build_both(settings, action, kind, seeds=(3, 3)):
+    """A policy, an actor-critic of the same settings, and the observation space."""
+    space = space_of(kind, action)
+    arguments = (model_config(settings), space, ACTIONS[action])
+    return build_policy(*arguments, seeds[0]), build_actor_critic(*arguments, seeds[1]), space
+
+
+def acts(model, obs):
+    """What a model gives for N observations: parameters, of two steps if it has a memory."""
+    with torch.no_grad():
+        if not model.state_size:
+            return [model.policy_params(obs)]
+        first, state = model.policy_step(obs, torch.zeros(N, model.state_size))
+        return [first, *model.policy_step(obs, state)]
+
+
+def assert_same(found, expected):
+    """All tensors of two lists are equal, bit by bit."""
+    assert len(found) == len(expected)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@every_problem
+def test_a_policy_is_that_of_an_actor_critic(settings, action, kind):
+    """The same seed gives the same weights in the same order, and the same parameters."""
+    policy, actor_critic, space = build_both(settings, action, kind)
+    assert type(policy) is PolicyModel
+    assert not any(module.training for module in policy.modules())
+    state = actor_critic.state_dict()
+    assert list(policy.state_dict()) == [key for key in state if not key.startswith("critic.")]
+    for key, value in policy.state_dict().items():
+        assert torch.equal(value, state[key]), key
+    names = [key for key, _ in actor_critic.named_parameters() if not key.startswith("critic.")]
+    assert [key for key, _ in policy.named_parameters()] == names
+    assert policy.state_size == actor_critic.state_size
+    obs = observations(space)
+    found = acts(policy, obs)
+    assert found[0].shape == (N, policy.distribution.param_size)
+    assert_same(found, acts(actor_critic, obs))
+
+
+@every_problem
+def test_weights_of_an_actor_critic_fit(settings, action, kind):
+    """No weight is missing in the state of an actor-critic, and what was loaded acts the same."""
+    policy, actor_critic, space = build_both(settings, action, kind, seeds=(3, 4))
+    obs = observations(space)
+    if actor_critic.normalizer is not None:
+        actor_critic.normalizer.update(sampled_for(flat_space(space), 50))
+    before = acts(policy, obs)
+    missing, unexpected = policy.load_state_dict(actor_critic.state_dict(), strict=False)
+    assert missing == []
+    assert unexpected
+    assert all(key.startswith("critic.") for key in unexpected)
+    assert_same(acts(policy, obs), acts(actor_critic, obs))
+    assert not torch.equal(acts(policy, obs)[0], before[0])
+
+
+def test_order_of_an_actor_critic():
+    """Saved weights and flat vectors of parameters rely on the order of its parts."""
+    config = model_config("normalised memory")
+    model = build_actor_critic(config, BOX, TURN, 0)
+    order = ["normalizer", "trunk", "memory", "policy", "critic"]
+    assert [name for name, _ in model.named_children()] == order
+    for keys in (model.state_dict(), dict(model.named_parameters())):
+        first = [key.split(".")[0] for key in keys]
+        assert first == sorted(first, key=order.index)
+    assert isinstance(model, PolicyModel)
+    assert ActorCriticModel.learner_only == ("critic", "value_head")
+    assert not hasattr(PolicyModel, "learner_only")
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_trunk", "encoders"),
+    [
+        ({}, True, 1),
+        ({"image_encoder": "flat"}, False, 0),
+        ({"shared_trunk": False}, False, 1),
+        ({"hidden_sizes": []}, False, 1),
+        ({"image_encoder": "impala", "memory": MEMORY}, True, 1),
+    ],
+    ids=str,
+)
+def test_images(settings, has_trunk, encoders):
+    """Where observations hold images, the settings that are null are those of an actor-critic."""
+    policy = build_policy(ModelConfig(**settings), IMAGE, ACTIONS["discrete"], 2)
+    actor_critic = build_actor_critic(ModelConfig(**settings), IMAGE, ACTIONS["discrete"], 2)
+    assert (policy.trunk is not None) is has_trunk
+    assert sum(isinstance(module, ImageEncoder) for module in policy.modules()) == encoders
+    obs = observations(IMAGE)
+    assert_same(acts(policy, obs), acts(actor_critic, obs))
+    assert policy.load_state_dict(actor_critic.state_dict(), strict=False).missing_keys == []
+
+
+def test_forward_is_policy_params():
+    """Calling a policy gives its parameters, with any leading dimensions and with a graph."""
+    policy = build_policy(model_config("plain"), BOX, TURN, 0)
+    obs = torch.randn(4, 3, 5)
+    assert torch.equal(policy(obs), policy.policy_params(obs))
+    assert policy(obs).shape == (4, 3, 4)
+    policy(obs).square().sum().backward()
+    assert all(p.grad is not None for p in policy.parameters())
+
+
+def test_models_with_and_without_memory_are_told_apart():
+    """Each of the two methods says which of them is the right one."""
+    plain = build_policy(model_config("plain"), BOX, TURN, 0)
+    assert plain.state_size == 0
+    with pytest.raises(AssertionError, match="call policy_params"):
+        plain.policy_step(observations(BOX), torch.zeros(N, 0))
+    memory = build_policy(model_config("memory"), BOX, TURN, 0)
+    assert memory.state_size == 2 * 2 * 7
+    with pytest.raises(AssertionError, match="call policy_step"):
+        memory(observations(BOX))
+
+
+def test_a_memory_remembers():
+    """What was seen before changes the parameters, through the state alone."""
+    policy = build_policy(model_config("memory"), BOX, ACTIONS["discrete"], 0)
+    obs = observations(BOX)
+    actor = Actor(policy, N)
+    first, second = actor.params(obs), actor.params(obs)
+    assert not torch.equal(first, second)
+    actor.forget(np.ones(N, np.bool_))
+    assert torch.equal(actor.params(obs), first)
+
+
+@pytest.mark.parametrize("settings", ["plain", "memory"])
+def test_illegal_actions_have_no_probability(settings):
+    """A mask is obeyed, at each step of a memory, and is no input of the networks."""
+    space = space_of("masked", "discrete")
+    policy = build_policy(model_config(settings), space, ACTIONS["discrete"], 0)
+    obs = observations(space)
+    found = acts(policy, obs)
+    for params in found[:2] if policy.state_size else found:
+        probs = params.softmax(-1)
+        assert not probs[:, [1, 3]].any()
+        assert probs[:, [0, 2]].all()
+    free = acts(policy, {**obs, "action_mask": torch.ones(N, 4)})[0]
+    assert free.softmax(-1).all()
+    assert torch.equal(free[:, [0, 2]], found[0][:, [0, 2]])
+
+
+@pytest.mark.parametrize("settings", ["plain", "memory"])
+def test_initial_policies_are_nearly_uniform(settings):
+    """The weights of the last layer are orthogonal, with the gain of policies, 0.01."""
+    policy = build_policy(model_config(settings), BOX, ACTIONS["discrete"], 0)
+    last = policy.policy.net if settings == "memory" else policy.policy.net.layers
+    weight = last.layers[-1].weight.detach()
+    torch.testing.assert_close(weight @ weight.t(), 1e-4 * torch.eye(4), rtol=1e-4, atol=1e-9)
+
+
+def test_observations_are_normalised():
+    """The statistics of the normaliser are applied to what the networks read."""
+    policy = build_policy(model_config("normalised"), BOX, TURN, 0)
+    plain = build_policy(model_config("plain"), BOX, TURN, 0)
+    obs = torch.randn(100, 5) * 3 + 50
+    policy.normalizer.update(obs)
+    torch.testing.assert_close(policy(obs), plain((obs - obs.mean(0)) / obs.std(0, correction=0)))
+    assert plain.normalizer is None
+
+
+def test_a_seed_gives_the_same_weights():
+    """Whatever the global generator has given, which goes on as if nothing had been built."""
+    before = torch.get_rng_state()
+    first = build_policy(model_config("memory"), BOX, TURN, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)
+    obs = observations(BOX)
+    assert_same(acts(build_policy(model_config("memory"), BOX, TURN, 3), obs), acts(first, obs))
+    other = build_policy(model_config("memory"), BOX, TURN, 4)
+    assert not torch.equal(acts(other, obs)[0], acts(first, obs)[0])
+
+
+@pytest.mark.parametrize("settings", ["plain", "normalised memory"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies(settings, copied):
+    """Copies, pickled ones as well, act the same and share no weight."""
+    space = space_of("masked", "dict")
+    policy = build_policy(model_config(settings), space, ACTIONS["dict"], 0)
+    twin, obs = copied(policy), observations(space)
+    before = acts(policy, obs)
+    assert_same(acts(twin, obs), before)
+    with torch.no_grad():
+        for param in twin.parameters():
+            param.add_(1.0)
+    assert_same(acts(policy, obs), before)
+
+
+class OwnNet(nn.Module):
+    """A network of a user for Box observations."""
+
+    def __init__(self, observation_space, output_size, width=4):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(5, width), nn.Dropout(0.5), nn.Linear(width, output_size)
+        )
+
+    def forward(self, obs):
+        return self.layers(obs)
+
+
+def named(name, **settings):
+    """Configuration of something in this file."""
+    return {"_target_": f"{__name__}.{name}", **settings}
+
+
+def test_own_networks_are_used():
+    """A network named in the configuration takes the place of the template."""
+    obs = observations(BOX)
+    own = build_policy(ModelConfig(policy=named("OwnNet", width=3)), BOX, TURN, 0)
+    assert type(own.policy.net) is OwnNet
+    assert own.policy.net.layers[0].out_features == 3
+    assert torch.equal(own(obs), own(obs)), "dropout must be off when acting"
+    config = model_config("shared trunk", trunk=named("OwnNet"))
+    trunk = build_policy(config, BOX, TURN, 0).trunk
+    assert type(trunk) is OwnNet
+    assert trunk.layers[2].out_features == 6
+    with pytest.raises(ConfigError, match=r"model.policy = \[2, 9\]: expected outputs of shape"):
+        build_policy(ModelConfig(policy=named("OwnNet", output_size=9)), BOX, TURN, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("critic", named("OwnNet")),
+        ("critic_hidden_sizes", [8]),
+        ("critic_hidden_sizes", []),
+        ("value_transform", {"_target_": "maze_train.ReduceScaleValueTransform"}),
+        ("value_support", [-1, 1]),
+    ],
+    ids=str,
+)
+def test_settings_of_a_critic_are_refused(key, value):
+    """What a policy alone can not have is named."""
+    message = rf"model.{key} = .*: a policy alone has no critic: leave it out"
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_policy(ModelConfig(**{key: value}), BOX, TURN, 0)
+    assert caught.value.key == f"model.{key}"
+
+
+def test_spaces_without_network_or_distribution_are_refused():
+    """Observations and actions of an unknown kind are named."""
+    for observation_space, action_space in ((spaces.Text(3), TURN), (BOX, spaces.Text(3))):
+        with pytest.raises(SpaceError, match="Text"):
+            build_policy(ModelConfig(), observation_space, action_space, 0)
+
+
+class Wrapper(nn.Module):
+    """Hands everything on."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.distribution = model.distribution
+
+    def policy_params(self, obs):
+        return self.model.policy_params(obs)
+
+
+class Rule(Wrapper):
+    """Prefers action 0 where the first entry of the observation is above 0."""
+
+    def __init__(self, model, strength=10.0):
+        super().__init__(model)
+        self.strength = nn.Parameter(torch.tensor([strength, float(torch.rand(()))]))
+        self.dropout = nn.Dropout(0.5)
+
+    def policy_params(self, obs):
+        params = self.dropout(self.model.policy_params(obs))
+        bonus = torch.zeros_like(params)
+        bonus[..., 0] = (obs[..., 0] > 0) * self.strength[0]
+        return params + bonus
+
+
+class Remembers(nn.Module):
+    """A rule above a policy with a memory, which counts steps besides."""
+
+    def __init__(self, model, extra=1):
+        super().__init__()
+        self.model = model
+        self.extra = extra
+
+    @property
+    def distribution(self):
+        return self.model.distribution
+
+    @property
+    def state_size(self):
+        return self.model.state_size + 1
+
+    def policy_step(self, obs, state):
+        params, inner = self.model.policy_step(obs, state[:, :-1])
+        return params * 2, torch.cat([inner, *[state[:, -1:] + 1] * self.extra], -1)
+
+
+class NeedsLegalActions(Wrapper):
+    """Can not act where an action is not legal."""
+
+    def policy_params(self, obs):
+        assert sorted(obs) == ["action_mask", "at", "robot/0", "robot/1"]
+        assert obs["action_mask"].all(), "an action is not legal"
+        return super().policy_params(obs)
+
+
+class NoDistribution(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.policy_params = model.policy_params
+
+
+class OtherDistribution(Wrapper):
+    def __init__(self, model):
+        super().__init__(model)
+        self.distribution = distribution_for(spaces.Discrete(9))
+
+
+class NoParams(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.distribution = model.distribution
+
+
+class TooWide(Wrapper):
+    def policy_params(self, obs):
+        return super().policy_params(obs).repeat(1, 2)
+
+
+class OneRow(Wrapper):
+    def policy_params(self, obs):
+        return super().policy_params(obs)[0]
+
+
+class TwoOutputs(Wrapper):
+    def policy_params(self, obs):
+        return super().policy_params(obs), obs
+
+
+class ListOutput(Wrapper):
+    def policy_params(self, obs):
+        return super().policy_params(obs).tolist()
+
+
+class Fails(Wrapper):
+    def policy_params(self, obs):
+        raise RuntimeError("the plug is out")
+
+
+class OddState(Wrapper):
+    state_size = "large"
+
+
+class OneOutput(Remembers):
+    def policy_step(self, obs, state):
+        return super().policy_step(obs, state)[0]
+
+
+def no_module(model):
+    """A factory that returns something else."""
+    return "hello"
+
+
+def refuses(model):
+    """A factory that does not like its setting."""
+    raise ConfigError("strength", "expected more", 1)
+
+
+def breaks(model):
+    """A factory with a defect."""
+    raise KeyError("the key is lost")
+
+
+def wrap(node, settings="plain", space=BOX, action="discrete", seed=0):
+    """A policy with what a node puts around it."""
+    config = model_config(settings)
+    return build_policy(config, space, ACTIONS[action], seed, policy_wrapper=node)
+
+
+def test_a_wrapper_changes_what_it_likes():
+    """It gets the policy and its settings; parameters of other observations stay as they are."""
+    model, policy = wrap(named("Rule", strength=4.0)), wrap(None)
+    assert type(model) is Rule
+    assert type(model.model) is PolicyModel
+    assert not any(module.training for module in model.modules())
+    obs = torch.tensor([[1.0, 0, 0, 0, 0], [-1.0, 0, 0, 0, 0]])
+    change = model.policy_params(obs) - policy(obs)
+    torch.testing.assert_close(change, torch.tensor([[4.0, 0, 0, 0], [0, 0, 0, 0]]))
+    assert_same(list(model.model.parameters()), list(policy.parameters()))
+    twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin.policy_params(obs), model.policy_params(obs))
+
+
+def test_weights_of_a_wrapper_follow_the_seed():
+    """They are drawn after those of the policy, and not from the global generator."""
+    before = torch.get_rng_state()
+    first, same, other = (wrap(named("Rule"), seed=seed).strength[1] for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first == same
+    assert first != other
+
+
+def test_a_wrapper_of_a_memory():
+    """It is asked with a memory as large as it says."""
+    model = wrap(named("Remembers"), "memory")
+    actor = Actor(model, N)
+    obs = observations(BOX)
+    actor.params(obs)
+    params = actor.params(obs)
+    assert actor.state[:, -1].tolist() == [2.0] * N
+    torch.testing.assert_close(params, 2 * acts(wrap(None, "memory"), obs)[1])
+
+
+def test_a_wrapper_is_tried_out_with_all_actions():
+    """The observations are flat ones with masks, in which every action is legal."""
+    space = space_of("masked", "discrete")
+    assert type(wrap(named("NeedsLegalActions"), space=space)) is NeedsLegalActions
+
+
+def test_a_wrapper_may_bring_another_distribution():
+    """It has to give as many parameters as its own distribution needs."""
+    with pytest.raises(ConfigError, match=r"= \[2, 4\]: .*shape \[batch, 9\] from policy_par"):
+        wrap(named("OtherDistribution"))
+
+
+@pytest.mark.parametrize(
+    ("node", "settings", "message"),
+    [
+        ({"strength": 1}, "plain", " = {'strength': 1}: expected a mapping with the key _target_"),
+        (named("Rulle"), "plain", "._target_ = .*: .* has no 'Rulle'; did you mean Rule"),
+        (named("Rule", colour=1), "plain", ": calling .*Rule failed: .*'colour'"),
+        (named("no_module"), "plain", " = 'str': expected a torch.nn.Module"),
+        (named("refuses"), "plain", ".strength = 1: expected more"),
+        (named("breaks"), "plain", ": calling .*breaks failed: KeyError: 'the key is lost'"),
+        (named("NoDistribution"), "plain", " = 'NoneType': expected .* the attribute distribution"),
+        (named("NoParams"), "plain", ": policy_params on .*'NoParams' .* no attribute 'policy_par"),
+        (
+            named("TooWide"),
+            "plain",
+            r" = \[2, 8\]: expected .* shape \[batch, 4\] from policy_p",
+        ),
+        (named("OneRow"), "plain", r" = \[4\]: expected distribution .* shape \[batch, 4\]"),
+        (
+            named("TwoOutputs"),
+            "plain",
+            r" = \[\[2, 4\], \[2, 5\]\]: expected distribution .* \[batch, 4\]",
+        ),
+        (named("ListOutput"), "plain", r" = 'list': expected distribution .* \[batch, 4\]"),
+        (
+            named("Fails"),
+            "plain",
+            r": policy_params on .*Box.* failed: RuntimeError: the plug is out",
+        ),
+        (named("OddState"), "plain", r": policy_params on .* failed: .*'large'"),
+        (named("Wrapper"), "memory", ": policy_params on .* failed: .*: call policy_step"),
+        (named("Remembers"), "plain", ": policy_step on .* failed: .*: call policy_params"),
+        (
+            named("Remembers", extra=2),
+            "memory",
+            r" = \[\[2, 4\], \[2, 30\]\]: .* \[batch, 4\] and a memory of shape \[batch, 29\] from "
+            "policy_step",
+        ),
+        (named("OneOutput"), "memory", r" = \[2, 4\]: .* and a memory of shape \[batch, 29\]"),
+    ],
+    ids=lambda value: value.get("_target_", "") if isinstance(value, dict) else "",
+)
+def test_wrappers_that_do_not_fit_are_refused(node, settings, message):
+    """What is wrong with a wrapper is told with its key, before training."""
+    with pytest.raises(ConfigError, match=f"^{re.escape(WRAPPER)}{message}"):
+        wrap(node, settings)

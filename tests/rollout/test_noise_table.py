@@ -1,0 +1,266 @@
+"""All processes read one stream of normal numbers, and no vector of noise leaves the table."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+from contextlib import suppress
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from maze_train.errors import ConfigError, ShapeError, TrainingError
+from maze_train.rollout.noise_table import SharedNoiseTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COUNT = 100_000
+SEED = 7
+
+
+@pytest.fixture
+def table() -> Iterator[SharedNoiseTable]:
+    """A table that is closed in the end."""
+    made = SharedNoiseTable(COUNT, SEED)
+    yield made
+    made.close()
+
+
+def open_descriptors() -> set[str]:
+    """Descriptors of this process that are open, and what they are of."""
+    gc.collect()
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.add(f"{path.name} {path.readlink()}")
+    return found
+
+
+def mapped_bytes() -> int:
+    """Bytes of shared memory that this process has mapped."""
+    gc.collect()
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:maze_train" in line:
+            start, stop = line.split()[0].split("-")
+            total += int(stop, 16) - int(start, 16)
+    return total
+
+
+def test_numbers_are_one_stream(table: SharedNoiseTable) -> None:
+    """The whole table is what the generator gives in one go, to the last number."""
+    expected = np.random.default_rng(SEED).standard_normal(COUNT, dtype=np.float32)
+    np.testing.assert_array_equal(table.array, expected)
+    assert table.array.dtype == np.float32
+    for index, dim in ((0, 1), (0, COUNT), (12_345, 678), (COUNT - 5, 5), (COUNT - 1, 1)):
+        assert table.get(index, dim).tolist() == expected[index : index + dim].tolist()
+    other = SharedNoiseTable(COUNT, SEED + 1)
+    assert (other.array != table.array).mean() > 0.99
+    other.close()
+
+
+def test_numbers_do_not_repeat(table: SharedNoiseTable) -> None:
+    """No pair of neighbours comes twice, and no shift of the table resembles it."""
+    pairs = table.array.view(np.int32)[: COUNT // 2 * 2].view(np.int64)
+    assert len(np.unique(pairs)) > 0.999 * len(pairs)
+    for shift in (1, 2, 624, 1024, 4096, 8192, 65_536, COUNT // 2):
+        product = table.array[shift:] * table.array[:-shift]
+        assert abs(float(product.mean())) < 5.0 / np.sqrt(len(product))
+
+
+def test_numbers_are_standard_normal(table: SharedNoiseTable) -> None:
+    """Moments within five standard errors, in the whole and in every tenth; tails are there."""
+    for part in (table.array, *np.split(table.array, 10)):
+        x, n = part.astype(np.float64), len(part)
+        assert abs(x.mean()) < 5.0 * np.sqrt(1.0 / n)
+        assert abs((x**2).mean() - 1.0) < 5.0 * np.sqrt(2.0 / n)
+        assert abs((x**3).mean()) < 5.0 * np.sqrt(15.0 / n)
+        assert abs((x**4).mean() - 3.0) < 5.0 * np.sqrt(96.0 / n)
+        assert 3.0 < x.max() < 6.0
+        assert -6.0 < x.min() < -3.0
+
+
+def test_vectors_are_views(table: SharedNoiseTable) -> None:
+    """Nothing is copied: neighbours overlap in memory."""
+    a, b = table.get(10, 6), table.get(12, 6)
+    assert a.shape == (6,)
+    assert a.dtype == torch.float32
+    assert b.data_ptr() - a.data_ptr() == 2 * 4
+    assert table.get(0, COUNT).data_ptr() == table.array.ctypes.data
+    assert a[2:].tolist() == b[:4].tolist()
+    assert torch.equal(table.get(np.int64(12), 6), b)
+
+
+@pytest.mark.parametrize(
+    ("index", "dim", "message"),
+    [
+        (-1, 3, r"index = -1: expected one in \[0, 7\]"),
+        (8, 3, r"index = 8: expected one in \[0, 7\]"),
+        (10**9, 3, r"index = 1000000000: expected one in \[0, 7\]"),
+        (1, 10, r"index = 1: expected one in \[0, 0\]"),
+        (0, 11, r"dim = 11: expected one in \[1, 10\]"),
+        (0, 0, r"dim = 0: expected one in \[1, 10\]"),
+        (5, -2, r"dim = -2: expected one in \[1, 10\]"),
+    ],
+)
+def test_vectors_end_inside_the_table(index: int, dim: int, message: str) -> None:
+    """None begins before it, ends behind it or wraps round."""
+    small = SharedNoiseTable(10, 0)
+    small.close()
+    assert small.get(7, 3).shape == (3,)
+    assert small.get(0, 10).shape == (10,)
+    with pytest.raises(ShapeError, match=message):
+        small.get(index, dim)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 9, 10])
+def test_every_place_is_as_likely(dim: int) -> None:
+    """Both ends included, nothing beyond; a single index is a plain integer."""
+    small = SharedNoiseTable(10, 0)
+    small.close()
+    generator = np.random.default_rng(0)
+    drawn = small.sample_index(generator, dim, size=20_000)
+    assert drawn.shape == (20_000,)
+    counts = np.bincount(drawn, minlength=11 - dim)
+    assert len(counts) == 11 - dim
+    expected = 20_000 / (11 - dim)
+    assert np.abs(counts - expected).max() < 5.0 * np.sqrt(expected)
+    again = np.random.default_rng(0)
+    singles = [small.sample_index(again, dim) for _ in range(5)]
+    assert all(type(index) is int for index in singles)
+    assert all(small.get(index, dim).shape == (dim,) for index in {*singles, *drawn.tolist()})
+    assert small.sample_index(np.random.default_rng(0), dim, size=1).shape == (1,)
+
+
+def test_an_index_of_too_long_a_vector_is_refused() -> None:
+    """As `get` does."""
+    small = SharedNoiseTable(10, 0)
+    small.close()
+    with pytest.raises(ShapeError, match=r"dim = 11: expected one in \[1, 10\]"):
+        small.sample_index(np.random.default_rng(0), 11)
+
+
+def test_a_table_without_choice_is_refused(table: SharedNoiseTable) -> None:
+    """It has to be larger than the policy, by one at least."""
+    table.check_dim(COUNT - 1)
+    for dim in (COUNT, COUNT + 1):
+        with pytest.raises(ConfigError) as info:
+            table.check_dim(dim)
+        message = f"algorithm.noise_table_size = {COUNT}: expected more than {dim}, the number of"
+        assert str(info.value).startswith(message)
+
+
+@pytest.mark.parametrize(("key", "arguments"), [("count", (0, 0)), ("seed", (10, -1))])
+def test_arguments_out_of_range_are_refused(key: str, arguments: tuple[int, int]) -> None:
+    """The message names them."""
+    with pytest.raises(ConfigError, match=f"^{key} = "):
+        SharedNoiseTable(*arguments)
+
+
+def test_attached_tables_share_the_memory(table: SharedNoiseTable) -> None:
+    """Nothing is drawn again: what one writes, the other reads; the descriptor is used up."""
+    before = open_descriptors()
+    descriptor = os.dup(table.descriptor)
+    attached = SharedNoiseTable.attach(descriptor, COUNT, SEED)
+    assert attached.descriptor == -1
+    assert attached.state_dict() == table.state_dict()
+    assert torch.equal(attached.get(500, 50), table.get(500, 50))
+    table.array[500] = 1000.0
+    assert attached.get(499, 3)[1] == 1000.0
+    attached.close()
+    assert torch.equal(attached.get(0, COUNT), table.get(0, COUNT))
+    del attached
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("count", [COUNT - 1, COUNT + 1, 1])
+def test_memory_of_another_size_is_refused(table: SharedNoiseTable, count: int) -> None:
+    """Nothing is mapped, and the descriptor is used up all the same."""
+    before = open_descriptors()
+    with pytest.raises(ShapeError, match=f"{4 * COUNT} bytes, expected {4 * count} for {count}"):
+        SharedNoiseTable.attach(os.dup(table.descriptor), count, SEED)
+    assert open_descriptors() == before
+
+
+def test_the_descriptor_is_closed_once() -> None:
+    """A second time does not close what got its number since; the numbers stay."""
+    before = open_descriptors()
+    table = SharedNoiseTable(1000, SEED)
+    first = table.get(0, 1000).clone()
+    descriptor = table.descriptor
+    table.close()
+    assert table.descriptor == -1
+    with open(os.devnull, "rb") as other:
+        assert other.fileno() == descriptor
+        table.close()
+        assert other.read() == b""
+    assert torch.equal(table.get(0, 1000), first)
+    del table
+    assert open_descriptors() == before
+
+
+def test_memory_is_given_back() -> None:
+    """When the table is closed, and neither it nor a view of it is left."""
+    before, descriptors = mapped_bytes(), open_descriptors()
+    table = SharedNoiseTable(1_000_000, SEED)
+    table.close()
+    view = table.get(999_990, 10)
+    kept = view.tolist()
+    del table
+    assert mapped_bytes() - before >= 4_000_000
+    assert view.tolist() == kept
+    del view
+    assert mapped_bytes() == before
+    assert open_descriptors() == descriptors
+
+
+def test_a_state_of_other_numbers_is_refused(table: SharedNoiseTable) -> None:
+    """Both seed and size say which numbers an index means."""
+    assert table.state_dict() == {"seed": SEED, "count": COUNT}
+    table.load_state_dict({"count": COUNT, "seed": SEED})
+    for state in ({"seed": SEED + 1, "count": COUNT}, {"seed": SEED, "count": COUNT + 1}, {}):
+        with pytest.raises(TrainingError, match=re.escape(f"the state is that of {state}")):
+            table.load_state_dict(state)
+
+
+def read_in_worker(conn: Any) -> None:
+    """What a worker does: map the table, and answer what it holds where it is asked."""
+    count, seed = conn.recv()
+    table = SharedNoiseTable.attach(recv_handle(conn), count, seed)
+    conn.send((table.descriptor, table.array.tobytes()))
+    index, dim = conn.recv()
+    conn.send(table.get(index, dim).tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_another_process_reads_the_same_numbers(table: SharedNoiseTable, method: str) -> None:
+    """It gets a descriptor, and keeps the numbers when the first table is closed."""
+    context = multiprocessing.get_context(method)
+    own, its = context.Pipe()
+    process = context.Process(target=read_in_worker, args=(its,), daemon=True)
+    process.start()
+    try:
+        own.send((COUNT, SEED))
+        send_handle(own, table.descriptor, process.pid)
+        assert own.poll(60)
+        assert own.recv() == (-1, table.array.tobytes())
+        table.array[100] = -1000.0
+        table.close()
+        own.send((99, 3))
+        assert own.poll(60)
+        assert own.recv() == table.get(99, 3).tolist()
+    finally:
+        process.join(60)
+        process.kill()
+        process.join(60)
+        process.close()
+        own.close()
+        its.close()
