@@ -13,7 +13,6 @@ from maze_train.learner.flat import FlatParameters
 from maze_train.learner.flat_optimizers import Optimizer
 from maze_train.learner.gradients import clip_gradients
 from maze_train.learner.progress import Progress, scheduled_value
-from maze_train.learner.rmsprop import RMSpropTF
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
@@ -66,13 +65,9 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which no learner offers",
                 node[TARGET],
             )
-        elementwise = (
-            optimizer_class is RMSpropTF
-            or issubclass(optimizer_class, Optimizer)
-            or (
-                optimizer_class.__module__.startswith("torch.optim")
-                and optimizer_class.__name__ in ELEMENTWISE
-            )
+        elementwise = issubclass(optimizer_class, Optimizer) or (
+            optimizer_class.__module__.startswith("torch.optim")
+            and optimizer_class.__name__ in ELEMENTWISE
         )
         self.flat = FlatParameters(self.params) if elementwise and self.params else None
         owned = self.params if self.flat is None else [self.flat.vector]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from maze_train.algorithms.es.trainer import ESTrainer
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.factory import EnvFactory
+    from maze_train.envs.vector import MazeVectorEnv
     from maze_train.learner.learner import Learner
     from maze_train.nets.config import ModelConfig
     from maze_train.rollout.es_rollouts import ESDistributedRollouts
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ESDevRunner", "ESLocalRunner", "ESMasterRunner"]
 
-STATISTICS_STEPS = 128
-"""Steps of each environment per rollout of the untrained policy."""
+STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
+"""Steps of each environment per rollout of the untrained policy, and how many environments: not
+`runner.concurrency`, on which no number depends."""
 
 
 class ESMasterRunner(TrainingRunner):
@@ -100,6 +102,13 @@ class ESMasterRunner(TrainingRunner):
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
         return self.rollouts.spaces
+
+    @property
+    def env(self) -> MazeVectorEnv:
+        """Environments in which statistics of observations begin."""
+        if self._env is None:
+            self._env = self.make_env(STATISTICS_ENVS)
+        return self._env
 
     @property
     def num_slots(self) -> int:

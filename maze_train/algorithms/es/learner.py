@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -61,6 +61,9 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
 
     Source: Salimans et al. (2017), arXiv:1703.03864, section 2 and algorithm 2.
     """
+
+    most_empty_updates: ClassVar[int] = 100
+    """An update has one step: without it nothing is left of the update."""
 
     def __init__(
         self,
