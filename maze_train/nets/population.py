@@ -182,14 +182,15 @@ class RowPopulation(Population):
         normalizer = find_normalizer(model)
         self.state_size = int(getattr(model, "state_size", 0))
         self._state = torch.zeros(count, 1, self.state_size)
-        # Statistics of observations are those of the model, also when they change.
-        shared: dict[int, Any] = {} if normalizer is None else {id(normalizer): normalizer}
+        # What is not perturbed is that of the model, also when it changes.
+        kept = [p for p in model.parameters() if id(p) not in self._offsets]
+        shared: dict[int, Any] = {id(x): x for x in (*kept, *model.buffers(), normalizer)}
         self._copies: list[Any] = []
         for row in range(count):
             own = copy.deepcopy(model, dict(shared))
             for param, mine in zip(model.parameters(), own.parameters(), strict=True):
                 if id(param) in self._offsets:
-                    mine.data = torch.from_numpy(self._view(param)[row])
+                    mine.data = torch.from_numpy(self._view(param))[row]
             self._copies.append(own)
 
     def params(self, count: int, obs: TensorTree) -> Tensor:
@@ -199,7 +200,8 @@ class RowPopulation(Population):
             # A copy begins at a cache line, wherever the row begins.
             row = tree_map(lambda x, i=i: x[i : i + 1].clone(), obs)  # type: ignore[misc]
             if self.state_size:
-                params, self._state[i] = self._copies[i].policy_step(row, self._state[i])
+                state = self._state[i].clone()
+                params, self._state[i] = self._copies[i].policy_step(row, state)
             else:
                 params = self._copies[i].policy_params(row)
             results.append(params)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from contextlib import suppress
 from multiprocessing.reduction import send_handle
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.envs.crew import Movement
 from maze_train.rollout.actor_process import ACT, BEGIN, FLAGS_NBYTES, MADE, STOP
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class ActorProcess:
         self._flags: Array = np.zeros(2, np.int64)
         self._granted: set[int] = set()
         self._arrived = 0
-        self._last_count = 0
-        self._last_moved = time.monotonic()
+        self._movement = Movement()
 
     @property
     def worker(self) -> Worker:
@@ -54,12 +53,7 @@ class ActorProcess:
     @worker.setter
     def worker(self, worker: Worker) -> None:
         self._worker = worker
-        self._last_moved = time.monotonic()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process was ended, and no other one took its place."""
-        return self._worker.conn.closed
+        self._movement.expect()
 
     @property
     def made(self) -> int:
@@ -94,7 +88,7 @@ class ActorProcess:
     def grant(self, slot: int) -> None:
         """Let the process collect a rollout into a slot."""
         if not self._granted:
-            self._last_moved = time.monotonic()  # it was not expected to move before
+            self._movement.expect()
         self._granted.add(slot)
         self.worker.send(ACT, pickle.dumps(slot))
 
@@ -105,10 +99,7 @@ class ActorProcess:
 
     def still_s(self) -> float:
         """Seconds since the process was seen to move; 0 while it has nothing to do."""
-        now, count = time.monotonic(), self.made
-        if count != self._last_count or (self.begun and not self._granted):
-            self._last_count, self._last_moved = count, now
-        return now - self._last_moved
+        return self._movement.still_s(self.made, has_work=not self.begun or bool(self._granted))
 
     def stop(self) -> None:
         """Ask the process to end after the step that it is making."""
@@ -118,7 +109,7 @@ class ActorProcess:
         """Forget the process, which ended; returns the steps that it made, and that arrived."""
         made, arrived = self.made, self._arrived
         self._flags[:] = 0
-        self._arrived = self._last_count = 0
+        self._arrived = 0
         self._granted.clear()
         self.begun = False
         return made, arrived

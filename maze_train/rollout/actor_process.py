@@ -28,10 +28,8 @@ from maze_train.envs.worker import (
 from maze_train.rollout.actors import RolloutActor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from multiprocessing.connection import Connection
-
-    from torch import nn
 
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.actors import ActorSettings
@@ -68,8 +66,8 @@ class ActorTask:
 class ActorMemory:
     """What an actor needs to act."""
 
-    make_model: Callable[[], nn.Module]
-    """Builds the policy."""
+    make_model: bytes
+    """Function that builds the policy, as pickled by cloudpickle."""
 
     settings: ActorSettings
     """Length of the rollouts, seeds."""
@@ -193,7 +191,9 @@ def _act(conn: Connection, env: MazeVectorEnv, parent: int) -> None:
                 layout.slot(rollouts, FLAGS_NBYTES + i * layout.nbytes)
                 for i in range(memory.num_slots)
             ]
-            actor = RolloutActor(env, memory.make_model(), weights, memory.settings, on_step)
+            actor = RolloutActor(
+                env, pickle.loads(memory.make_model)(), weights, memory.settings, on_step
+            )
             limit_threads()
         elif command == ACT and actor is not None:
             number: int = pickle.loads(conn.recv_bytes())

@@ -32,7 +32,7 @@ from maze_train.rollout.population import ESAbortException, ESRolloutWorkerWrapp
 from maze_train.rollout.weights import WeightsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import ExitStack
     from multiprocessing.connection import Connection
 
@@ -84,8 +84,8 @@ class ESTask:
 class PopulationMemory:
     """What a process needs to let members play."""
 
-    make_model: Callable[[], nn.Module]
-    """Builds the policy."""
+    make_model: bytes
+    """Function that builds the policy, as pickled by cloudpickle."""
 
     settings: MemberSettings
     """How members act."""
@@ -172,7 +172,7 @@ class _Members:
         counts = map_shared(recv_handle(conn), COUNTS_NBYTES)
         self._conn = conn
         self._steps: Array = np.ndarray(1, np.int64, counts)
-        model = memory.make_model()
+        model: nn.Module = pickle.loads(memory.make_model)()
         self._reader = WeightsReader(model, weights)
         self._worker = ESRolloutWorkerWrapper(
             slots, model, table, memory.settings, self._count_steps

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import pickle
-import select
 import time
-import weakref
 from collections import deque
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,17 +13,9 @@ import torch
 from maze_train.data.joining import join_rollouts
 from maze_train.envs.buffers import map_shared, open_shared
 from maze_train.envs.building import pickled
-from maze_train.envs.worker import QUIT
-from maze_train.envs.workers import (
-    WorkerFailedError,
-    check_spaces,
-    close_at_exit,
-    failure_error,
-    start_worker,
-    stop_workers,
-    warn,
-)
-from maze_train.errors import ConfigError, WorkerError
+from maze_train.envs.crew import Crew
+from maze_train.envs.workers import WorkerFailedError, check_spaces
+from maze_train.errors import ConfigError
 from maze_train.rollout.actor_handle import ActorProcess
 from maze_train.rollout.actor_process import ActorMemory, ActorTask, actor_main
 from maze_train.rollout.actors import DistributedActors, GatheredRollouts
@@ -41,7 +28,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.envs.workers import Worker
     from maze_train.rollout.actor_process import ActorEnvs
     from maze_train.rollout.episodes import FinishedEpisodes
 
@@ -100,34 +86,28 @@ class SubprocDistributedActors(DistributedActors):
         seed_of: Callable[[str], int],
         *,
         queue_size: int,
-        start_method: str = "forkserver",
-        timeout_s: float = 300.0,
-        on_worker_failure: str = "fail",
-        max_worker_restarts: int = 10,
+        **crew_settings: Any,
     ) -> None:
         super().__init__(num_actors, num_steps, seed_of)
         self.num_envs = num_envs
         self.num_slots = 1 + -(-queue_size // num_actors)
-        self.timeout_s = timeout_s
-        self.on_worker_failure = on_worker_failure
-        self.max_worker_restarts = max_worker_restarts
-        self.worker_restarts = 0
-        self._start_method = start_method
-        self._task = ActorTask(pickled(make_env, "env"), os.getpid())
         self._queue: deque[QueuedRollout] = deque()
         self._weights = -1
         self._acting = False
         # Steps that were made by processes that are gone.
         self._made_before = 0
         self._processes: list[ActorProcess] = []
-        self._poller = select.poll()
-        # Before multiprocessing waits for its children, which do not end by its SIGTERM.
-        self._at_exit = partial(close_at_exit, weakref.ref(self), os.getpid())
-        atexit.register(self._at_exit)
+        task = ActorTask(pickled(make_env, "env"), os.getpid())
+        envs = [range(i * num_envs, (i + 1) * num_envs) for i in range(num_actors)]
+        self._crew = Crew(actor_main, task, envs, kind="actor", owner=self, **crew_settings)
+        self.timeout_s = self._crew.timeout_s
         try:
-            for i in range(num_actors):
-                self._processes.append(ActorProcess(i, self._start(i)))
-            self._envs = self._first_descriptions()
+            for i, worker in enumerate(self._crew.workers):
+                self._processes.append(ActorProcess(i, worker))
+            described = self._crew.first_replies("building its environments")
+            self._envs: ActorEnvs = described[0]
+            for worker, one in zip(self._crew.workers, described, strict=True):
+                check_spaces(worker, _spaces(one), self.spaces)
         except BaseException:
             self.close()
             raise
@@ -142,34 +122,10 @@ class SubprocDistributedActors(DistributedActors):
         """Rollouts that wait."""
         return len(self._queue)
 
-    # -- starting --------------------------------------------------------------------------------
-
-    def _start(self, index: int) -> Worker:
-        others = [process.worker for process in self._processes if process.index != index]
-        first = index * self.num_envs
-        worker = start_worker(
-            actor_main,
-            self._task,
-            index,
-            range(first, first + self.num_envs),
-            others=others,
-            start_method=self._start_method,
-            kind="actor",
-        )
-        self._poller.register(worker.descriptor, select.POLLIN)
-        return worker
-
-    def _first_descriptions(self) -> ActorEnvs:
-        """What the actors say of their environments, which have to be alike."""
-        described: list[ActorEnvs] = []
-        for process in self._processes:
-            try:
-                envs = process.worker.receive("building its environments", self.timeout_s)
-            except WorkerFailedError as failure:
-                raise failure.error or WorkerError(failure.text + failure.appendix) from None
-            described.append(envs)
-            check_spaces(process.worker, _spaces(envs), _spaces(described[0]))
-        return described[0]
+    @property
+    def worker_restarts(self) -> int:
+        """How many times actors were started again."""
+        return self._crew.restarts
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
         """Give the actors their policy, and memory for their rollouts."""
@@ -179,7 +135,7 @@ class SubprocDistributedActors(DistributedActors):
         distribution: Any = model.distribution
         mode = distribution.mode(torch.zeros(1, distribution.param_size))
         self._memory = ActorMemory(
-            make_model=_Pickled(pickled(make_model, "model")),
+            make_model=pickled(make_model, "model"),
             settings=self._settings(0),
             actions=tree_map(lambda x: x[0].cpu(), mode),
             state_size=int(getattr(model, "state_size", 0)),
@@ -208,10 +164,8 @@ class SubprocDistributedActors(DistributedActors):
 
         Raises:
             ConfigError: If there is no room for so many rollouts.
-            WorkerError: If an actor fails and is not started again.
+            WorkerError: If an actor fails and is not started again, or they are closed.
         """
-        if not self._processes:
-            raise WorkerError("these actors are closed: build new ones")
         if count > self.num_actors * self.num_slots:
             raise ConfigError(
                 "queue_size",
@@ -245,11 +199,10 @@ class SubprocDistributedActors(DistributedActors):
     def _look(self, timeout_ms: int) -> None:
         """Take in what processes have to say, and find those that hang."""
         # All that there is: an actor may have finished several rollouts since it was looked at.
-        while ready := self._poller.poll(timeout_ms):
+        while ready := self._crew.ready(timeout_ms):
             timeout_ms = 0
-            by_descriptor = {process.worker.descriptor: process for process in self._processes}
-            for descriptor, _ in ready:
-                process = by_descriptor[descriptor]
+            for index in ready:
+                process = self._processes[index]
                 try:
                     self._take_in(process, process.worker.receive("a rollout", self.timeout_s))
                 except WorkerFailedError as failure:
@@ -263,7 +216,7 @@ class SubprocDistributedActors(DistributedActors):
     def _take_in(self, process: ActorProcess, told: Any) -> None:
         """What a process says: first of its environments, later of rollouts."""
         if not process.begun:
-            check_spaces(process.worker, _spaces(told), _spaces(self._envs))
+            check_spaces(process.worker, _spaces(told), self.spaces)
             self._let_act(process)
             return
         slot, num_samples, episodes, finished = told
@@ -279,48 +232,27 @@ class SubprocDistributedActors(DistributedActors):
         Raises:
             MazeTrainError: If it is not to be started again.
         """
-        dropped = self._forget(process)
-        told = f"{failure.text}; {dropped} steps of its rollout are dropped"
-        spent = self.worker_restarts >= self.max_worker_restarts
-        if self.on_worker_failure == "fail" or failure.final or spent:
-            self.close()
-            raise failure_error(
-                failure,
-                told,
-                restarts=self.worker_restarts,
-                max_worker_restarts=self.max_worker_restarts,
-                on_worker_failure=self.on_worker_failure,
-            )
-        self.worker_restarts += 1
-        warn(
-            f"{told}; it is started again (restart {self.worker_restarts} of at most "
-            f"{self.max_worker_restarts}), and its environments begin new episodes"
-            f"{failure.appendix}"
-        )
-        self._news.worker_restarts += 1
-        self._news.lost += self.num_envs
-        self._generations[process.index] += 1
-        process.worker = self._start(process.index)
-
-    def _forget(self, process: ActorProcess) -> int:
-        """End what is left of a process; returns the steps that are lost with it."""
-        self._poller.unregister(process.worker.descriptor)
         process.stop()
-        stop_workers([process.worker], QUIT)
+        self._crew.stop(process.index)
+        # Only now it makes no further step.
         made, arrived = process.reset_counts()
         self._made_before += made
         self.counts.dropped += made - arrived
-        return made - arrived
+        told = f"{failure.text}; {made - arrived} steps of its rollout are dropped"
+        outlook = "and its environments begin new episodes"
+        process.worker = self._crew.replace(process.index, failure, told, outlook)
+        self._news.worker_restarts += 1
+        self._news.lost += self.num_envs
+        self._generations[process.index] += 1
 
     # -- ending, state ---------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the processes; what is in flight is dropped and counted."""
-        atexit.unregister(self._at_exit)
         processes, self._processes = self._processes, []
         for process in processes:
             process.stop()
-        stop_workers([process.worker for process in processes if not process.ended], QUIT)
+        self._crew.close()
         self._made_before += sum(process.made for process in processes)
         self.counts.made = self._made_before
         self.counts.dropped += self.counts.in_flight
@@ -341,16 +273,6 @@ class SubprocDistributedActors(DistributedActors):
         super().load_state_dict(state)
         self._made_before = self.counts.made
         self._begin_anew(self.num_actors * self.num_envs)
-
-
-@dataclass(frozen=True)
-class _Pickled:
-    """A function as bytes, so that ordinary pickle can send it."""
-
-    content: bytes
-
-    def __call__(self) -> Any:
-        return pickle.loads(self.content)()
 
 
 def _spaces(envs: ActorEnvs) -> tuple[Any, Any]:

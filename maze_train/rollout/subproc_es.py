@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.reduction import send_handle
@@ -14,7 +13,7 @@ import numpy as np
 
 from maze_train.envs.buffers import map_shared, open_shared
 from maze_train.envs.building import pickled
-from maze_train.envs.crew import Crew
+from maze_train.envs.crew import Crew, Movement
 from maze_train.envs.workers import WorkerFailedError, check_spaces
 from maze_train.rollout.es_process import (
     ABORT,
@@ -89,7 +88,7 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
         self._slots = slots
         task = ESTask(pickled([env_factory] * slots, "env"), on_non_finite, os.getpid())
         envs = [range(i * slots, (i + 1) * slots) for i in range(n_workers)]
-        self._crew = Crew(es_worker_main, task, envs, kind="worker", **crew_settings)
+        self._crew = Crew(es_worker_main, task, envs, kind="worker", owner=self, **crew_settings)
         self._weights = -1
         self._states: list[_ProcessState] = []
         self._work = Work(-1, -1, 0.0, [])
@@ -121,7 +120,7 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
         self._weights = open_shared(nbytes)
         self._writer = WeightsWriter(model, map_shared(os.dup(self._weights), nbytes))
         self._memory = PopulationMemory(
-            make_model=_Pickled(pickled(make_model, "model")),
+            make_model=pickled(make_model, "model"),
             settings=self.settings,
             weights_nbytes=nbytes,
             table=self.noise_table.state_dict(),
@@ -246,8 +245,7 @@ class _ProcessState:
         """Members that were given to it."""
         self.counts = open_shared(COUNTS_NBYTES)
         self._steps: Array = np.ndarray(1, np.int64, map_shared(os.dup(self.counts), COUNTS_NBYTES))
-        self._last_count = 0
-        self._last_moved = time.monotonic()
+        self._movement = Movement()
 
     @property
     def steps(self) -> int:
@@ -257,34 +255,21 @@ class _ProcessState:
     def give(self, member: int) -> None:
         """Note a member that is to play there."""
         if not self.members:
-            self._last_moved = time.monotonic()  # it was not expected to move before
+            self._movement.expect()
         self.members.add(member)
 
     def still_s(self) -> float:
         """Seconds since the process was seen to move; 0 while it has nothing to do."""
-        now, count = time.monotonic(), self.steps
-        if count != self._last_count or (self.begun and not self.members):
-            self._last_count, self._last_moved = count, now
-        return now - self._last_moved
+        return self._movement.still_s(self.steps, has_work=not self.begun or bool(self.members))
 
     def restart(self) -> None:
         """Wait for a new process."""
         self.begun = False
         self.members.clear()
-        self._last_moved = time.monotonic()
+        self._movement.expect()
 
     def release(self) -> None:
         """Give the memory back."""
         if self.counts >= 0:
             os.close(self.counts)
             self.counts = -1
-
-
-class _Pickled:
-    """A function as bytes, so that ordinary pickle can send it."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __call__(self) -> Any:
-        return pickle.loads(self._content)()

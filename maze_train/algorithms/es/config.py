@@ -14,6 +14,9 @@ __all__ = ["FITNESS_SHAPING", "ESAlgorithmConfig"]
 
 FITNESS_SHAPING = ("centered_ranks", "normalized", "raw")
 
+TRIAL_STEPS = 200
+"""Most steps of an episode of a trial, as in its evaluation."""
+
 
 @dataclass(kw_only=True)
 class ESAlgorithmConfig(AlgorithmConfig):
@@ -93,8 +96,9 @@ class ESAlgorithmConfig(AlgorithmConfig):
         check_at_least("max_steps", self.max_steps, 0)
         for key in ("noise_stddev", "lr"):
             value = getattr(self, key)
-            check_schedule(key, value, check_at_least, 0.0)
-            if not isinstance(value, Schedule):
+            if isinstance(value, Schedule):
+                check_schedule(key, value, check_at_least, 0.0)  # it may end at 0
+            else:
                 check_positive(key, value)
         for key in ("optimizer", "policy_wrapper"):
             node = getattr(self, key)
@@ -121,7 +125,12 @@ class ESAlgorithmConfig(AlgorithmConfig):
         return {"policy_wrapper": self.policy_wrapper}
 
     def shortened(self) -> ESAlgorithmConfig:
-        """The settings of a trial: one pair."""
+        """The settings of a trial: one pair, which does not play for long."""
         return replace(
-            self, n_epochs=1, epoch_length=1, n_rollouts_per_update=2, n_timesteps_per_update=0
+            self,
+            n_epochs=1,
+            epoch_length=1,
+            n_rollouts_per_update=2,
+            n_timesteps_per_update=0,
+            max_steps=min(self.max_steps or TRIAL_STEPS, TRIAL_STEPS),
         )

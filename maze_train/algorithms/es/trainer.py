@@ -124,9 +124,11 @@ class ESTrainer(Trainer):
             **super().state_dict(),
             "noise_table": self.rollouts.noise_table.state_dict(),
             "steps_dropped": self.rollouts.steps_made - self._trained_steps,
+            "expected": self._expected,
         }
 
     def load_experience(self, state: dict[str, Any]) -> None:
         """Continue to count, with the same noise."""
         self.rollouts.noise_table.load_state_dict(state["noise_table"])
+        self._expected = state["expected"]
         self._trained_steps = self.rollouts.steps_made - state["steps_dropped"]
