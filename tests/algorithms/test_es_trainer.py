@@ -1,0 +1,645 @@
+"""The trainer of evolution strategies: which pairs an update learns from, and what is counted."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import defaultdict
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze_train import EnvFactory, Statistics, load_config
+from maze_train.algorithms.es.config import ESAlgorithmConfig
+from maze_train.algorithms.es.learner import ESLearner
+from maze_train.algorithms.es.trainer import ESTrainer
+from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.errors import TrainingError
+from maze_train.functional.moments import Moments, merge_moments
+from maze_train.learner.config import Schedule
+from maze_train.learner.flat import get_flat_parameters
+from maze_train.learner.group import LearnerGroup
+from maze_train.learner.progress import Progress
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.policy_model import build_policy
+from maze_train.rollout.es_rollouts import ESDistributedRollouts, trained_size
+from maze_train.rollout.members import MemberResult, ObservationMoments, PairDraws
+from maze_train.rollout.noise_table import SharedNoiseTable
+from maze_train.rollout.population import MemberSettings
+from maze_train.runners.factory import build_runner
+from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.tracker import Tracker
+from maze_train.training.evaluators import Evaluator, RolloutEvaluator
+from maze_train.training.interruption import Interrupted, Interruption
+from maze_train.training.model_selection import BestModelSelection
+from maze_train.training.outcome import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+CAPACITY = 6
+
+
+class ScriptedRollouts(ESDistributedRollouts):
+    """Episodes that are written down; those that were asked for end all at once, last ones first.
+
+    Args:
+        length: Steps of a member of an iteration.
+        lost: Whether its episode is lost.
+    """
+
+    def __init__(
+        self,
+        length: Callable[[int, int], int] = lambda iteration, member: 1,
+        lost: Callable[[int, int], bool] = lambda iteration, member: False,
+    ) -> None:
+        super().__init__(SharedNoiseTable(500, seed=1), MemberSettings(3, True, 0.0))
+        self.length, self.lost = length, lost
+        self.restarts = 0
+        self.begun: list[tuple[int, float]] = []
+        self.limits: list[int] = []
+        self.ended = 0
+
+    @property
+    def worker_restarts(self) -> int:
+        return self.restarts
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        return BOX, spaces.Discrete(2)
+
+    def begin(self, model: Any, make_model: Any) -> None:
+        super().begin(model, make_model)
+
+    @property
+    def _capacity(self) -> int:
+        return CAPACITY
+
+    def _begin_iteration(self, iteration: int, noise_stddev: float) -> None:
+        self.begun.append((iteration, noise_stddev))
+        self._next = 0
+
+    def _advance(self, limit: int) -> list[MemberResult]:
+        self.limits.append(limit)
+        iteration = self.begun[-1][0]
+        results = [self.result(iteration, member) for member in range(self._next, limit)]
+        self._next = limit
+        self.steps_made += sum(result.length for result in results)
+        return results[::-1]
+
+    def result(self, iteration: int, member: int) -> MemberResult:
+        """What a member does; its observations are as many ones as it makes steps."""
+        length = self.length(iteration, member)
+        return MemberResult(
+            member=member,
+            fitness=float(member * 7 % 5),
+            episode_return=100.0 + member,
+            length=length,
+            success=float(member % 3 == 0) if member % 2 == 0 else math.nan,
+            lost=self.lost(iteration, member),
+            moments=ObservationMoments(length, np.ones(2), np.zeros(2)),
+        )
+
+    def _end_iteration(self) -> None:
+        self.ended += 1
+
+    def close(self) -> None:
+        self.noise_table.close()
+
+
+class NotedLearner(ESLearner):
+    """Notes the pairs of each update."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.pairs: list[list[Any]] = []
+
+    def preprocess(self, module_id: str, experience: Any, statistics: Any) -> Any:
+        self.pairs.append(list(experience.pairs))
+        return super().preprocess(module_id, experience, statistics)
+
+
+@contextmanager
+def scripted(
+    length: Any = lambda iteration, member: 1,
+    lost: Any = lambda iteration, member: False,
+    services: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[tuple[ESTrainer, ScriptedRollouts, NotedLearner]]:
+    """A trainer with episodes that are written down."""
+    config = ESAlgorithmConfig(**{"n_rollouts_per_update": 6, **settings})
+    normalization = ObservationNormalizationConfig(mode="running")
+    model = build_policy(
+        ModelConfig(hidden_sizes=[3], normalization=normalization), BOX, spaces.Discrete(2), seed=0
+    )
+    learner = NotedLearner(model, config)
+    rollouts = ScriptedRollouts(length, lost)
+    rollouts.begin(model, lambda: model)
+    tracker = Tracker([], RunInfo())
+    group = LearnerGroup(learner)
+    yield (
+        ESTrainer(config, group, model, tracker, rollouts=rollouts, **services or {}),
+        rollouts,
+        (learner),
+    )
+    rollouts.close()
+
+
+def update(trainer: Any, progress: Progress | None = None) -> tuple[int, dict[str, float]]:
+    """One update: its environment steps and its metrics."""
+    statistics = Statistics()
+    return trainer.update_once(progress or Progress(), statistics), statistics.reduce()
+
+
+# -- which pairs ---------------------------------------------------------------------------------
+
+LENGTHS: dict[str, Any] = {
+    "one step": lambda iteration, member: 1,
+    "growing": lambda iteration, member: 1 + member,
+    "random": lambda iteration, member: 1 + (member * 37 + iteration * 11) % 13,
+}
+LOSSES: dict[str, Any] = {
+    "none": lambda iteration, member: False,
+    "first of a pair": lambda iteration, member: member in (0, 4, 6),
+    "second of a pair": lambda iteration, member: member in (3, 5, 11),
+    "both of a pair": lambda iteration, member: member // 2 in (1, 2, 3, 9),
+    "another one each time": lambda iteration, member: member == 2 * iteration + 1,
+}
+
+
+def shortest_prefix(length: Any, lost: Any, iteration: int, episodes: int, steps: int) -> list[int]:
+    """The first pairs of which no episode is lost, as many as bring enough."""
+    used: list[int] = []
+    pair = 0
+    while 2 * len(used) < episodes or total(length, iteration, used) < steps:
+        if not (lost(iteration, 2 * pair) or lost(iteration, 2 * pair + 1)):
+            used.append(pair)
+        pair += 1
+    return used
+
+
+def total(length: Any, iteration: int, pairs: list[int]) -> int:
+    """Steps of pairs."""
+    return sum(length(iteration, 2 * k) + length(iteration, 2 * k + 1) for k in pairs)
+
+
+@pytest.mark.parametrize("lost", LOSSES)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(
+    ("episodes", "steps"), [(2, 0), (6, 0), (2, 20), (2, 21), (2, 22), (6, 6), (6, 7), (20, 20)]
+)
+def test_the_shortest_prefix_that_is_enough(
+    episodes: int, steps: int, length: str, lost: str
+) -> None:
+    """Of pairs without lost episodes, in order; further ones have no part in any number."""
+    settings = {"n_rollouts_per_update": episodes, "n_timesteps_per_update": steps}
+    rules = (LENGTHS[length], LOSSES[lost])
+    with scripted(*rules, **settings) as (trainer, rollouts, learner):
+        counts = []
+        for iteration in range(3):
+            used = shortest_prefix(*rules, iteration, episodes, steps)
+            num_steps, metrics = update(trainer)
+            assert [pair.pair for pair in learner.pairs[-1]] == used
+            assert num_steps == total(rules[0], iteration, used)
+            members = [m for k in used for m in (2 * k, 2 * k + 1)]
+            assert [m.member for pair in learner.pairs[-1] for m in pair.members] == members
+            assert metrics["train/episodes"] == 2 * len(used)
+            lengths = [rules[0](iteration, m) for m in members]
+            assert metrics["train/episode_length_mean"] == pytest.approx(np.mean(lengths))
+            assert metrics["train/episode_return_mean"] == 100.0 + np.mean(members)
+            assert metrics["train/episode_return_max"] == 100.0 + max(members)
+            assert metrics["train/episode_return_min"] == 100.0 + min(members)
+            assert metrics["train/success_rate"] == np.mean([m % 3 == 0 for m in members[::2]])
+            gone = [m for m in range(members[-1]) if rules[1](iteration, m)]
+            assert metrics.get("train/lost_episodes", 0.0) == len(gone)
+            counts.append(num_steps)
+            assert metrics["population/steps_dropped"] == rollouts.steps_made - sum(counts) >= 0
+            # Nothing of others was observed.
+            assert float(trainer.model.normalizer.count) == sum(counts)  # type: ignore[union-attr]
+        assert [iteration for iteration, _ in rollouts.begun] == [0, 1, 2]
+        assert rollouts.ended == 3
+
+
+def test_without_a_need_for_steps_nothing_is_dropped() -> None:
+    """As many members are begun as an update learns from."""
+    with scripted(LENGTHS["random"]) as (trainer, rollouts, _):
+        for _ in range(3):
+            _, metrics = update(trainer)
+            assert metrics["population/steps_dropped"] == 0
+        assert rollouts.limits == [6, 6, 6]
+
+
+def test_the_next_iteration_begins_as_many_pairs_as_the_last_one_took() -> None:
+    """Lost ones included; further ones come as many at a time as can play at once."""
+    settings = {"n_rollouts_per_update": 2, "n_timesteps_per_update": 16}
+    with scripted(lost=LOSSES["both of a pair"], **settings) as (trainer, rollouts, _):
+        update(trainer)  # pairs 0, 4, 5, 6, 7, 8, 10, 11
+        assert rollouts.limits == [2, 2 * 5, 2 * 9, 2 * 13]
+        rollouts.limits.clear()
+        update(trainer)
+        assert rollouts.limits == [2 * 12]
+
+
+def test_nothing_but_lost_pairs() -> None:
+    """Some without are no reason to end, but ten for each episode of an update are."""
+    settings = {"n_rollouts_per_update": 4}
+    for count in (40, 41):
+
+        def lost(iteration: int, member: int, count: int = count) -> bool:
+            return iteration == 1 and member % 2 == 1 and member < 2 * count
+
+        with scripted(lost=lost, **settings) as (trainer, rollouts, learner):
+            before, _ = update(trainer), rollouts.ended
+            weights = get_flat_parameters(trainer.model)
+            if count == 40:
+                _, metrics = update(trainer)
+                assert metrics["train/lost_episodes"] == 40
+                assert [pair.pair for pair in learner.pairs[-1]] == [40, 41]
+                continue
+            with pytest.raises(TrainingError, match=r"an update of 4 episodes lost 41 pairs"):
+                update(trainer)
+            assert rollouts.ended == 2
+            assert before[0] == 4
+            assert torch.equal(get_flat_parameters(trainer.model), weights)
+
+
+def test_deviation_of_the_noise() -> None:
+    """A number, or a schedule of what lies behind; the members get what is reported."""
+    steps = Schedule(points=[[0, 0.5], [100, 0.1]], by="env_steps")
+    share = Schedule(start=0.4, end=0.2)
+    for setting, expected in ((0.3, [0.3, 0.3, 0.3]), (steps, [0.5, 0.3, 0.1])):
+        with scripted(noise_stddev=setting) as (trainer, rollouts, _):
+            rows = [update(trainer, Progress(env_steps=n))[1] for n in (0, 50, 200)]
+            assert [row["train/noise_stddev"] for row in rows] == pytest.approx(expected)
+            assert [stddev for _, stddev in rollouts.begun] == pytest.approx(expected)
+    with scripted(noise_stddev=share) as (trainer, rollouts, _):
+        update(trainer, Progress(fraction=0.5))
+        assert rollouts.begun == [(0, pytest.approx(0.3))]
+
+
+def test_restarts_are_counted_once() -> None:
+    """Those of processes that were started again within an update."""
+    with scripted() as (trainer, rollouts, _):
+        rollouts.restarts = 5
+        assert "train/worker_restarts" not in update(trainer)[1]
+        rollouts.length = lambda iteration, member: restarted(rollouts)
+        assert update(trainer)[1]["train/worker_restarts"] == 6
+        rollouts.length = lambda iteration, member: 1
+        assert "train/worker_restarts" not in update(trainer)[1]
+
+
+def restarted(rollouts: ScriptedRollouts) -> int:
+    """A member whose process is started again."""
+    rollouts.restarts += 1
+    return 1
+
+
+# -- when training ends --------------------------------------------------------------------------
+
+
+class Scores(Evaluator):
+    """Gives scores one after the other, and keeps what it judged."""
+
+    def __init__(self, *scores: float) -> None:
+        self.scores = list(scores)
+        self.judged: list[torch.Tensor] = []
+
+    def evaluate(self, policy: Any) -> dict[str, float]:
+        self.judged.append(get_flat_parameters(policy))
+        return {"eval/episode_return_mean": self.scores[len(self.judged) - 1]}
+
+
+def test_used_steps_end_training() -> None:
+    """`total_steps` counts what updates learned from, not what was lost or dropped."""
+    services = {"limits": Limits(total_steps=36)}
+    settings = {"n_rollouts_per_update": 2, "n_timesteps_per_update": 10, "epoch_length": 2}
+    lost = LOSSES["both of a pair"]
+    with scripted(lost=lost, services=services, **settings) as (trainer, rollouts, learner):
+        summary = trainer.train()
+        assert (summary.stop_reason, summary.updates, summary.epochs) == ("total_steps", 4, 2)
+        assert summary.env_steps == 40 == sum(p.num_steps for ps in learner.pairs for p in ps)
+        rows = trainer.tracker.history
+        assert [row["env_steps"] for row in rows] == [20, 40]
+        assert rollouts.steps_made == 40 + rows[-1]["population/steps_dropped"] > 40
+
+
+def test_patience_ends_training_with_the_best_policy() -> None:
+    """After two evaluations without a better one; the best weights are those that were judged."""
+    scores = Scores(1.0, 5.0, 4.0, 5.0, 9.0)
+    with scripted(epoch_length=2) as (trainer, _, _):
+        selection = BestModelSelection(trainer.model)
+        trainer.evaluator, trainer.model_selection = scores, selection
+        trainer.limits = Limits(n_epochs=9, patience=2)
+        summary = trainer.train()
+        assert (summary.stop_reason, summary.epochs, summary.updates) == ("patience", 4, 8)
+        assert (summary.best_metric, summary.best_epoch) == (5.0, 2)
+        assert torch.equal(get_flat_parameters(trainer.model), scores.judged[3])
+        selection.reset_to_best()
+        assert torch.equal(get_flat_parameters(trainer.model), scores.judged[1])
+        assert not torch.equal(scores.judged[1], scores.judged[3])
+
+
+def test_training_returns_select_without_an_evaluator() -> None:
+    """The mean return of the population; an epoch is as good as all of its members."""
+    services = {
+        "limits": Limits(n_epochs=50, patience=2),
+        "selection_metric": "train/episode_return_mean",
+    }
+    with scripted(services=services, epoch_length=1) as (trainer, _, _):
+        trainer.model_selection = BestModelSelection(trainer.model)
+        summary = trainer.train()
+        assert (summary.stop_reason, summary.epochs) == ("patience", 3)
+        assert (summary.best_metric, summary.best_epoch) == (100.0 + np.mean(range(6)), 1)
+
+
+# -- with environments ---------------------------------------------------------------------------
+
+
+class WalkEnv(gymnasium.Env[Any, Any]):
+    """A walk that ends sooner or later; notes the observations that were acted on.
+
+    Args:
+        lost: Whether episodes with an even seed are lost in their second step.
+        notes: Where the observations of episodes are noted, by seed.
+    """
+
+    observation_space = BOX
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, lost: bool = False, notes: Any = None) -> None:
+        self.lost, self.notes = lost, notes
+
+    def observe(self) -> Any:
+        other = 0.1 * self.np_random.standard_normal() - 1.0
+        self.obs = np.array([self.place, other], np.float32)
+        return self.obs
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place, self.seen = 0.0, []
+        if self.notes is not None:
+            self.notes[seed].append(self.seen)
+        self.is_lost = self.lost and seed is not None and seed % 2 == 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.seen.append(self.obs)
+        self.place += 2.0 * action - 1.0 + 0.5 * self.np_random.standard_normal()
+        if self.is_lost and len(self.seen) == 2:
+            return self.observe(), math.nan, False, False, {}
+        has_ended = abs(self.place) > 3.0
+        return self.observe(), -abs(self.place), has_ended, len(self.seen) == 30, {}
+
+
+@contextmanager
+def walking(
+    services: dict[str, Any] | None = None, env: dict[str, Any] | None = None, **changes: Any
+) -> Iterator[tuple[Any, Any]]:
+    """A trainer that is about to begin, with its runner."""
+    config = load_config(
+        {
+            "env._target_": "test_es_trainer.WalkEnv",
+            "algorithm": "es",
+            "algorithm.n_rollouts_per_update": 8,
+            "algorithm.epoch_length": 2,
+            "algorithm.noise_stddev": 0.3,
+            "algorithm.noise_table_size": 2000,
+            "model.hidden_sizes": [4],
+            "runner.concurrency": 5,
+            "seed": 3,
+            **changes,
+        }
+    )
+    factory = EnvFactory(config.env, lambda: WalkEnv(**env or {}))
+    with build_runner(config, factory) as runner:
+        model = runner.build_model()
+        services = {"limits": Limits(n_epochs=3), **(services or {})}
+        trainer = runner.build_trainer(model, tracker=Tracker([], RunInfo()), **services)
+        runner.before_training(trainer)
+        yield trainer, runner
+
+
+def numbers(trainer: Any) -> list[dict[str, float]]:
+    """All metrics but those of clocks, and what was dropped."""
+    return [
+        {
+            key: value
+            for key, value in row.items()
+            if not key.startswith("time/") and key != "population/steps_dropped"
+        }
+        for row in trainer.tracker.history
+    ]
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "one by one": {"model": "vector_rnn", "model.memory.size": 4},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_evaluations_take_the_policy_without_noise(model: str) -> None:
+    """As soon as it is built, and after each update: what the plain networks would get."""
+    made = RolloutEvaluator(
+        lambda count: SequentialVectorEnv([WalkEnv] * count), 6, seed=8, deterministic=False
+    )
+    with walking({"evaluator": made}, **MODELS[model]) as (trainer, runner):
+        plain: Any = build_policy(
+            runner.config.model, *runner.spaces, seed=runner.seeds.integer("model")
+        )
+        generator, other = torch.Generator().manual_seed(1), deepcopy(plain)
+        for _ in range(3):
+            assert trainer.evaluate() == made.evaluate(plain)
+            with torch.no_grad():
+                for param, own in zip(other.parameters(), plain.parameters(), strict=True):
+                    param.copy_(own + torch.randn(own.shape, generator=generator))
+            assert trainer.evaluate() != made.evaluate(other)
+            update(trainer)
+            plain.load_state_dict(trainer.learners.get_weights()["default"])
+    made.close()
+
+
+class Watching(Interruption):
+    """Looks at the policy whenever it is asked for signals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, torch.Tensor]] = []
+        self.model: Any = None
+
+    def check(self) -> None:
+        self.seen.append({k: x.clone() for k, x in self.model.state_dict().items()})
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_policy_stands_still_while_members_play(model: str) -> None:
+    """Weights and statistics of observations change with the update alone."""
+    watching = Watching()
+    more = {"model.normalization.mode": "running", "model.normalization.n_steps": 10}
+    with walking({"interruption": watching}, **MODELS[model], **more) as (trainer, _):
+        watching.model = trainer.model
+        for _ in range(2):
+            before = {k: x.clone() for k, x in trainer.model.state_dict().items()}
+            update(trainer)
+            assert len(watching.seen) > 3
+            for seen in watching.seen:
+                assert all(torch.equal(seen[key], before[key]) for key in before)
+            watching.seen.clear()
+            after = trainer.model.state_dict()
+            assert not torch.equal(after["normalizer.mean"], before["normalizer.mean"])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("concurrency", [1, 5])
+def test_statistics_of_observations(
+    monkeypatch: pytest.MonkeyPatch, lost: bool, concurrency: int
+) -> None:
+    """Those of every observation that was acted on in the pairs of the update, to 10 digits."""
+    notes: Any = defaultdict(list)
+    changes = {
+        "model.normalization.mode": "running",
+        "model.normalization.n_steps": 10,
+        "algorithm.on_non_finite": "skip",
+        "algorithm.n_timesteps_per_update": 80,
+        "runner.concurrency": concurrency,
+    }
+    with walking(env={"lost": lost, "notes": notes}, **changes) as (trainer, _):
+        normalizer, rollouts = trainer.model.normalizer, trainer.rollouts
+        draws = PairDraws(rollouts.settings.seed, rollouts.noise_table, trained_size(trainer.model))
+        pairs: list[int] = []
+        learn = trainer.learners.update
+
+        def noted(population: Any, progress: Any) -> Any:
+            pairs[:] = [pair.pair for pair in population.pairs]
+            return learn(population, progress)
+
+        monkeypatch.setattr(trainer.learners, "update", noted)
+        was_lost = 0.0
+        for iteration in range(3):
+            old = [x.numpy().copy() for x in (normalizer.count, normalizer.mean, normalizer.var)]
+            assert old[0] >= 10
+            num_steps, metrics = update(trainer)
+            was_lost += metrics.get("train/lost_episodes", 0.0)
+            seeds = [draws.draw(iteration, pair).env_seed for pair in pairs]
+            new = np.array([obs for seed in seeds for seen in notes[seed] for obs in seen], float)
+            assert len(new) == num_steps >= 80
+            merged = merge_moments(Moments(*map(torch.from_numpy, old)), moments_of(new))
+            assert float(normalizer.count) == float(merged.count)
+            torch.testing.assert_close(normalizer.mean, merged.mean, rtol=1e-10, atol=0.0)
+            torch.testing.assert_close(normalizer.var, merged.var, rtol=1e-10, atol=0.0)
+        assert (was_lost > 0) == lost
+
+
+def moments_of(samples: Any) -> Moments:
+    """Moments by numpy."""
+    parts = (np.array(float(len(samples))), samples.mean(0), samples.var(0))
+    return Moments(*map(torch.from_numpy, parts))
+
+
+@pytest.mark.parametrize("steps", [0, 60])
+def test_numbers_do_not_depend_on_who_plays_beside(steps: int) -> None:
+    """Any number of members at a time gives the same metrics and weights, to the bit."""
+    more = {
+        "model.normalization.mode": "running",
+        "model.normalization.n_steps": 10,
+        "algorithm.n_timesteps_per_update": steps,
+    }
+    found = []
+    for concurrency in (1, 2, 5, 8, 40):
+        with walking(**more, **{"runner.concurrency": concurrency}) as (trainer, _):
+            trainer.train()
+            found.append((numbers(trainer), trainer.model.state_dict()))
+    rows, weights = found[0]
+    assert len(rows) == 3
+    for other_rows, other_weights in found[1:]:
+        assert other_rows == rows
+        assert all(torch.equal(other_weights[key], weights[key]) for key in weights)
+
+
+class StopAt(Interruption):
+    """A signal comes just before one of the times when it is asked for."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.calls, self.at = 0, call
+
+    def check(self) -> None:
+        self.calls += 1
+        if self.calls == self.at:
+            raise Interrupted(signal.SIGINT)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_iteration_that_was_interrupted_is_played_again(model: str) -> None:
+    """From its beginning, by this trainer or by another one with its state: the same numbers."""
+    more = {
+        **MODELS[model],
+        "model.normalization.mode": "running",
+        "model.normalization.n_steps": 10,
+        "algorithm.lr": "linear_0.1",
+        "algorithm.n_timesteps_per_update": 40,
+    }
+    count = StopAt(-1)
+    with walking({"interruption": count}, **more) as (trainer, _):
+        trainer.train()
+        expected, weights = numbers(trainer), trainer.model.state_dict()
+    assert len(expected) == 3
+    within = set()
+    for call in np.linspace(2, count.calls - 3, 8).astype(int):
+        with walking({"interruption": StopAt(int(call))}, **more) as (trainer, _):
+            with pytest.raises(Interrupted):
+                trainer.train()
+            within.add((trainer.updates, trainer._updates_in_epoch))
+            state, rows = trainer.state_dict(), list(trainer.tracker.history)
+            trainer.train()
+            assert numbers(trainer) == expected
+            assert trainer.rollouts.steps_made >= trainer.env_steps
+        with walking(**more) as (other, _):
+            other.load_state_dict(state)
+            other.train()
+            assert [*rows_without(rows), *numbers(other)] == expected
+            after = other.model.state_dict()
+            assert all(torch.equal(after[key], weights[key]) for key in weights)
+    assert {0, 1} == {in_epoch for _, in_epoch in within}
+    assert len(within) >= 4
+
+
+def rows_without(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Rows without times, and without what was dropped."""
+    return [
+        {k: v for k, v in row.items() if k[:5] != "time/" and k != "population/steps_dropped"}
+        for row in rows
+    ]
+
+
+def test_steps_of_an_interrupted_iteration_are_dropped() -> None:
+    """They were made, but nothing is learned from them."""
+    with walking({"interruption": StopAt(6)}) as (trainer, _):
+        with pytest.raises(Interrupted):
+            trainer.train()
+        made = trainer.rollouts.steps_made
+        assert made > 0
+        assert (trainer.updates, trainer.env_steps) == (0, 0)
+        assert trainer.state_dict()["steps_dropped"] == made
+        trainer.train()
+        assert trainer.tracker.history[-1]["population/steps_dropped"] == made
+        assert trainer.rollouts.steps_made == made + trainer.env_steps
+
+
+def test_the_noise_table_of_another_run() -> None:
+    """A state that was made with other noise is refused."""
+    with walking() as (trainer, _):
+        state = trainer.state_dict()
+    for changes in ({"algorithm.noise_table_size": 2001}, {"seed": 4}):
+        with (
+            walking(**changes) as (trainer, _),
+            pytest.raises(TrainingError, match=r"the noise table is that of .*, the state is"),
+        ):
+            trainer.load_state_dict(state)

@@ -1,0 +1,485 @@
+"""Updates of evolution strategies against loops over members and entries, in double precision."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from reference_es import SlowAdam, SlowDirections, SlowES, SlowSGD
+from torch import nn
+
+from maze_train.algorithms.es.config import ESAlgorithmConfig
+from maze_train.algorithms.es.learner import ESLearner, EvaluatedPopulation
+from maze_train.errors import ShapeError, TrainingError
+from maze_train.functional.moments import batch_moments
+from maze_train.learner.config import Schedule
+from maze_train.learner.progress import Progress
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.policy_model import build_policy
+from maze_train.rollout.es_rollouts import ESRolloutResult
+from maze_train.rollout.members import MemberResult, ObservationMoments
+from maze_train.rollout.noise_table import SharedNoiseTable
+
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+ARM = spaces.Box(-1.0, 1.0, (2,), np.float32)
+PAIRS = 4
+
+
+class ExactNoise(SharedNoiseTable):
+    """The table in double precision, so that nothing is rounded to six digits."""
+
+    def get(self, index, dim):
+        return torch.from_numpy(self.array[index : index + dim].astype(np.float64))
+
+
+class Directions(torch.optim.Optimizer):
+    """Not entry by entry: every tensor moves by `lr` against the direction of its gradient."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param -= group["lr"] * param.grad / torch.linalg.vector_norm(param.grad)
+
+
+class NetWithBuffers(nn.Module):
+    """A network of a user with statistics of its own and a layer that is not trained."""
+
+    def __init__(self, observation_space, output_size):
+        super().__init__()
+        self.first = nn.Linear(observation_space.shape[0], 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.last = nn.Linear(4, output_size)
+        self.first.requires_grad_(False)
+        self.norm.running_mean.fill_(0.25)
+
+    def forward(self, obs):
+        return self.last(torch.tanh(self.norm(self.first(obs))))
+
+
+@pytest.fixture
+def table():
+    """A small table of noise."""
+    table = ExactNoise(3000, seed=4)
+    yield table
+    table.close()
+
+
+def make_model(action_space=ARM, **settings):
+    """A small policy in float64."""
+    config = ModelConfig(**{"hidden_sizes": [4, 3], **settings})
+    return build_policy(config, BOX, action_space, seed=1).double()
+
+
+def make_config(**settings):
+    """Settings with a visible step and a visible decay."""
+    return ESAlgorithmConfig(**{"lr": 0.05, "l2_penalty": 0.02, **settings})
+
+
+def trained(model):
+    """Parameters that can be trained, in their order."""
+    return [param for param in model.parameters() if param.requires_grad]
+
+
+def theta_of(model):
+    """Their entries as one list."""
+    return [x for param in trained(model) for x in param.detach().flatten().tolist()]
+
+
+def member(number, fitness, moments=None):
+    """The episode of a member; what is no fitness has no part in an update."""
+    return MemberResult(
+        member=number,
+        fitness=fitness,
+        episode_return=-100.0,
+        length=7 * number + 1,
+        success=math.nan,
+        lost=False,
+        moments=moments,
+    )
+
+
+def population(table, returns, indices, moments=None):
+    """Pairs with these returns, and noise at these places."""
+    observed = iter(moments or [None] * 2 * len(returns))
+    pairs = [
+        ESRolloutResult(
+            3 * k + 1,  # some pairs were lost
+            index,
+            (member(6 * k + 2, plus, next(observed)), member(6 * k + 3, minus, next(observed))),
+        )
+        for k, ((plus, minus), index) in enumerate(zip(returns, indices, strict=True))
+    ]
+    return EvaluatedPopulation(pairs, table)
+
+
+def draw_returns(rng, kind="ties"):
+    """Returns of pairs: some of them are equal, or all differ."""
+    if kind == "ties":
+        return rng.integers(0, 4, (PAIRS, 2)).astype(float).tolist()
+    return (50.0 * rng.standard_normal((PAIRS, 2)) - 300.0).tolist()
+
+
+def compare(table, model, config, optimizer, updates=5, progress=lambda i: Progress(), lr=None):
+    """Updates of learner and reference alike: parameters and metrics agree after each of them."""
+    rng = np.random.default_rng(11)
+    others = {k: v.clone() for k, v in model.state_dict().items()}
+    names = {name for name, param in model.named_parameters() if param.requires_grad}
+    sizes = [param.numel() for param in trained(model)]
+    learner = ESLearner(model, config)
+    slow = SlowES(theta_of(model), sizes, config, optimizer)
+    for i in range(updates):
+        returns = draw_returns(rng, "ties" if i % 2 == 0 else "distinct")
+        indices = rng.integers(0, table.count - sum(sizes), PAIRS).tolist()
+        noise = [table.array[j : j + sum(sizes)].tolist() for j in indices]
+        statistics = learner.update(population(table, returns, indices), progress(i))
+        expected = slow.update(returns, noise, config.lr if lr is None else lr(i))
+        assert theta_of(model) == pytest.approx(slow.theta, rel=1e-10, abs=1e-11)
+        assert statistics.reduce() == pytest.approx(expected, rel=1e-9)
+        assert learner.weights_seq_no == i + 1
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, others[name]) == (name not in names), name
+
+
+# -- steps ---------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "Adam": ({"_target_": "maze_train.Adam"}, SlowAdam),
+    "Adam, settings": (
+        {"_target_": "maze_train.Adam", "betas": [0.5, 0.75], "eps": 0.125},
+        lambda: SlowAdam((0.5, 0.75), 0.125),
+    ),
+    "Adam of PyTorch": ({"_target_": "torch.optim.Adam"}, lambda: SlowAdam(eps=1e-5)),
+    "SGD": (
+        {"_target_": "maze_train.SGD"},
+        lambda: SlowSGD(0.9, share=1.0 - 0.9, full_start=False),
+    ),
+    "SGD, momentum": (
+        {"_target_": "maze_train.SGD", "momentum": 0.25},
+        lambda: SlowSGD(0.25, share=0.75, full_start=False),
+    ),
+    "SGD of PyTorch": ({"_target_": "torch.optim.SGD"}, SlowSGD),
+    "SGD of PyTorch, momentum": (
+        {"_target_": "torch.optim.SGD", "momentum": 0.5},
+        lambda: SlowSGD(0.5),
+    ),
+    "not entry by entry": ({"_target_": "test_es_update.Directions"}, SlowDirections),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_update_equals_the_reference(table, name):
+    """Five updates in a row give the parameters and metrics of the paper, with any optimizer."""
+    node, slow = OPTIMIZERS[name]
+    compare(table, make_model(), make_config(optimizer=node), slow())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fitness_shaping": "normalized"},
+        {"fitness_shaping": "raw", "lr": 1e-3},
+        {"l2_penalty": 0.0},
+        {"l2_penalty": 3.0},
+        {"noise_stddev": 5.0},  # is no part of the step
+        {"max_grad_norm": 1e6},
+        {"max_grad_norm": 0.01},
+        {"max_grad_norm": 0.01, "fitness_shaping": "raw", "l2_penalty": 0.0},
+    ],
+    ids=str,
+)
+def test_every_setting_counts(table, settings):
+    """Each has the effect of its definition; the bound holds for gradient and decay together."""
+    config = make_config(optimizer=OPTIMIZERS["SGD of PyTorch"][0], **settings)
+    compare(table, make_model(), config, SlowSGD())
+
+
+@pytest.mark.parametrize(
+    ("lr", "progress", "expected"),
+    [
+        (
+            Schedule.from_text("linear_0.1"),
+            lambda i: Progress(fraction=i / 5),
+            lambda i: 0.1 * (1 - i / 5),
+        ),
+        (
+            Schedule(points=[[0, 0.1], [4, 0.5]], by="updates"),
+            lambda i: Progress(updates=i),
+            lambda i: 0.1 + 0.1 * i,
+        ),
+        (
+            Schedule(points=[[100, 0.1], [200, 0.2]], by="env_steps"),
+            lambda i: Progress(env_steps=60 * i),
+            lambda i: [0.1, 0.1, 0.12, 0.18, 0.2][i],
+        ),
+    ],
+    ids=["progress", "updates", "env_steps"],
+)
+def test_the_step_size_follows_its_schedule(table, lr, progress, expected):
+    """The first update has the first value."""
+    compare(table, make_model(), make_config(lr=lr), SlowAdam(), progress=progress, lr=expected)
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD of PyTorch", "not entry by entry"])
+def test_what_is_not_trained_stays(table, name):
+    """A frozen layer, a deviation that does not matter, and buffers take no noise and no step."""
+    model = make_model(policy={"_target_": "test_es_update.NetWithBuffers"})
+    model.policy.free_params.requires_grad_(False)
+    node, slow = OPTIMIZERS[name]
+    assert len(trained(model)) == 4 < len(list(model.parameters()))
+    compare(table, model, make_config(optimizer=node), slow())
+
+
+def test_the_table_as_it_is(table):
+    """In single precision, as in training, with the table's own numbers: equal to five digits."""
+    model = make_model().float()
+    real = SharedNoiseTable(3000, seed=4)
+    config = make_config(optimizer={"_target_": "torch.optim.SGD"})
+    sizes = [param.numel() for param in trained(model)]
+    slow = SlowES(theta_of(model), sizes, config, SlowSGD())
+    learner, rng = ESLearner(model, config), np.random.default_rng(0)
+    for indices in ([0, 17, 17, 3000 - sum(sizes)], [5, 4, 3, 2]):
+        returns = draw_returns(rng)
+        learner.update(population(real, returns, indices), Progress())
+        noise = [real.array[j : j + sum(sizes)].tolist() for j in indices]
+        slow.update(returns, noise, config.lr)
+    real.close()
+    assert theta_of(model) == pytest.approx(slow.theta, rel=1e-5, abs=1e-6)
+
+
+def test_a_better_plus_moves_towards_the_noise(table):
+    """The step is one of ascent: along the noise of a pair whose θ + σε did better."""
+    for (plus, minus), sign in (((2.0, 1.0), 1), ((1.0, 2.0), -1)):
+        model = make_model()
+        config = make_config(l2_penalty=0.0, optimizer={"_target_": "torch.optim.SGD"})
+        before = np.array(theta_of(model))
+        ESLearner(model, config).update(population(table, [[plus, minus]], [9]), Progress())
+        step = np.array(theta_of(model)) - before
+        noise = table.get(9, len(step)).numpy()
+        np.testing.assert_allclose(step, sign * 0.05 * 0.5 * noise, rtol=1e-9, atol=1e-15)
+
+
+# -- equal returns -------------------------------------------------------------------------------
+
+EQUAL = {"all": [[3.5, 3.5]] * PAIRS, "within pairs": [[1.0, 1.0], [4.0, 4.0], [-2.0, -2.0]]}
+
+
+@pytest.mark.parametrize("shaping", ["centered_ranks", "normalized", "raw"])
+@pytest.mark.parametrize("returns", EQUAL.values(), ids=EQUAL)
+def test_equal_returns_leave_the_decay(table, returns, shaping):
+    """Nothing is learned from them: parameters shrink towards zero, or stay to the bit."""
+    indices = list(range(len(returns)))
+    for name in ("Adam", "SGD of PyTorch"):
+        settings = {"fitness_shaping": shaping, "optimizer": OPTIMIZERS[name][0]}
+        model = make_model()
+        before = np.array(theta_of(model))
+        learner = ESLearner(model, make_config(l2_penalty=0.0, **settings))
+        row = learner.update(population(table, returns, indices), Progress()).reduce()
+        assert theta_of(model) == before.tolist()
+        assert (row["train/policy_grad_norm"], row["train/update_ratio"]) == (0.0, 0.0)
+        model = make_model()
+        learner = ESLearner(model, make_config(l2_penalty=0.5, lr=0.001, **settings))
+        row = learner.update(population(table, returns, indices), Progress()).reduce()
+        after = np.array(theta_of(model))
+        assert np.all(np.abs(after) <= np.abs(before))
+        assert np.linalg.norm(after) < np.linalg.norm(before)
+        if name == "SGD of PyTorch":
+            np.testing.assert_allclose(after, before * (1 - 0.001 * 0.5), rtol=1e-12)
+            assert row["train/update_ratio"] == pytest.approx(0.0005, rel=1e-9)
+
+
+def test_a_policy_of_zeros_has_no_ratio(table):
+    """A step from nowhere has no length in units of the parameters."""
+    model = make_model()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    learner = ESLearner(model, make_config())
+    row = learner.update(population(table, [[1.0, 0.0]], [3]), Progress()).reduce()
+    assert row["train/policy_norm"] == 0.0
+    assert "train/update_ratio" not in row
+    row = learner.update(population(table, [[1.0, 0.0]], [3]), Progress()).reduce()
+    assert row["train/update_ratio"] > 0.0
+
+
+# -- state ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "not entry by entry"])
+def test_a_learner_goes_on_from_its_state(table, name):
+    """Moments and counters included, to the bit."""
+    config = make_config(optimizer=OPTIMIZERS[name][0])
+    rng = np.random.default_rng(2)
+    parts = [population(table, draw_returns(rng), [k, 5 * k, 9, 90]) for k in range(6)]
+    model = make_model()
+    learner = ESLearner(model, config)
+    for part in parts[:3]:
+        learner.update(part, Progress())
+    state = copy.deepcopy(learner.state_dict())
+    for part in parts[3:]:
+        learner.update(part, Progress())
+    other = make_model()
+    again = ESLearner(other, config)
+    again.load_state_dict(state)
+    assert again.weights_seq_no == 3
+    for part in parts[3:]:
+        again.update(part, Progress())
+    assert theta_of(other) == theta_of(model)
+
+
+# -- statistics of observations ------------------------------------------------------------------
+
+
+def observed(rng, count):
+    """Observations of an episode, and their moments."""
+    obs = np.array([100.0, -3.0, 0.0]) + np.array([5.0, 0.01, 1.0]) * rng.standard_normal(
+        (count, 3)
+    )
+    moments = batch_moments(torch.from_numpy(obs))
+    return obs, ObservationMoments(count, moments.mean.numpy(), moments.var.numpy())
+
+
+def normalised(**settings):
+    """A policy with a normaliser that has seen something."""
+    model = make_model(normalization=ObservationNormalizationConfig(mode="running", **settings))
+    model.normalizer.update(torch.ones(5, 3, dtype=torch.float64).cumsum(0))
+    return model, np.ones((5, 3)).cumsum(0)
+
+
+def test_statistics_are_those_of_all_observations(table, monkeypatch):
+    """After the update, never within it: each observation of each member has entered once."""
+    model, known = normalised()
+    learner, rng = ESLearner(model, make_config()), np.random.default_rng(5)
+    counts_within: list[float] = []
+    apply = learner.apply_gradients
+
+    def noted():
+        counts_within.append(float(model.normalizer.count))
+        apply()
+
+    monkeypatch.setattr(learner, "apply_gradients", noted)
+    for lengths in ([1, 30, 2, 7], [200, 1, 1, 1], [3, 3, 3, 3]):
+        before = len(known)
+        parts = [observed(rng, count) for count in lengths]
+        pairs = population(table, [[1, 2], [3, 4]], [0, 8], [moments for _, moments in parts])
+        learner.update(pairs, Progress())
+        assert counts_within.pop() == before
+        known = np.concatenate([known, *(obs for obs, _ in parts)])
+        assert float(model.normalizer.count) == len(known)
+        np.testing.assert_allclose(model.normalizer.mean.numpy(), known.mean(0), rtol=1e-10)
+        np.testing.assert_allclose(model.normalizer.var.numpy(), known.var(0), rtol=1e-10)
+
+
+def test_statistics_are_merged_once(table):
+    """An update without moments adds nothing, not even those of the update before."""
+    model, _ = normalised()
+    learner = ESLearner(model, make_config())
+    _, moments = observed(np.random.default_rng(5), 10)
+    learner.update(population(table, [[1, 2]], [0], [moments, moments]), Progress())
+    assert float(model.normalizer.count) == 25
+    learner.update(population(table, [[1, 2]], [0]), Progress())
+    assert float(model.normalizer.count) == 25
+
+
+def test_frozen_statistics_stay(table):
+    """Those of `estimated` are never changed by what is observed."""
+    model, _ = normalised()
+    model.normalizer.freeze()
+    mean = model.normalizer.mean.clone()
+    _, moments = observed(np.random.default_rng(5), 10)
+    learner = ESLearner(model, make_config())
+    learner.update(population(table, [[1, 2]], [0], [moments, moments]), Progress())
+    assert float(model.normalizer.count) == 5
+    assert torch.equal(model.normalizer.mean, mean)
+
+
+def test_statistics_within_a_wrapper(table):
+    """The normaliser is found where it is, also below what is put around the policy."""
+    model, known = normalised()
+    wrapped = nn.Sequential(nn.Identity(), model)
+    obs, moments = observed(np.random.default_rng(5), 10)
+    learner = ESLearner(wrapped, make_config())
+    learner.update(population(table, [[1, 2]], [0], [moments, moments]), Progress())
+    known = np.concatenate([known, obs, obs])
+    np.testing.assert_allclose(model.normalizer.mean.numpy(), known.mean(0), rtol=1e-10)
+
+
+# -- what is not finite --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("on_non_finite", ["raise", "skip"])
+def test_returns_that_are_not_finite(table, bad, on_non_finite):
+    """They can not be compared: an error that says so, and parameters stay."""
+    model = make_model()
+    before = theta_of(model)
+    learner = ESLearner(model, make_config(on_non_finite=on_non_finite))
+    with pytest.raises(TrainingError, match="1 of 4 returns are not finite"):
+        learner.update(population(table, [[1.0, 2.0], [bad, 0.0]], [0, 1]), Progress())
+    assert theta_of(model) == before
+
+
+def huge(table):
+    """Raw returns whose gradient is more than a number of single precision can be."""
+    assert float(table.array[:41].max()) > 1.5
+    return population(table, [[1.2e39, 1.0], [1.0, 0.0]], [0, 1])
+
+
+def test_a_gradient_that_is_not_finite_ends_training():
+    """With the epoch, the update, and what it was computed from; parameters stay."""
+    model, table = make_model().float(), SharedNoiseTable(3000, seed=4)
+    before = theta_of(model)
+    learner = ESLearner(model, make_config(fitness_shaping="raw"))
+    with pytest.raises(TrainingError, match=r"epoch 3, update 0: .*train/policy_grad_norm = inf"):
+        learner.update(huge(table), Progress(epoch=2))
+    assert theta_of(model) == before
+    table.close()
+
+
+def test_a_gradient_that_is_not_finite_is_left_out():
+    """With `skip` it is counted, and the next update goes on as if it had not been."""
+    table = SharedNoiseTable(3000, seed=4)
+    config = make_config(fitness_shaping="raw", on_non_finite="skip")
+    model, other = make_model().float(), make_model().float()
+    learner, straight = ESLearner(model, config), ESLearner(other, config)
+    before = theta_of(model)
+    row = learner.update(huge(table), Progress()).reduce()
+    assert (row["train/skipped_steps"], row["train/gradient_steps"]) == (1.0, 0.0)
+    assert row["train/update_ratio"] == 0.0
+    assert theta_of(model) == before
+    good = population(table, [[1.0, 2.0], [5.0, 0.0]], [0, 1])
+    learner.update(good, Progress())
+    straight.update(good, Progress())
+    assert theta_of(model) == theta_of(other) != before
+    table.close()
+
+
+def test_nothing_but_gradients_that_are_not_finite(monkeypatch):
+    """Leaving all of them out would be no training."""
+    monkeypatch.setattr(ESLearner, "most_empty_updates", 3)
+    table = SharedNoiseTable(3000, seed=4)
+    learner = ESLearner(
+        make_model().float(), make_config(fitness_shaping="raw", on_non_finite="skip")
+    )
+    learner.update(huge(table), Progress())
+    learner.update(huge(table), Progress())
+    with pytest.raises(TrainingError, match="no other gradient in 3 updates"):
+        learner.update(huge(table), Progress())
+    table.close()
+
+
+def test_noise_of_another_table(table):
+    """A place that the table does not have is no noise."""
+    real = SharedNoiseTable(50, seed=4)
+    with pytest.raises(ShapeError, match="index = 49"):
+        ESLearner(make_model(), make_config()).update(
+            population(real, [[1.0, 2.0]], [49]), Progress()
+        )
+    real.close()

@@ -1,0 +1,533 @@
+"""Slots: one episode at a time in each, the one that it is told to play."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from toy_envs import AwkwardEnv, CountingEnv, FailingEnv, NestedEnv
+
+from maze_train.envs.atari import EpisodicLifeWrapper
+from maze_train.envs.slots import EnvSlots
+from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
+from maze_train.errors import ConfigError, EnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS = 6
+BAD = [float("nan"), float("inf"), float("-inf")]
+
+
+class PlannedEnv(gymnasium.Env[Any, Any]):
+    """Episodes as their seed says, with everything in the numbers; keeps a book of its calls.
+
+    Seed s: s mod 7 + 1 steps, which end terminated (s mod 3 = 0), truncated (1) or both (2). The
+    reward is a function of seed, step and action.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.action_space = spaces.Discrete(5)
+        self.calls: list[Any] = []
+        self.seed, self.t, self.last = 0, 0, 0
+
+    def observe(self) -> Any:
+        return np.array([self.seed, self.t, self.last], np.float64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.calls.append(("reset", seed, options))
+        self.seed, self.t, self.last = int(seed or 0), 0, 0
+        return self.observe(), {"begins": True}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.calls.append(("step", int(action)))
+        self.t, self.last = self.t + 1, int(action)
+        ended = self.t == self.seed % 7 + 1
+        ends = (ended and self.seed % 3 != 1, ended and self.seed % 3 != 0)
+        reward = np.sin(self.seed + 0.3 * self.t) + 0.1 * self.last
+        return self.observe(), reward, *ends, {"t": self.t, "seed": self.seed}
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class SpoiltEnv(PlannedEnv):
+    """A number that is not finite somewhere, at a step of every episode.
+
+    Args:
+        where: Leaf `a` or `b` of the observation, or `reward`.
+        at: The step; 0: the first observation.
+        value: The number.
+        length: Steps of an episode.
+    """
+
+    def __init__(
+        self, where: str = "", at: int = 2, value: float = float("nan"), length: int = 4
+    ) -> None:
+        super().__init__()
+        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space = spaces.Dict(
+            {"a": box, "b": spaces.Box(-np.inf, np.inf, (), np.float64), "c": spaces.Discrete(9)}
+        )
+        self.where, self.at, self.value, self.length = where, at, value, length
+
+    def observe(self) -> Any:
+        found = {"a": np.full(2, self.t + 1, np.float32), "b": np.float64(self.t + 1), "c": 3}
+        if self.t == self.at and self.where == "a":
+            found["a"][1] = self.value
+        if self.t == self.at and self.where == "b":
+            found["b"] = np.float64(self.value)
+        return found
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        is_bad = self.where == "reward" and self.t == self.at
+        reward = self.value if is_bad else 1.0
+        return self.observe(), reward, self.t == self.length, False, {"t": self.t}
+
+
+class MaskedEnv(CountingEnv):
+    """Tells which actions are legal: none of them after its second step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mask = spaces.MultiBinary(3)
+        self.observation_space = spaces.Dict({"action_mask": mask, "t": spaces.Discrete(9)})
+
+    def observe(self) -> Any:
+        return {"action_mask": np.array([1, 0, self.t], np.int8) * (self.t < 2), "t": self.t}
+
+
+class LivesEnv(PlannedEnv):
+    """Games of three lives, one of which is lost at every second step; tells how games began."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs, {"lives": 3}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, *_ = super().step(action)
+        return obs, 1.0, self.t == 6, False, {"lives": 3 - self.t // 2}
+
+
+def slots_of(make: Callable[[], Any], count: int = 3, **settings: Any) -> EnvSlots:
+    """Slots with environments of one kind, and some rows more."""
+    return EnvSlots([make] * count, ROWS, **settings)
+
+
+def inner(slots: EnvSlots, i: int) -> Any:
+    """The environment of a slot without its wrappers."""
+    return slots.envs[i].unwrapped
+
+
+def slow_episode(seed: int, actions: list[int]) -> dict[str, Any]:
+    """An episode of `PlannedEnv` in a plain loop; actions beyond its end are left out."""
+    env = PlannedEnv()
+    observed, total, info = [env.reset(seed=seed)[0]], 0.0, {}
+    for t, action in enumerate(actions, start=1):
+        obs, reward, terminated, truncated, info = env.step(action)
+        total += reward
+        if terminated or truncated:
+            return {"observed": observed, "return": total, "length": t, "info": info}
+        observed.append(obs)
+    raise AssertionError("the episode is longer")
+
+
+# -- episodes ------------------------------------------------------------------------------------
+
+
+def test_episodes_of_all_lengths_and_ends() -> None:
+    """Each slot plays its own; what it observes and sums up is what a plain loop does."""
+    slots = slots_of(PlannedEnv)
+    rng = np.random.default_rng(0)
+    waiting = list(range(30))
+    playing: dict[int, Any] = {}
+    finished = 0
+    while waiting or playing:
+        for i in range(3):
+            if i not in playing and waiting:
+                slots.start(i, waiting[0])
+                playing[i] = (waiting.pop(0), [], [slots.obs[""][i].copy()])
+        if len(playing) < 3:
+            break
+        actions = rng.integers(0, 5, ROWS)
+        ended = slots.step(3, actions)
+        assert ended == sorted(ended)
+        for i, (seed, taken, observed) in list(playing.items()):
+            taken.append(int(actions[i]))
+            if i not in ended:
+                observed.append(slots.obs[""][i].copy())
+                assert i not in slots.final_infos
+                continue
+            expected = slow_episode(seed, taken)
+            assert slots.returns[i] == pytest.approx(expected["return"], rel=1e-14)
+            assert slots.lengths[i] == expected["length"] == seed % 7 + 1
+            assert slots.final_infos[i] == expected["info"]
+            np.testing.assert_array_equal(observed, expected["observed"])
+            assert not slots.lost[i]
+            del playing[i]
+            finished += 1
+    assert finished >= 27
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 12345, 2**32 - 1])
+def test_the_reset_gets_the_seed(seed: int) -> None:
+    """Exactly it, each time, and no options; nothing else is done to the environment."""
+    slots = slots_of(PlannedEnv)
+    slots.start(1, seed)
+    slots.start(1, seed)
+    assert [inner(slots, i).calls for i in range(3)] == [[], [("reset", seed, None)] * 2, []]
+
+
+def test_starting_forgets_the_episode_before() -> None:
+    """Also one that did not end: sums, steps and infos begin anew, in this slot alone."""
+    slots = slots_of(PlannedEnv)
+    for i, seed in enumerate((0, 0, 6)):
+        slots.start(i, seed)
+    assert slots.step(3, np.full(ROWS, 1)) == [0, 1]
+    returns = slots.returns.copy()
+    slots.start(1, 3)
+    assert slots.returns[:3].tolist() == [returns[0], 0.0, returns[2]]
+    assert slots.lengths.tolist() == [1, 0, 1, 0, 0, 0]
+    assert list(slots.final_infos) == [0]
+    assert slots.obs[""][1].tolist() == [3.0, 0.0, 0.0]
+    slots.start(2, 6)
+    assert slots.lengths[2] == slots.returns[2] == 0
+    slots.step(3, np.zeros(ROWS, np.int64))
+    assert slots.lengths.tolist() == [2, 1, 1, 0, 0, 0]
+
+
+def test_only_the_first_slots_are_stepped() -> None:
+    """The others cost nothing and stay as they are, whatever rows there are for them."""
+    slots = slots_of(PlannedEnv)
+    for i in range(3):
+        slots.start(i, 5 + i)
+    before = slots.obs[""].copy()
+    for count in (2, 1, 0):
+        slots.step(count, np.arange(ROWS) % 5)
+    assert slots.lengths.tolist() == [2, 1, 0, 0, 0, 0]
+    assert inner(slots, 0).calls[1:] == [("step", 0)] * 2
+    assert inner(slots, 1).calls[1:] == [("step", 1)]
+    assert inner(slots, 2).calls[1:] == []
+    np.testing.assert_array_equal(slots.obs[""][2:], before[2:])
+    assert slots.obs[""][1].tolist() == [6.0, 1.0, 1.0]
+    assert slots.returns[1] == pytest.approx(np.sin(6.3) + 0.1)
+    assert not slots.returns[2:].any()
+    assert not slots.obs[""][3:].any()
+
+
+def test_what_slots_tell_about_themselves() -> None:
+    """Their number, spaces, and arrays with a row for each, and more."""
+    slots = slots_of(NestedEnv, 2)
+    env = slots.envs[0]
+    assert len(slots) == len(slots.envs) == 2
+    assert slots.env_observation_space == env.observation_space
+    assert slots.single_action_space == env.action_space
+    assert list(slots.single_observation_space.spaces) == ["image", "robot/0", "robot/1"]
+    described = {key: (column.shape, column.dtype.name) for key, column in slots.obs.items()}
+    assert described == {
+        "image": ((ROWS, 3, 4, 1), "uint8"),
+        "robot/0": ((ROWS, 2, 2), "float64"),
+        "robot/1": ((ROWS,), "int64"),
+    }
+
+
+def test_observations_are_copied() -> None:
+    """An environment may use its array again; other number types are converted."""
+    slots = slots_of(AwkwardEnv)
+    for i in range(3):
+        slots.start(i, 10 + i)
+    slots.step(2, np.zeros(ROWS, np.int64))
+    assert slots.obs[""].dtype == np.float32
+    assert slots.obs[""][:3].tolist() == [[10.0, 1.0], [11.0, 1.0], [12.0, 0.0]]
+
+
+def test_nested_observations_and_actions() -> None:
+    """Leaves go to their columns, and actions come back in the form of the space."""
+    slots, twin = slots_of(NestedEnv), NestedEnv()
+    for i in range(3):
+        slots.start(i, 20 + i)
+    actions = {
+        "0": np.array([2, 0, 1, 0, 0, 0]),
+        "1/force": np.arange(12, dtype=np.float32).reshape(6, 2) / 12,
+    }
+    for _ in range(2):
+        slots.step(3, {key: column.copy() for key, column in actions.items()})
+    twin.reset(seed=22)
+    for _ in range(2):
+        force = actions["1/force"][2].copy()
+        obs, reward, *_ = twin.step((1, {"force": force}))
+    assert slots.returns[2] == 2 * reward
+    np.testing.assert_array_equal(slots.obs["image"][2], obs["image"])
+    np.testing.assert_array_equal(slots.obs["robot/0"][2], obs["robot"][0])
+    assert slots.obs["robot/1"][2] == obs["robot"][1]
+
+
+def test_swapping_moves_everything() -> None:
+    """Environment, observation, sums, seed, info; what is played on is as if nothing was moved."""
+    slots = slots_of(PlannedEnv)
+    for i, seed in enumerate((8, 0, 15)):
+        slots.start(i, seed)
+    slots.step(3, np.array([4, 3, 2, 0, 0, 0]))
+    slots.lost[1] = True
+    envs = list(slots.envs)
+    rows = [[column[i].copy() for column in columns_of(slots)] for i in range(3)]
+    info = slots.final_infos[1]
+    assert info["seed"] == 0
+    slots.swap(0, 1)
+    slots.swap(1, 2)
+    assert slots.envs == [envs[1], envs[2], envs[0]]
+    assert slots.final_infos == {0: info}
+    for i, old in enumerate((1, 2, 0)):
+        for column, expected in zip(columns_of(slots), rows[old], strict=True):
+            np.testing.assert_array_equal(column[i], expected)
+    slots.start(0, 6)
+    slots.swap(1, 0)
+    assert slots.step(3, np.zeros(ROWS, np.int64)) == [0, 2]
+    assert slots.returns[0] == pytest.approx(slow_episode(15, [2, 0])["return"])
+    assert slots.returns[2] == pytest.approx(slow_episode(8, [4, 0])["return"])
+    assert {i: info["seed"] for i, info in slots.final_infos.items()} == {0: 15, 2: 8}
+    slots.swap(2, 0)
+    assert {i: info["seed"] for i, info in slots.final_infos.items()} == {0: 8, 2: 15}
+
+
+def columns_of(slots: EnvSlots) -> list[Any]:
+    """All arrays with a row per slot."""
+    return [*slots.obs.values(), slots.returns, slots.lengths, slots.lost]
+
+
+# -- wrappers ------------------------------------------------------------------------------------
+
+
+def test_each_start_begins_a_new_game() -> None:
+    """Although a wrapper would go on with the one in which a life was lost."""
+    slots = slots_of(lambda: EpisodicLifeWrapper(LivesEnv()))
+    slots.start(0, 1)
+    assert slots.step(1, np.ones(ROWS, np.int64)) == []
+    assert slots.step(1, np.ones(ROWS, np.int64)) == [0]
+    assert slots.envs[0].goes_on  # type: ignore[attr-defined]
+    slots.start(0, 2)
+    assert inner(slots, 0).calls[-1] == ("reset", 2, None)
+    assert [call[0] for call in inner(slots, 0).calls].count("step") == 2
+    assert slots.obs[""][0].tolist() == [2.0, 0.0, 0.0]
+
+
+def test_raw_returns_are_told() -> None:
+    """Where a monitor lies below what changes the rewards, its report is in the last info."""
+    slots = slots_of(lambda: RewardScalingWrapper(MonitoringWrapper(CountingEnv(3)), 0.1))
+    slots.start(0, 5)
+    for t in range(3):
+        assert slots.step(1, np.zeros(ROWS, np.int64)) == ([0] if t == 2 else [])
+    assert slots.returns[0] == pytest.approx(0.6)
+    assert slots.final_infos[0]["episode"] == {"r": 6.0, "l": 3}
+
+
+# -- what is wrong -------------------------------------------------------------------------------
+
+
+def test_an_environment_that_raises() -> None:
+    """The message names it, the step and the seed of the episode, which move with a swap."""
+    slots = slots_of(FailingEnv, first=10)
+    for i in range(3):
+        slots.start(i, 70 + i)
+    slots.step(3, np.zeros(ROWS, np.int64))
+    slots.step(2, np.zeros(ROWS, np.int64))
+    slots.swap(0, 2)
+    words = "environment 11 failed at step 3 of the episode with seed 71: RuntimeError: the wheel"
+    with pytest.raises(EnvError, match=f"^{words}") as caught:
+        slots.step(3, np.zeros(ROWS, np.int64))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    words = "environment 12 failed at step 3 of the episode with seed 70: RuntimeError: the wheel"
+    slots.swap(1, 0)
+    slots.start(1, 75)
+    slots.start(0, 76)
+    with pytest.raises(EnvError, match=f"^{words}"):
+        slots.step(3, np.zeros(ROWS, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("seed", "words"),
+    [
+        (5, r"at step 1 of .* seed 5: SpaceError: the observation has shape \(2,\)"),
+        (6, "at step 1 of .* seed 6: TypeError: "),
+        (7, "at step 1 of .* seed 7: TypeError: info is 'so', expected a dict"),
+        (8, "in the reset of .* seed 8: TypeError: info is 'so', expected a dict"),
+        (9, r"in the reset of .* seed 9: SpaceError: the observation has shape \(2,\)"),
+    ],
+)
+def test_what_can_not_be_taken(seed: int, words: str) -> None:
+    """Observations of another shape, rewards that are no numbers, infos that are no dicts."""
+
+    class Odd(PlannedEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            obs, info = super().reset(**kwargs)
+            return obs[:2] if self.seed == 9 else obs, "so" if self.seed == 8 else info
+
+        def step(self, action: Any) -> Any:
+            obs, reward, *ends, info = super().step(action)
+            changed: dict[int, Any] = {
+                5: (obs[:2], reward, *ends, info),
+                6: (obs, None, *ends, info),
+                7: (obs, reward, *ends, "so"),
+            }
+            return changed[self.seed]
+
+    slots = slots_of(Odd)
+    with pytest.raises(EnvError, match=rf"^environment 0 failed {words}"):
+        start_and_step(slots, seed)
+
+
+def start_and_step(slots: EnvSlots, seed: int) -> list[int]:
+    """The first step of an episode in slot 0."""
+    slots.start(0, seed)
+    return slots.step(1, np.zeros(ROWS, np.int64))
+
+
+def test_masks() -> None:
+    """They are observed; where no action is legal, that is an error."""
+    slots = slots_of(MaskedEnv)
+    slots.start(0, 5)
+    assert slots.obs["action_mask"][0].tolist() == [1, 0, 0]
+    slots.step(1, np.zeros(ROWS, np.int64))
+    assert slots.obs["action_mask"][0].tolist() == [1, 0, 1]
+    with pytest.raises(EnvError, match=r"^environment 0 failed at step 2 .* no action is legal"):
+        slots.step(1, np.zeros(ROWS, np.int64))
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("a", r"observation 'a' is {} at index \(1,\), expected a finite number"),
+        ("b", r"observation 'b' is {}, expected a finite number"),
+        ("reward", r"reward is {}, expected a finite number"),
+    ],
+)
+def test_numbers_that_are_not_finite(where: str, words: str, value: float) -> None:
+    """They are an error that names them, environment, step and seed."""
+    slots = EnvSlots([SpoiltEnv, lambda: SpoiltEnv(where, value=value)], ROWS, first=3)
+    slots.start(0, 1)
+    slots.start(1, 99)
+    slots.step(2, np.zeros(ROWS, np.int64))
+    name = "environment 4 failed at step 2 of the episode with seed 99: NonFiniteError: "
+    with pytest.raises(EnvError, match=name + words.format(re.escape(str(value)))):
+        slots.step(2, np.zeros(ROWS, np.int64))
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("where", ["a", "b", "reward"])
+def test_lost_episodes(where: str, value: float) -> None:
+    """They end, without the bad number in sum or row, and others play on; the next one is new."""
+    spoilt = [SpoiltEnv, lambda: SpoiltEnv(where, value=value), SpoiltEnv]
+    slots = EnvSlots(spoilt, ROWS, on_non_finite="skip")
+    for i in range(3):
+        slots.start(i, i)
+    assert slots.step(3, np.zeros(ROWS, np.int64)) == []
+    assert slots.step(3, np.zeros(ROWS, np.int64)) == [1]
+    assert slots.lost.tolist() == [False, True, False, False, False, False]
+    assert slots.returns[:3].tolist() == [2.0, 1.0, 2.0]
+    assert slots.lengths[:3].tolist() == [2, 2, 2]
+    assert slots.final_infos == {}
+    for column in slots.obs.values():
+        assert not column[1].any()
+        assert column[[0, 2]].all()
+    slots.swap(1, 2)
+    assert slots.lost.tolist() == [False, False, True, False, False, False]
+    assert slots.step(2, np.zeros(ROWS, np.int64)) == []
+    assert slots.step(2, np.zeros(ROWS, np.int64)) == [0, 1]
+    assert slots.returns[:2].tolist() == [4.0, 4.0]
+    slots.start(2, 5)
+    assert not slots.lost.any()
+    assert (slots.returns[2], slots.lengths[2]) == (0.0, 0)
+
+
+def test_lost_episodes_one_after_the_other() -> None:
+    """A slot that is not played in since it lost one does not lose another."""
+    spoilt = [lambda at=at: SpoiltEnv("b", at=at) for at in (3, 2, 1)]
+    slots = EnvSlots(spoilt, ROWS, on_non_finite="skip")
+    for i in range(3):
+        slots.start(i, i)
+    ended = [slots.step(count, np.zeros(ROWS, np.int64)) for count in (3, 2, 1)]
+    assert ended == [[2], [1], [0]]
+    assert slots.lengths[:3].tolist() == [3, 2, 1]
+    assert slots.lost[:3].all()
+
+
+def test_a_lost_episode_that_ends() -> None:
+    """A bad last reward loses it, too; it is among the ended ones once."""
+    spoilt = [SpoiltEnv, lambda: SpoiltEnv("reward", at=4)]
+    slots = EnvSlots(spoilt, ROWS, on_non_finite="skip")
+    slots.start(0, 0)
+    slots.start(1, 0)
+    for _ in range(3):
+        assert slots.step(2, np.zeros(ROWS, np.int64)) == []
+    assert slots.step(2, np.zeros(ROWS, np.int64)) == [0, 1]
+    assert slots.lost[:2].tolist() == [False, True]
+    assert slots.returns[:2].tolist() == [4.0, 3.0]
+
+
+@pytest.mark.parametrize("on_non_finite", ["raise", "skip"])
+@pytest.mark.parametrize("where", ["a", "b"])
+def test_what_does_not_matter(where: str, on_non_finite: str) -> None:
+    """A last observation, and rows of no slot, whatever is looked at meanwhile."""
+    spoilt = [lambda: SpoiltEnv(where, at=4), SpoiltEnv]
+    slots = EnvSlots(spoilt, ROWS, on_non_finite=on_non_finite)
+    for column in slots.obs.values():
+        column[2:] = 8 if column.dtype.kind == "i" else np.nan
+    slots.start(0, 0)
+    slots.start(1, 0)
+    slots.step(1, np.zeros(ROWS, np.int64))
+    ended = [slots.step(2, np.zeros(ROWS, np.int64)) for _ in range(3)]
+    assert ended == [[], [], [0]]
+    slots.start(0, 0)
+    assert slots.step(2, np.zeros(ROWS, np.int64)) == [1]
+    assert not slots.lost.any()
+    assert slots.returns[1] == 4.0
+
+
+@pytest.mark.parametrize("on_non_finite", ["raise", "skip"])
+def test_first_observations_have_to_be_finite(on_non_finite: str) -> None:
+    """There is no episode that could be given up."""
+    slots = slots_of(lambda: SpoiltEnv("b", at=0), on_non_finite=on_non_finite)
+    with pytest.raises(EnvError, match=r"^environment 1 failed in the reset of the episode with "):
+        slots.start(1, 4)
+
+
+def test_building() -> None:
+    """Environments that can not be built, or differ, are refused; what was built is closed."""
+    built: list[PlannedEnv] = []
+
+    def make() -> PlannedEnv:
+        built.append(PlannedEnv())
+        return built[-1]
+
+    with pytest.raises(EnvError, match=r"environment 1 .* must have equal spaces"):
+        EnvSlots([make, CountingEnv], ROWS)
+    with pytest.raises(EnvError, match=r"environment 6 could not be built: ValueError: no such"):
+        EnvSlots([make, lambda: FailingEnv("constructor")], ROWS, first=5)
+
+    def refuses() -> Any:
+        raise ConfigError("env.speed", "expected less", 3)
+
+    with pytest.raises(ConfigError, match=r"env\.speed"):
+        EnvSlots([make, refuses], ROWS)
+    assert [env.calls for env in built] == [["close"]] * 3
+
+
+def test_closing() -> None:
+    """Every environment is closed, also when one of them raises."""
+    slots = slots_of(PlannedEnv)
+    envs: list[Any] = list(slots.envs)
+
+    def fails() -> None:
+        raise RuntimeError("stuck")
+
+    envs[0].close = fails
+    with pytest.raises(EnvError, match="stuck"):
+        slots.close()
+    assert [env.calls for env in envs] == [[], ["close"], ["close"]]

@@ -1,0 +1,547 @@
+"""Copies of a policy: each computes what the policy would with its weights, beside whomever."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze_train.nets.config import (
+    ACTIVATIONS,
+    MemoryConfig,
+    ModelConfig,
+    ObservationNormalizationConfig,
+)
+from maze_train.nets.policy_model import build_policy
+from maze_train.nets.population import (
+    ROW_BLOCK,
+    BatchedPopulation,
+    RowPopulation,
+    build_population,
+    find_normalizer,
+    row_blocks,
+)
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.tensors import sampled_for
+from maze_train.trees import tree_leaves, tree_map
+
+sys.path.append(str(Path(__file__).parents[1] / "distributions"))
+from family_cases import CASES as FAMILIES
+from family_cases import build as build_family
+
+COUNTS = (1, 2, 3, 31, 32, 33, 64)
+STEPS = 3
+"""Observations that a copy sees one after the other."""
+
+BOX = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+TURN = spaces.Box(-1.0, 1.0, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+NESTED = {
+    "robot": spaces.Tuple((BOX, spaces.Discrete(3, start=1))),
+    "grid": spaces.Box(0, 200, (2, 3), np.uint8),
+    "bits": spaces.MultiBinary((2, 2)),
+    "cards": spaces.MultiDiscrete([[2, 3], [4, 1]]),
+}
+OBSERVATIONS = {
+    "box": BOX,
+    "one number": spaces.Box(-1.0, 1.0, (), np.float64),
+    "one entry": spaces.Box(-1.0, 1.0, (1,), np.float32),
+    "bytes": spaces.Box(0, 200, (7,), np.uint8),
+    "bits": spaces.MultiBinary((2, 2)),
+    "discrete": spaces.Discrete(6, start=-2),
+    "multi discrete": spaces.MultiDiscrete([[2, 3], [4, 1]]),
+    "dict": spaces.Dict(NESTED),
+    "masked": spaces.Dict({**NESTED, "action_mask": spaces.MultiBinary(4)}),
+    "image": IMAGE,
+    "dict with image": spaces.Dict({"screen": IMAGE, "speed": BOX}),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(4),
+    "box": TURN,
+    "dict": spaces.Dict({"turn": TURN, "keys": spaces.MultiDiscrete([2, 4])}),
+}
+RUNNING = ObservationNormalizationConfig(mode="running")
+
+
+class OwnNet(nn.Module):
+    """A network of a user: a frozen layer, statistics of batches, a layer that is used twice."""
+
+    def __init__(self, observation_space, output_size):
+        super().__init__()
+        size = int(np.prod(observation_space.shape))
+        self.frozen = nn.Linear(size, 9).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(9)
+        self.shared = nn.Linear(9, 9)
+        self.again = self.shared
+        self.last = nn.Linear(9, output_size, bias=False)
+
+    def forward(self, obs):
+        """Outputs of rows."""
+        x = self.norm(self.frozen(obs.reshape(len(obs), -1)).sin())
+        return self.last(self.again(self.shared(x).tanh()).tanh())
+
+
+class OwnTrunk(nn.Module):
+    """A trunk of a user."""
+
+    def __init__(self, observation_space, output_size):
+        super().__init__()
+        self.layer = nn.Linear(int(np.prod(observation_space.shape)), output_size)
+
+    def forward(self, obs):
+        """Features of rows."""
+        return self.layer(obs.reshape(len(obs), -1)).tanh()
+
+
+class Rule(nn.Module):
+    """What a user puts around a policy: its strength is trained, its threshold is a buffer."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.distribution = model.distribution
+        self.strength = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("threshold", torch.tensor(0.1))
+
+    def policy_params(self, obs):
+        """Parameters, the first of which may get a bonus."""
+        params = self.model.policy_params(obs).clone()
+        params[:, 0] += (obs[:, 0] > self.threshold) * self.strength
+        return params
+
+
+class RememberingRule(nn.Module):
+    """What a user puts around a policy with a memory; counts steps besides."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.distribution = model.distribution
+        self.state_size = model.state_size + 1
+
+    def policy_step(self, obs, state):
+        """Parameters that grow with the steps."""
+        params, inner = self.model.policy_step(obs, state[:, :-1])
+        return params * (1 + state[:, -1:]), torch.cat([inner, state[:, -1:] + 1], 1)
+
+
+def named(name):
+    """The node that names a class of this file."""
+    return {"_target_": f"{__name__}.{name}"}
+
+
+BATCHED = {
+    **{
+        f"box {name}": ({"activation": name, "hidden_sizes": [7, 33]}, "box")
+        for name in ACTIVATIONS
+    },
+    **{
+        f"wide {name}": ({"activation": name, "hidden_sizes": [257]}, "box") for name in ACTIVATIONS
+    },
+    **{f"{name}": ({"hidden_sizes": [30]}, name) for name in OBSERVATIONS if "image" not in name},
+    "no hidden layer": ({"hidden_sizes": []}, "box"),
+    "no hidden layer, one entry": ({"hidden_sizes": []}, "one entry"),
+    "defaults": ({}, "box"),
+    "PyTorch's weights": ({"orthogonal_init": False}, "box"),
+    "normalised": ({"hidden_sizes": [7, 33], "normalization": RUNNING}, "box"),
+    "normalised dict": ({"hidden_sizes": [30], "normalization": RUNNING}, "dict"),
+    "trunk": ({"hidden_sizes": [30, 7], "shared_trunk": True}, "masked"),
+    "normalised trunk": ({"shared_trunk": True, "normalization": RUNNING}, "box"),
+    "flat image": ({"image_encoder": "flat", "hidden_sizes": [5]}, "image"),
+}
+ROWWISE = {
+    "image": ({"hidden_sizes": [30]}, "image"),
+    "impala": ({"image_encoder": "impala", "hidden_sizes": [7]}, "image"),
+    "dict with image": ({"hidden_sizes": [7], "branch_size": 5}, "dict with image"),
+    "own": ({"policy": named("OwnNet")}, "box"),
+    "own, normalised": ({"policy": named("OwnNet"), "normalization": RUNNING}, "box"),
+    "own trunk": ({"trunk": named("OwnTrunk"), "shared_trunk": True}, "box"),
+    "rule": ({"wrapper": "Rule"}, "box"),
+    "normalised rule": ({"wrapper": "Rule", "normalization": RUNNING}, "box"),
+    **{
+        f"{cell} of {size}": (
+            {"hidden_sizes": [30], "memory": MemoryConfig(cell=cell, size=size)},
+            "box",
+        )
+        for cell in ("lstm", "gru")
+        for size in (1, 33, 129)
+    },
+    "two layers": ({"memory": MemoryConfig(cell="gru", size=33, layers=2)}, "masked"),
+    "memory of images": ({"memory": MemoryConfig(size=7), "hidden_sizes": [7]}, "image"),
+    "normalised memory": ({"memory": MemoryConfig(size=7), "normalization": RUNNING}, "dict"),
+    "remembering rule": ({"memory": MemoryConfig(size=7), "wrapper": "RememberingRule"}, "box"),
+}
+CASES = {**BATCHED, **ROWWISE}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def model_of(case, action="discrete"):
+    """The policy of a case, with statistics where it normalises, and its flat observation space."""
+    config, obs = CASES[case]
+    config = dict(config)
+    wrapper = config.pop("wrapper", None)
+    space = OBSERVATIONS[obs]
+    model = build_policy(
+        ModelConfig(**config),
+        space,
+        ACTIONS[action],
+        3,
+        policy_wrapper=None if wrapper is None else named(wrapper),
+    )
+    normalizer = find_normalizer(model)
+    if normalizer is not None:
+        # Statistics far from 0 and 1.
+        normalizer.update(tree_map(lambda x: 3 * x + 1, sampled_for(flat_space(space), 50)))
+    return model, flat_space(space)
+
+
+def observations(space, n, seed=0):
+    """N different flat observations; of masks at least one entry is 1."""
+    if isinstance(space, spaces.Dict):
+        return {key: observations(leaf, n, seed + i) for i, (key, leaf) in enumerate(space.items())}
+    rng = np.random.default_rng(seed)
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return torch.from_numpy(rng.standard_normal((n, *space.shape)).astype(np.float32))
+    space.seed(seed)
+    obs = torch.from_numpy(np.stack([space.sample() for _ in range(n)]))
+    if isinstance(space, spaces.MultiBinary):
+        obs[:, ..., 0] = 1
+    return obs
+
+
+def trained(module):
+    """The parameters that are perturbed."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def weights_near(model, n, seed=0):
+    """Weights of n copies, `[n, dim]`, of some size."""
+    parts = [p.detach().reshape(-1) for p in trained(model)]
+    theta = torch.cat([torch.zeros(0), *parts]).numpy()
+    rng = np.random.default_rng(seed)
+    return theta + 0.3 * rng.standard_normal((n, theta.size)).astype(np.float32)
+
+
+def plain_params(model, weights, obs):
+    """What the model itself gives with some weights for a row of observations, step by step."""
+    before = [p.detach().clone() for p in trained(model)]
+    start = 0
+    results = []
+    with torch.no_grad():
+        for p in trained(model):
+            p.copy_(torch.from_numpy(weights[start : start + p.numel()]).view_as(p))
+            start += p.numel()
+        assert start == len(weights)
+        state = torch.zeros(1, getattr(model, "state_size", 0))
+        for t in range(STEPS):
+            row = tree_map(lambda x, t=t: x[t : t + 1], obs)
+            if state.numel():
+                params, state = model.policy_step(row, state)
+            else:
+                params = model.policy_params(row)
+            results.append(params[0].clone())
+        for p, old in zip(trained(model), before, strict=True):
+            p.copy_(old)
+    return torch.stack(results)
+
+
+class Copies:
+    """What copies are asked for: weights and observations by number."""
+
+    def __init__(self, model, space, n=6):
+        self.model = model
+        self.weights = weights_near(model, n)
+        self.obs = [observations(space, STEPS, 100 * i) for i in range(n)]
+
+    def play(self, population, numbers):
+        """Parameters `[STEPS, param_size]` of each row, where row i plays a number."""
+        for row, number in enumerate(numbers):
+            population.weights[row] = self.weights[number]
+            population.forget(row)
+        steps = [self.step(population, numbers, t) for t in range(STEPS)]
+        return torch.stack(steps, 1)
+
+    def step(self, population, numbers, t):
+        """Parameters of each row for its observation t; further rows observe whatever."""
+        rows = [self.obs[number] for number in numbers]
+        rows += rows[:1] * (row_blocks(len(numbers)) - len(numbers))
+        leaves = [tree_map(lambda x: x[t], row) for row in rows]
+        if isinstance(leaves[0], dict):
+            obs = {key: torch.stack([row[key] for row in leaves]) for key in leaves[0]}
+        else:
+            obs = torch.stack(leaves)
+        with torch.no_grad():
+            params = population.params(len(numbers), obs)
+        assert len(params) == row_blocks(len(numbers))
+        return params[: len(numbers)].clone()
+
+
+@every_case
+@pytest.mark.parametrize("action", ["discrete", "box"])
+def test_rows_are_the_policy_with_their_weights(case, action):
+    """As far as float32 goes, for each observation of an episode; the policy stays as it is."""
+    if CASES[case][1] == "masked" and action == "box":
+        action = "discrete"
+    model, space = model_of(case, action)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    copies = Copies(model, space)
+    population = build_population(model, 6)
+    assert type(population) is (BatchedPopulation if case in BATCHED else RowPopulation)
+    found = copies.play(population, range(6))
+    for row in range(6):
+        expected = plain_params(model, copies.weights[row], copies.obs[row])
+        assert found[row].dtype == torch.float32
+        scale = float(expected[expected > -1e30].abs().max())
+        torch.testing.assert_close(found[row], expected, rtol=2e-6, atol=2e-6 * scale)
+    assert len({found[row].numpy().tobytes() for row in range(6)}) == 6
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[key]), key
+
+
+@every_case
+def test_rows_do_not_depend_on_others(case):
+    """The same bits in whatever row, beside whichever others, of however many."""
+    model, space = model_of(case)
+    copies = Copies(model, space)
+    rng = np.random.default_rng(0)
+    known = {}
+    largest = build_population(model, 64)
+    for count in (3, 32, 33) if "image" in CASES[case][1] else COUNTS:
+        numbers = rng.integers(0, 6, count)
+        # Those of other sizes lie in memory otherwise.
+        others = [build_population(model, count)] if case in BATCHED or count in (3, 33) else []
+        for population in (largest, *others):
+            for number, params in zip(numbers, copies.play(population, numbers), strict=True):
+                assert torch.equal(known.setdefault(number, params), params), (count, number)
+    assert len(known) == 6
+
+
+@pytest.mark.parametrize("action", ["box", "dict"])
+@pytest.mark.parametrize(
+    "case", ["normalised trunk", "dict", "normalised dict", "normalised memory", "own"]
+)
+def test_all_actions(case, action):
+    """Free parameters and parameters of several parts go to their places."""
+    model, space = model_of(case, action)
+    copies = Copies(model, space)
+    found = copies.play(build_population(model, 6), range(6))
+    expected = plain_params(model, copies.weights[5], copies.obs[5])
+    torch.testing.assert_close(found[5], expected, rtol=1e-5, atol=1e-6)
+    assert found.shape == (6, STEPS, model.distribution.param_size)
+
+
+# -- rows that move ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["box tanh", "own", "gru of 33", "two layers", "remembering rule"])
+def test_swapping(case):
+    """Copies take their weights and their memory with them."""
+    model, space = model_of(case)
+    copies = Copies(model, space)
+    expected = copies.play(build_population(model, 4), range(4))
+    population = build_population(model, 4)
+    copies.play(population, [4, 5, 4, 5])
+    for row in range(4):
+        population.weights[row] = copies.weights[row]
+        population.forget(row)
+    assert torch.equal(copies.step(population, [0, 1, 2, 3], 0), expected[:, 0])
+    population.swap(1, 3)
+    np.testing.assert_array_equal(population.weights[:4], copies.weights[[0, 3, 2, 1]])
+    assert torch.equal(copies.step(population, [0, 3, 2, 1], 1), expected[[0, 3, 2, 1], 1])
+    population.swap(0, 1)
+    # The last one pauses meanwhile.
+    assert torch.equal(copies.step(population, [3, 0, 2], 2), expected[[3, 0, 2], 2])
+    population.swap(3, 0)
+    found = copies.step(population, [1], 2)
+    assert torch.equal(found, expected[[1], 2])
+
+
+@pytest.mark.parametrize(
+    "case", ["lstm of 33", "gru of 1", "remembering rule", "normalised memory"]
+)
+def test_memories(case):
+    """Each copy has one of its own, which is empty at first and after it was told to forget."""
+    model, space = model_of(case)
+    copies = Copies(model, space)
+    population = build_population(model, 3)
+    expected = copies.play(population, [0, 1, 2])
+    assert not torch.equal(expected[:, 0], copies.step(population, [0, 1, 2], 0))
+    for row in range(3):
+        population.forget(row)
+    first = [copies.step(population, [0, 1, 2], t) for t in range(2)]
+    assert torch.equal(torch.stack(first, 1), expected[:, :2])
+    population.forget(1)
+    third = copies.step(population, [0, 1, 2], 2)
+    assert torch.equal(third[[0, 2]], expected[[0, 2], 2])
+    assert not torch.equal(third[1], expected[1, 2])
+    population.forget(1)
+    assert torch.equal(copies.step(population, [0, 1], 0)[1], expected[1, 0])
+
+
+# -- what is perturbed ---------------------------------------------------------------------------
+
+
+@every_case
+def test_weights_are_the_parameters_in_their_order(case):
+    """Those that are trained, one after the other, each in one piece and once."""
+    model, _ = model_of(case, "discrete")
+    population = build_population(model, 3)
+    expected = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert population.dim == expected
+    assert population.weights.shape == (ROW_BLOCK, expected)
+    assert population.rows == ROW_BLOCK
+    if isinstance(population, RowPopulation):
+        population.weights[:3] = np.arange(3 * expected, dtype=np.float32).reshape(3, expected)
+        for row, own in enumerate(population._copies):
+            flat = torch.cat([p.detach().reshape(-1) for p in trained(own)])
+            np.testing.assert_array_equal(flat, population.weights[row])
+
+
+def test_the_first_copy_is_not_the_model():
+    """Neither writing weights nor memory of any copy changes the policy or another copy."""
+    for case in ("box tanh", "own", "lstm of 33"):
+        model, _ = model_of(case)
+        population = build_population(model, 2)
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        population.weights[0] = 7.0
+        assert not population.weights[1:].any()
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, state[key])
+
+
+@pytest.mark.parametrize("case", ["box tanh", "trunk", "dict", "own", "gru of 33", "rule"])
+@pytest.mark.parametrize("frozen", ["first", "last", "every second"])
+def test_frozen_parameters(case, frozen):
+    """They are not among the weights, and are those that the model has now."""
+    model, space = model_of(case, "discrete" if case == "trunk" else "box")
+    params = trained(model)
+    chosen = {"first": params[:1], "last": params[-1:], "every second": params[::2]}[frozen]
+    for p in chosen:
+        p.requires_grad_(False)
+    copies = Copies(model, space)
+    population = build_population(model, 6)
+    assert population.dim == sum(p.numel() for p in params) - sum(p.numel() for p in chosen)
+    for change in (0.0, 0.5):
+        with torch.no_grad():
+            for p in chosen:
+                p.add_(change)
+        found = copies.play(population, range(6))
+        for row in range(6):
+            expected = plain_params(model, copies.weights[row], copies.obs[row])
+            torch.testing.assert_close(found[row], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_to_perturb():
+    """Copies of a model without trained parameters are the model."""
+    for case in ("box tanh", "gru of 33"):
+        model, space = model_of(case)
+        model.requires_grad_(False)
+        copies = Copies(model, space)
+        population = build_population(model, 2)
+        assert population.weights.shape == (ROW_BLOCK, 0)
+        found = copies.play(population, [0, 1])
+        expected = plain_params(model, copies.weights[1], copies.obs[1])
+        torch.testing.assert_close(found[1], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "normalised" in case])
+def test_statistics_are_those_of_the_model(case):
+    """Also those that it takes in later, or loads."""
+    model, space = model_of(case)
+    copies = Copies(model, space)
+    population = build_population(model, 2)
+    before = copies.play(population, [0, 1])
+    state = model.state_dict()
+    saved = {key: value.clone() for key, value in state.items()}
+    normalizer = find_normalizer(model)
+    assert normalizer is not None
+    normalizer.update(tree_map(lambda x: 10 * x - 5, observations(space, 20)))
+    after = copies.play(population, [0, 1])
+    assert not torch.equal(before, after)
+    expected = plain_params(model, copies.weights[1], copies.obs[1])
+    torch.testing.assert_close(after[1], expected, rtol=1e-5, atol=1e-5)
+    model.load_state_dict(saved)
+    assert torch.equal(copies.play(population, [0, 1]), before)
+
+
+@pytest.mark.parametrize("case", ["own", "rule"])
+def test_buffers_are_those_of_the_model(case):
+    """They are not perturbed, and follow the model when it loads others."""
+    model, space = model_of(case)
+    copies = Copies(model, space)
+    population = build_population(model, 6)
+    before = copies.play(population, range(6))
+    saved = {key: value.clone() for key, value in model.state_dict().items()}
+    for key, value in model.named_buffers():
+        if value.is_floating_point():
+            saved[key] = value + 0.7
+    model.load_state_dict(saved)
+    after = copies.play(population, range(6))
+    assert not torch.equal(before, after)
+    for row in range(6):
+        expected = plain_params(model, copies.weights[row], copies.obs[row])
+        torch.testing.assert_close(after[row], expected, rtol=1e-5, atol=1e-5)
+    for key, value in model.named_buffers():
+        assert torch.equal(value, saved[key])
+
+
+# -- which is which ------------------------------------------------------------------------------
+
+
+def test_own_kinds_of_networks_are_not_taken_for_templates():
+    """A subclass may compute something else."""
+    model, _ = model_of("box tanh")
+    assert type(build_population(model, 1)) is BatchedPopulation
+    for module in (model, model.policy, model.policy.net, model.policy.net.layers):
+        kind = type(module)
+        module.__class__ = type("Own", (kind,), {})
+        assert type(build_population(model, 1)) is RowPopulation
+        module.__class__ = kind
+    assert type(build_population(model, 1)) is BatchedPopulation
+
+
+def test_blocks_of_rows():
+    """Counts are rounded up to whole blocks."""
+    expected = {0: 0, 1: 32, 31: 32, 32: 32, 33: 64, 64: 64, 65: 96}
+    assert {count: row_blocks(count) for count in expected} == expected
+
+
+def test_finding_the_normaliser():
+    """Wherever it is; there may be none."""
+    for case in CASES:
+        model, _ = model_of(case)
+        found = find_normalizer(model)
+        policy = getattr(model, "model", model)
+        assert found is policy.normalizer
+        assert (found is not None) == ("normalised" in case)
+
+
+# -- actions of rows -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_actions_of_a_row_do_not_depend_on_others(case, scale):
+    """The same bits in whatever row of whole blocks: most likely actions and sampled ones."""
+    family, _ = build_family(case)
+    generator = torch.Generator().manual_seed(0)
+    params = scale * torch.randn(9, family.param_size, generator=generator)
+    noise = family.draw_noise((9,), generator)
+    known = {}
+    for rows in (32, 64, 96, 160):
+        numbers = torch.randint(0, 9, (rows,), generator=generator)
+        own = params[numbers]
+        for kind, actions in (
+            ("mode", family.mode(own)),
+            ("sample", family.sample(own, noise[numbers])),
+        ):
+            leaves = [*tree_leaves(actions), *tree_leaves(family.to_env(actions))]
+            for row, number in enumerate(numbers.tolist()):
+                found = [leaf[row].numpy().tobytes() for leaf in leaves]
+                assert known.setdefault((kind, number), found) == found, (kind, row)
+    assert len(known) == 18

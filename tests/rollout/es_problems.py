@@ -1,0 +1,269 @@
+"""What tests of populations share: environments that their processes can import, policies."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from actor_envs import ActorEnv, is_first
+from gymnasium import spaces
+from torch import nn
+
+from maze_train.envs.slots import EnvSlots
+from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.policy_model import build_policy
+from maze_train.nets.population import find_normalizer, row_blocks
+from maze_train.rollout.noise_table import SharedNoiseTable
+from maze_train.rollout.population import ESRolloutWorkerWrapper, MemberSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from maze_train.rollout.es_rollouts import ESRolloutResult
+    from maze_train.rollout.members import MemberResult
+
+    MakeEnv = Callable[[], Any]
+
+SIGMA = 0.5
+LIMIT = 140
+"""Steps of the longest episodes of `WalkEnv`, more than twice as many as noise is drawn for."""
+
+PLAIN = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.0)
+SAMPLED = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.0)
+
+
+class WalkEnv(ActorEnv):
+    """A walk that ends where it comes far from its start: after a few steps, or very many.
+
+    Args:
+        obs: Key of `actor_envs.OBSERVATIONS`.
+        actions: Key of `actor_envs.ACTIONS`.
+    """
+
+    def __init__(self, obs: str = "box", actions: str = "discrete") -> None:
+        super().__init__(obs, actions)
+        if obs == "dict":
+            self.observation_space = spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (3,))})
+
+    def observe(self) -> Any:
+        """What the agent sees: where it is, the time, its last action."""
+        self.mark = self.place
+        found = super().observe()
+        self.legal = found.get("action_mask") if isinstance(found, dict) else None
+        return {"a": found["a"].astype(np.float32)} if self.obs == "dict" else found
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self.place = 0.0
+        super().reset(seed=seed, options=options)
+        self.pace = float(self.np_random.uniform(0.1, 0.5))
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step; the action says where to, more or less."""
+        assert self.action_space.contains(action), action
+        assert self.legal is None or self.legal[action - 1], action
+        parts = action.values() if isinstance(action, dict) else [action]
+        self.t += 1
+        self.steps += 1
+        # Rounded, so that the last digits of an action make no difference to the episode.
+        self.last = round(4.0 * float(sum(np.sum(part) for part in parts))) / 4.0
+        self.place += self.pace * (math.sin(2.0 * self.last) + self.np_random.standard_normal())
+        is_far, is_late = abs(self.place) > 2.0, self.t == LIMIT
+        info = {"is_success": is_late} if is_late or self.place > 0 else {}
+        return self.observe(), self.place + 0.1 * self.last, is_far, is_late, info
+
+
+class UnequalEnv(ActorEnv):
+    """Every fourth episode or so is a hundred times as long as others."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = super().reset(seed=seed, options=options)
+        self.length = 200 if self.np_random.integers(4) == 0 else 2
+        return obs, info
+
+
+class SpoiltEnv(WalkEnv):
+    """Gives a number that is not finite after some steps of some episodes, or at once.
+
+    Args:
+        where: `obs`, `reward`, or `first`: the first observation.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = super().reset(seed=seed, options=options)
+        self.is_bad = bool(self.np_random.integers(3) == 0)
+        return (obs * np.nan if self.is_bad and self.where == "first" else obs), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step, or spoil it."""
+        obs, reward, *rest = super().step(action)
+        if self.is_bad and self.t == 3:
+            return (obs, math.inf, *rest) if self.where == "reward" else (obs * np.nan, 1.0, *rest)
+        return (obs, reward, *rest)
+
+
+class FailsOnceEnv(UnequalEnv):
+    """Does something at a step of its process; only one of all environments does, and once.
+
+    Args:
+        how: `raise`, `hang` or `kill`.
+        at: Which of its steps, all episodes taken together.
+        marker: A file that says that one did; None: all of them do.
+    """
+
+    def __init__(self, how: str, at: int, marker: Path | None) -> None:
+        super().__init__()
+        self.how, self.at, self.marker = how, at, marker
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step, or fail."""
+        if self.steps + 1 == self.at and (self.marker is None or is_first(self.marker)):
+            if self.how == "raise":
+                raise RuntimeError("the wheel came off")
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(600.0)
+        return super().step(action)
+
+
+class DiesWhileStartingEnv(UnequalEnv):
+    """Its process is killed while it builds it, as often as there are files to take away.
+
+    Args:
+        folder: Where these files are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        for file in sorted(folder.glob("kill*")):
+            file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class TwoSteps(nn.Module):
+    """What a user puts around a policy: a rule with a parameter of no dimensions."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.distribution = model, model.distribution
+        self.strength = nn.Parameter(torch.tensor(0.5))
+
+    def policy_params(self, obs: Any) -> Any:
+        """Parameters, the first of which is raised."""
+        params = self.model.policy_params(obs)
+        bonus = torch.zeros_like(params)
+        bonus[:, 0] = self.strength
+        return params + bonus
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "normalised": {"mode": "running"},
+    "memory": {"memory": MemoryConfig(cell="gru", size=5)},
+    "normalised memory": {"mode": "running", "memory": MemoryConfig(size=5)},
+    "wrapped": {"wrapper": {"_target_": f"{__name__}.TwoSteps"}},
+}
+
+
+def model_maker(make: MakeEnv, policy: str = "plain") -> Callable[[], nn.Module]:
+    """What builds a small policy for environments, in whatever process."""
+    settings = dict(POLICIES[policy])
+    mode, wrapper = settings.pop("mode", "none"), settings.pop("wrapper", None)
+    config = ModelConfig(hidden_sizes=[6], **settings)
+    config.normalization.mode = mode
+    env = make()
+    found = (config, env.observation_space, env.action_space, 0)
+    return partial(build_policy, *found, policy_wrapper=wrapper)
+
+
+@torch.no_grad()
+def set_version(model: nn.Module, version: int) -> None:
+    """Give a policy weights with which it acts in many ways, and statistics, by a number."""
+    generator = torch.Generator().manual_seed(version)
+    for param in model.parameters():
+        param.copy_(torch.randn(param.shape, generator=generator))
+    normalizer = find_normalizer(model)
+    if normalizer is not None:
+        obs = 1.5 * torch.randn(30, 3, generator=generator) + 0.2 * version
+        normalizer.update({"a": obs} if normalizer.keys == ["a"] else obs)
+
+
+def model_for(make: MakeEnv, policy: str = "plain", version: int = 1) -> Any:
+    """A policy for environments, with weights of a version."""
+    model = model_maker(make, policy)()
+    set_version(model, version)
+    return model
+
+
+def make_table(count: int = 5_000) -> SharedNoiseTable:
+    """Noise for small policies."""
+    return SharedNoiseTable(count, seed=3)
+
+
+def make_slots(make: MakeEnv, count: int, on_non_finite: str = "raise") -> EnvSlots:
+    """Slots in this process."""
+    return EnvSlots([make] * count, row_blocks(count), on_non_finite=on_non_finite)
+
+
+def make_worker(
+    make: MakeEnv,
+    num_slots: int,
+    model: nn.Module,
+    settings: MemberSettings = PLAIN,
+    *,
+    on_non_finite: str = "raise",
+    on_step: Callable[[int], object] | None = None,
+) -> ESRolloutWorkerWrapper:
+    """Members in this process."""
+    slots = make_slots(make, num_slots, on_non_finite)
+    return ESRolloutWorkerWrapper(slots, model, make_table(), settings, on_step)
+
+
+def finish(worker: ESRolloutWorkerWrapper) -> dict[int, MemberResult]:
+    """Play until all members are done; results by member."""
+    found: dict[int, MemberResult] = {}
+    while worker.load:
+        for result in worker.step():
+            assert result.member not in found
+            found[result.member] = result
+    assert worker.step() == []
+    return found
+
+
+def play(
+    worker: ESRolloutWorkerWrapper,
+    members: Any,
+    iteration: int = 2,
+    sigma: float = SIGMA,
+) -> dict[int, MemberResult]:
+    """Play some members of an iteration; results by member."""
+    worker.begin(iteration, sigma)
+    worker.add(members)
+    return finish(worker)
+
+
+def bits(result: MemberResult) -> tuple[Any, ...]:
+    """All that a result says, to the bit."""
+    moments = result.moments
+    rest = () if moments is None else (moments.count, moments.mean.tobytes(), moments.var.tobytes())
+    numbers = np.array([result.fitness, result.episode_return, result.success]).tobytes()
+    return (result.member, numbers, result.length, result.lost, *rest)
+
+
+def pair_bits(result: ESRolloutResult) -> tuple[Any, ...]:
+    """All that the result of a pair says, to the bit."""
+    return (result.pair, result.noise_index, *map(bits, result.members))

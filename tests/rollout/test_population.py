@@ -1,0 +1,562 @@
+"""Populations: each member plays what it would alone, whoever plays beside it and when."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from actor_envs import ActorEnv, stacked_env
+from es_problems import (
+    PLAIN,
+    SAMPLED,
+    SIGMA,
+    SpoiltEnv,
+    UnequalEnv,
+    WalkEnv,
+    bits,
+    finish,
+    make_slots,
+    make_table,
+    make_worker,
+    model_for,
+    play,
+    set_version,
+)
+from gymnasium.wrappers import TransformReward
+from reference_population import SlowMember, slow_draw, slow_members
+
+from maze_train.distributions.mapping import distribution_for
+from maze_train.envs.wrappers import MonitoringWrapper
+from maze_train.errors import ConfigError, EnvError
+from maze_train.nets.population import find_normalizer
+from maze_train.rollout.members import MemberActions, PairDraws
+from maze_train.rollout.noise_table import SharedNoiseTable
+from maze_train.rollout.population import (
+    ESAbortException,
+    ESRolloutWorkerWrapper,
+    MemberSettings,
+)
+from maze_train.trees import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from maze_train.rollout.members import MemberResult
+
+NOISY = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.7)
+BOTH = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.2)
+HOW = {"plain": PLAIN, "sampled": SAMPLED, "noisy": NOISY, "both": BOTH}
+
+CASES: dict[str, tuple[Any, str, str]] = {
+    "box, discrete": (WalkEnv, "plain", "plain"),
+    "box, discrete, sampled": (WalkEnv, "plain", "sampled"),
+    "box, discrete, noisy": (WalkEnv, "plain", "noisy"),
+    "box, box": (partial(WalkEnv, "box", "box"), "plain", "plain"),
+    "box, box, sampled": (partial(WalkEnv, "box", "box"), "plain", "sampled"),
+    "box, box, noisy": (partial(WalkEnv, "box", "box"), "normalised", "noisy"),
+    "dict, dict": (partial(WalkEnv, "dict", "dict"), "normalised", "plain"),
+    "dict, dict, both": (partial(WalkEnv, "dict", "dict"), "plain", "both"),
+    "mask": (partial(WalkEnv, "mask"), "normalised", "plain"),
+    "mask, sampled": (partial(WalkEnv, "mask"), "plain", "sampled"),
+    "normalised": (WalkEnv, "normalised", "plain"),
+    "memory": (WalkEnv, "memory", "plain"),
+    "normalised memory, sampled": (WalkEnv, "normalised memory", "sampled"),
+    "memory, dict, both": (partial(WalkEnv, "dict", "dict"), "normalised memory", "both"),
+    "wrapped": (WalkEnv, "wrapped", "plain"),
+    "images": (partial(ActorEnv, "image"), "plain", "plain"),
+    "stacks": (partial(stacked_env, "dict"), "plain", "noisy"),
+    "unequal": (UnequalEnv, "normalised", "sampled"),
+}
+MEMBERS = [0, 1, 2, 3, 5, 130, 131, 256]
+"""Members of which some are pairs, within several blocks of numbers."""
+
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def assert_like(
+    found: MemberResult, expected: SlowMember, *, exactly: bool, var_rel: float = 1e-12
+) -> None:
+    """A result is that of the slow loop."""
+    rel = 1e-12 if exactly else 1e-4
+    assert found.length == expected.length
+    assert found.lost == expected.lost
+    if not found.lost:
+        assert found.fitness == pytest.approx(expected.fitness, rel=rel, abs=rel)
+        assert found.episode_return == found.fitness
+        assert repr(found.success) == repr(expected.success)
+    if found.moments is None:
+        assert not np.size(expected.observed[0])
+        return
+    observed = np.stack(expected.observed)
+    assert found.moments.count == len(observed) == found.length
+    np.testing.assert_allclose(found.moments.mean, observed.mean(0), rtol=rel, atol=rel)
+    var_rel = max(rel, var_rel)
+    np.testing.assert_allclose(found.moments.var, observed.var(0), rtol=var_rel, atol=var_rel)
+    assert found.moments.mean.dtype == found.moments.var.dtype == np.float64
+
+
+# -- what members do -----------------------------------------------------------------------------
+
+
+@every_case
+def test_members_do_what_a_plain_loop_does(case: str) -> None:
+    """Returns, lengths, successes and moments of observations are those of the slow reference."""
+    make, policy, how = CASES[case]
+    model = model_for(make, policy)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    found = play(make_worker(make, 3, model, HOW[how]), MEMBERS)
+    assert found.keys() == set(MEMBERS)
+    expected = slow_members(make, model, make_table(), HOW[how], MEMBERS, 2, SIGMA)
+    # Elsewhere real-valued actions are in the rewards, with all their digits.
+    exactly = isinstance(make().unwrapped, WalkEnv) or model.distribution.noise_size == 1
+    for member in MEMBERS:
+        assert_like(found[member], expected[member], exactly=exactly)
+    assert len({result.fitness for result in found.values()}) > len(MEMBERS) / 2
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_sums_are_those_of_the_rewards() -> None:
+    """Exactly, in their order."""
+    model = model_for(WalkEnv)
+    found = play(make_worker(WalkEnv, 2, model), range(20))
+    expected = slow_members(WalkEnv, model, make_table(), PLAIN, range(20), 2, SIGMA)
+    assert [found[i].fitness for i in range(20)] == [expected[i].fitness for i in range(20)]
+    lengths = [found[i].length for i in range(20)]
+    assert min(lengths) < 20
+    assert max(lengths) > 100
+
+
+@every_case
+def test_it_makes_no_difference_who_plays_beside(case: str) -> None:
+    """However many slots, in whatever order, with whomever: results are the same to the bit."""
+    make, policy, how = CASES[case]
+    model = model_for(make, policy)
+    expected = play(make_worker(make, 1, model, HOW[how]), range(9))
+    rng = np.random.default_rng(1)
+    for num_slots in (2, 3, 8, 40):
+        if num_slots == 40 and case in ("images", "stacks"):
+            continue
+        worker = make_worker(make, num_slots, model, HOW[how])
+        # Where others played before, members do not find what these left.
+        play(worker, range(50, 53), iteration=1)
+        for members in (rng.permutation(9).tolist(), [7, 2]):
+            found = play(worker, members)
+            assert found.keys() == set(members)
+            for member in members:
+                assert bits(found[member]) == bits(expected[member]), (num_slots, member)
+
+
+def test_members_that_are_added_later() -> None:
+    """They play as soon as there is a slot, and do the same."""
+    model = model_for(WalkEnv, "normalised")
+    expected = play(make_worker(WalkEnv, 5, model), range(9))
+    worker = make_worker(WalkEnv, 4, model)
+    worker.begin(2, SIGMA)
+    worker.add([3])
+    found = {}
+    for late in ([1], [0, 7], [], [8, 2, 6, 4, 5]):
+        for result in worker.step():
+            found[result.member] = result
+        worker.add(late)
+    assert worker.load == 9 - len(found)
+    found |= finish(worker)
+    assert {i: bits(found[i]) for i in range(9)} == {i: bits(expected[i]) for i in range(9)}
+    assert worker.load == 0
+
+
+def test_members_play_in_the_order_in_which_they_were_added() -> None:
+    """Nobody overtakes: with one slot they end in this order."""
+    worker = make_worker(WalkEnv, 1, model_for(WalkEnv))
+    assert list(play(worker, [4, 1, 9, 0])) == [4, 1, 9, 0]
+
+
+# -- pairs ---------------------------------------------------------------------------------------
+
+
+class BookEnv(WalkEnv):
+    """Writes down the seeds of all episodes."""
+
+    seeds: list[int]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode."""
+        type(self).seeds.append(int(seed or 0))
+        return super().reset(seed=seed, options=options)
+
+
+def test_pairs_share_noise_and_seeds() -> None:
+    """Both members play the same episode with θ ± σε: their mean is θ, the difference 2σε."""
+    model = model_for(WalkEnv)
+    make = type("Book", (BookEnv,), {"seeds": []})
+    table = make_table()
+    worker = ESRolloutWorkerWrapper(make_slots(make, 6), model, table, PLAIN)
+    worker.begin(3, SIGMA)
+    worker.add([0, 1, 4, 5, 2, 3])
+    worker.step()
+    dim = worker._population.dim
+    weights = worker._population.weights[:6].copy()
+    theta = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
+    for k, pair in enumerate((0, 2, 1)):
+        index, env_seed, _ = slow_draw(PLAIN.seed, 3, pair, table.count, dim)
+        assert make.seeds[2 * k : 2 * k + 2] == [env_seed] * 2
+        noise = table.array[index : index + dim]
+        plus, minus = weights[2 * k], weights[2 * k + 1]
+        np.testing.assert_allclose((plus + minus) / 2, theta, atol=1e-6)
+        np.testing.assert_allclose((plus - minus) / 2, SIGMA * noise, atol=1e-6)
+    assert len(set(make.seeds)) == 3
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_without_perturbation_both_of_a_pair_do_the_same(how: str) -> None:
+    """They act with the same random numbers; those of other pairs and iterations are others."""
+    model = model_for(WalkEnv, "normalised")
+    worker = make_worker(WalkEnv, 4, model, HOW[how])
+    found = play(worker, range(12), sigma=0.0)
+    for pair in range(6):
+        plus, minus = found[2 * pair], found[2 * pair + 1]
+        assert bits(replace(minus, member=plus.member)) == bits(plus)
+    other = play(worker, range(12), sigma=0.0, iteration=3)
+    fitness = {result.fitness for results in (found, other) for result in results.values()}
+    assert len(fitness) == 12
+
+
+def test_the_policy_is_that_of_the_beginning() -> None:
+    """What becomes of it meanwhile makes no difference before the next iteration."""
+    model = model_for(WalkEnv)
+    worker = make_worker(WalkEnv, 2, model)
+    expected = {version: None for version in (1, 2)}
+    for version in expected:
+        set_version(model, version)
+        expected[version] = play(worker, range(6))
+    set_version(model, 1)
+    worker.begin(2, SIGMA)
+    worker.add(range(6))
+    found = {}
+    for _ in range(3):
+        for result in worker.step():
+            found[result.member] = result
+    set_version(model, 2)
+    found |= finish(worker)
+    again = play(worker, range(6))
+    for version, results in ((1, found), (2, again)):
+        ours = {i: bits(results[i]) for i in range(6)}
+        assert ours == {i: bits(expected[version][i]) for i in range(6)}  # type: ignore[index]
+
+
+def test_statistics_of_observations_are_those_of_the_model() -> None:
+    """Those that it has when members act, which take nothing into them."""
+    model = model_for(WalkEnv, "normalised")
+    normalizer = find_normalizer(model)
+    assert normalizer is not None
+    worker = make_worker(WalkEnv, 3, model)
+    before = play(worker, range(6))
+    count = float(normalizer.count)
+    assert {i: bits(result) for i, result in play(worker, range(6)).items()} == {
+        i: bits(result) for i, result in before.items()
+    }
+    assert float(normalizer.count) == count
+    normalizer.update(5 * torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) - 3)
+    after = play(worker, range(6))
+    expected = slow_members(WalkEnv, model, make_table(), PLAIN, range(6), 2, SIGMA)
+    for member in range(6):
+        assert_like(after[member], expected[member], exactly=True)
+    assert any(after[i].fitness != before[i].fitness for i in range(6))
+
+
+def test_moments_of_large_numbers() -> None:
+    """Means far from 0 do not spoil variances."""
+
+    class Far(WalkEnv):
+        def observe(self) -> Any:
+            return 1e5 + 0.25 * np.round(super().observe())
+
+    model = model_for(Far, "normalised")
+    found = play(make_worker(Far, 3, model), range(6))
+    expected = slow_members(Far, model, make_table(), PLAIN, range(6), 2, SIGMA)
+    for member in range(6):
+        # Differences of squares would be off by a ten-thousandth.
+        assert_like(found[member], expected[member], exactly=True, var_rel=1e-9)
+
+
+# -- actions -------------------------------------------------------------------------------------
+
+
+def chosen(actions: MemberActions, params: torch.Tensor, steps: int) -> list[Any]:
+    """What members do in some steps, each a list of rows per leaf."""
+    found = []
+    for _ in range(steps):
+        leaves = tree_leaves(actions.choose(params, len(params)))
+        found.append([leaf.copy() for leaf in leaves])
+    return found
+
+
+@pytest.mark.parametrize("actions", ["discrete", "box", "dict"])
+@pytest.mark.parametrize("how", HOW)
+def test_noise_of_actions_follows_from_the_seed(actions: str, how: str) -> None:
+    """It begins anew with an episode, moves with a swap, and is that of no other member."""
+    family = distribution_for(ActorEnv("box", actions).action_space)
+    settings = HOW[how]
+
+    def make() -> MemberActions:
+        return MemberActions(
+            family,
+            4,
+            deterministic=settings.deterministic,
+            noise_stddev=settings.action_noise_stddev,
+        )
+
+    params = 0.01 * torch.randn(1, family.param_size, generator=torch.Generator().manual_seed(0))
+    params = params.expand(32, -1)
+    one, other = make(), make()
+    for row, seed in enumerate((7, 8, 7, 9)):
+        one.begin(row, seed)
+        other.begin(row, seed)
+    first = chosen(one, params[:4], 150)
+    chosen(other, params[:4], 70)
+    other.swap(0, 3)
+    other.swap(3, 1)
+    rest = chosen(other, params[:4], 80)
+    other.begin(2, 8)
+    anew = chosen(other, params[:4], 150)
+    for k in range(len(first[0])):
+        column = np.stack([leaves[k] for leaves in first])
+        np.testing.assert_array_equal(column[:, 0], column[:, 2])
+        np.testing.assert_array_equal(
+            np.stack([leaves[k] for leaves in rest]), column[70:, [3, 0, 2, 1]]
+        )
+        np.testing.assert_array_equal(np.stack([leaves[k][2] for leaves in anew]), column[:, 1])
+        is_real = column.dtype.kind == "f"
+        varies = not settings.deterministic or (is_real and settings.action_noise_stddev > 0)
+        assert (column[:, 0] != column[:, 1]).any() == varies
+        assert (column[1:, 0] != column[:-1, 0]).any() == varies
+        assert (column[64:128, 0] != column[:64, 0]).any() == varies
+
+
+def test_noise_is_added_before_actions_are_clipped() -> None:
+    """Its deviation is that of the settings; what is no real number gets none."""
+    family = distribution_for(ActorEnv("box", "dict").action_space)
+    noisy = MemberActions(family, 1, noise_stddev=0.25)
+    noisy.begin(0, 3)
+    params = torch.zeros(32, family.param_size)
+    found = [noisy.choose(params, 1) for _ in range(4000)]
+    assert all(isinstance(actions, dict) for actions in found)
+    force = np.stack([actions["force"][0] for actions in found])  # type: ignore[index,call-overload]
+    assert force.std() == pytest.approx(0.25, rel=0.05)
+    assert abs(force.mean()) < 0.02
+    assert {int(actions["gear"][0]) for actions in found} == {0}  # type: ignore[index,call-overload]
+    loud = MemberActions(family, 1, noise_stddev=30.0)
+    loud.begin(0, 3)
+    forces = np.stack([loud.choose(params, 1)["force"][0] for _ in range(50)])  # type: ignore[index,call-overload]
+    assert np.abs(forces).max() == 1.0
+
+
+# -- ends that are none --------------------------------------------------------------------------
+
+
+def test_aborting() -> None:
+    """The next step raises, until that is taken back; then members go on where they were."""
+    model = model_for(WalkEnv)
+    expected = play(make_worker(WalkEnv, 3, model), range(8))
+    worker = make_worker(WalkEnv, 3, model)
+    worker.begin(2, SIGMA)
+    worker.add(range(8))
+    found = {result.member: result for _ in range(4) for result in worker.step()}
+    load = worker.load
+    worker.set_abort()
+    for _ in range(2):
+        with pytest.raises(ESAbortException):
+            worker.step()
+    assert worker.load == load
+    worker.clear_abort()
+    found |= finish(worker)
+    assert {i: bits(found[i]) for i in range(8)} == {i: bits(expected[i]) for i in range(8)}
+
+
+def test_aborting_while_members_play() -> None:
+    """What is called after each step may ask for it, and is told how many were stepped."""
+    counts: list[int] = []
+    model = model_for(UnequalEnv)
+    worker = make_worker(UnequalEnv, 3, model, on_step=counts.append)
+    found = play(worker, range(7))
+    assert sum(counts) == sum(result.length for result in found.values())
+    assert counts[0] == 3
+    assert counts[-1] >= 1
+    assert counts == sorted(counts, reverse=True)
+    worker._on_step = lambda count: worker.set_abort()
+    worker.begin(2, SIGMA)
+    worker.add(range(7))
+    worker.step()
+    with pytest.raises(ESAbortException):
+        worker.step()
+
+
+@pytest.mark.parametrize("drops", ["drop", "begin"])
+def test_dropping(drops: str) -> None:
+    """Nobody plays or waits any more, and nothing is left of an abort."""
+    model = model_for(WalkEnv, "normalised memory")
+    worker = make_worker(WalkEnv, 3, model, SAMPLED)
+    expected = play(worker, range(6))
+    assert (len(worker), worker.iteration) == (3, 2)
+    worker.begin(4, SIGMA)
+    worker.add(range(9))
+    for _ in range(5):
+        worker.step()
+    worker.set_abort()
+    if drops == "drop":
+        worker.drop()
+        assert worker.load == 0
+        assert worker.step() == []
+    found = play(worker, range(6))
+    assert {i: bits(found[i]) for i in range(6)} == {i: bits(expected[i]) for i in range(6)}
+
+
+def test_before_the_first_iteration() -> None:
+    """There is nothing to do."""
+    worker = make_worker(WalkEnv, 2, model_for(WalkEnv))
+    assert worker.iteration == -1
+    assert worker.load == 0
+    assert worker.step() == []
+
+
+@pytest.mark.parametrize("where", ["obs", "reward"])
+def test_lost_members(where: str) -> None:
+    """They are told from others, which play on as if nothing had happened."""
+    make = partial(SpoiltEnv, where)
+    model = model_for(make, "normalised")
+    slow = slow_members(make, model, make_table(), PLAIN, range(20), 2, SIGMA)
+    assert {result.lost for result in slow.values()} == {False, True}
+    expected = None
+    for num_slots in (1, 4, 20):
+        worker = make_worker(make, num_slots, model, on_non_finite="skip")
+        found = play(worker, range(20))
+        for member in range(20):
+            assert_like(found[member], slow[member], exactly=True)
+            assert math.isfinite(found[member].fitness)
+        ours = {i: bits(found[i]) for i in range(20)}
+        assert ours == (expected or ours)
+        expected = ours
+
+
+@pytest.mark.parametrize("where", ["obs", "reward", "first"])
+def test_numbers_that_are_not_finite(where: str) -> None:
+    """They are an error that names the seed, unless their episodes are to be given up."""
+    make = partial(SpoiltEnv, where)
+    model = model_for(make)
+    worker = make_worker(make, 3, model, on_non_finite="skip" if where == "first" else "raise")
+    seeds = [slow_draw(5, 2, pair, 5000, worker._population.dim)[1] for pair in range(10)]
+    bad = [seed for seed in seeds if is_bad(seed)]
+    with pytest.raises(EnvError, match="expected a finite number") as caught:
+        play(worker, range(20))
+    assert any(f"seed {seed}:" in str(caught.value) for seed in bad)
+
+
+def is_bad(seed: int) -> bool:
+    """Whether `SpoiltEnv` spoils the episode of a seed."""
+    env = SpoiltEnv("none")
+    env.reset(seed=seed)
+    return env.is_bad
+
+
+def test_an_environment_that_raises() -> None:
+    """The message has the seed with which the episode can be played again."""
+
+    class Breaks(WalkEnv):
+        def step(self, action: Any) -> Any:
+            if self.t == 2:
+                raise RuntimeError("the wheel came off")
+            return super().step(action)
+
+    worker = make_worker(Breaks, 1, model_for(Breaks))
+    _, seed, _ = slow_draw(5, 2, 3, 5000, worker._population.dim)
+    with pytest.raises(EnvError, match=f"at step 3 of the episode with seed {seed}: RuntimeError"):
+        play(worker, [6])
+
+
+def test_raw_returns() -> None:
+    """Members are judged by the rewards that they get; what is told are those of the game."""
+
+    def make() -> Any:
+        return TransformReward(MonitoringWrapper(WalkEnv()), lambda reward: -2.0 * reward)
+
+    model = model_for(WalkEnv)
+    found = play(make_worker(make, 3, model), range(6))
+    expected = slow_members(WalkEnv, model, make_table(), PLAIN, range(6), 2, SIGMA)
+    for member, result in found.items():
+        assert result.episode_return == pytest.approx(expected[member].fitness, rel=1e-12)
+        assert result.fitness == pytest.approx(-2 * expected[member].fitness, rel=1e-12)
+
+
+def test_a_noise_table_that_is_too_small() -> None:
+    """It has to hold more numbers than the policy has parameters."""
+    model = model_for(WalkEnv)
+    dim = sum(p.numel() for p in model.parameters())
+    slots = make_slots(WalkEnv, 1)
+    with pytest.raises(ConfigError, match=r"noise_table_size = \d+: expected more than"):
+        ESRolloutWorkerWrapper(slots, model, SharedNoiseTable(dim), PLAIN)
+    worker = ESRolloutWorkerWrapper(slots, model, SharedNoiseTable(dim + 1), PLAIN)
+    assert play(worker, range(4)).keys() == {0, 1, 2, 3}
+
+
+# -- random numbers of pairs ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def table() -> Iterator[SharedNoiseTable]:
+    """A small table, in which all indices are drawn."""
+    made = SharedNoiseTable(60, seed=0)
+    yield made
+    made.close()
+
+
+PAIRS = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
+
+
+def test_draws_follow_from_iteration_and_pair(table: SharedNoiseTable) -> None:
+    """Whatever was asked before, also at the borders of blocks."""
+    expected = {}
+    for iteration in (0, 1, 7):
+        for pair in PAIRS:
+            drawn = PairDraws(4, table, 10).draw(iteration, pair)
+            numbers = (drawn.noise_index, drawn.env_seed, drawn.action_seed)
+            assert numbers == slow_draw(4, iteration, pair, 60, 10)
+            expected[iteration, pair] = numbers
+    draws = PairDraws(4, table, 10)
+    rng = np.random.default_rng(0)
+    keys = [*expected, *expected]
+    for i in rng.permutation(len(keys)):
+        drawn = draws.draw(*keys[i])
+        assert (drawn.noise_index, drawn.env_seed, drawn.action_seed) == expected[keys[i]]
+        assert draws.draw(*keys[i]) == drawn
+
+
+def test_draws_differ(table: SharedNoiseTable) -> None:
+    """Between pairs, blocks, iterations and seeds of runs."""
+    found = [
+        PairDraws(seed, table, 10).draw(iteration, pair)
+        for seed in (0, 1)
+        for iteration in (0, 1, 64)
+        for pair in range(130)
+    ]
+    assert len({drawn.env_seed for drawn in found}) == len(found)
+    assert len({drawn.action_seed for drawn in found}) == len(found)
+
+
+def test_ranges_of_draws(table: SharedNoiseTable) -> None:
+    """Every place of the table where noise may begin comes, none beyond; seeds fill their range."""
+    draws = PairDraws(0, table, 10)
+    found = [draws.draw(iteration, pair) for iteration in range(3) for pair in range(600)]
+    assert {drawn.noise_index for drawn in found} == set(range(51))
+    env_seeds = [drawn.env_seed for drawn in found]
+    assert 0 <= min(env_seeds) < 2**25
+    assert 2**32 - 2**25 < max(env_seeds) < 2**32
+    action_seeds = [drawn.action_seed for drawn in found]
+    assert 0 <= min(action_seeds) < 2**56
+    assert 2**63 - 2**56 < max(action_seeds) < 2**63
+    counts = np.bincount([drawn.noise_index for drawn in found])
+    assert counts.max() < 4 * counts.min() + 20
