@@ -263,11 +263,22 @@ def test_nothing_but_lost_pairs() -> None:
                 assert metrics["train/lost_episodes"] == 40
                 assert [pair.pair for pair in learner.pairs[-1]] == [40, 41]
                 continue
-            with pytest.raises(TrainingError, match=r"an update of 4 episodes lost 41 pairs"):
+            message = r"an update of 4 episodes lost 41 pairs"
+            with pytest.raises(TrainingError, match=message) as caught:
                 update(trainer)
-            assert rollouts.ended == 2
+            assert rollouts.ended == 2, "while the error is known, and all that it refers to"
+            del caught
             assert before[0] == 4
             assert torch.equal(get_flat_parameters(trainer.model), weights)
+
+
+def test_lost_pairs_among_many() -> None:
+    """An update that needs many pairs for its steps may lose as many as it finds, and more."""
+    settings = {"n_rollouts_per_update": 2, "n_timesteps_per_update": 200}
+    with scripted(lost=lambda iteration, member: member % 8 < 5, **settings) as (trainer, _, _):
+        num_steps, metrics = update(trainer)
+    assert num_steps == 200
+    assert metrics["train/lost_episodes"] == 500
 
 
 def test_deviation_of_the_noise() -> None:
@@ -454,12 +465,14 @@ def test_evaluations_take_the_policy_without_noise(model: str) -> None:
         plain: Any = build_policy(
             runner.config.model, *runner.spaces, seed=runner.seeds.integer("model")
         )
+        own, same = trainer.model.state_dict(), plain.state_dict()
+        assert all(torch.equal(own[key], same[key]) for key in own)
         generator, other = torch.Generator().manual_seed(1), deepcopy(plain)
         for _ in range(3):
             assert trainer.evaluate() == made.evaluate(plain)
             with torch.no_grad():
-                for param, own in zip(other.parameters(), plain.parameters(), strict=True):
-                    param.copy_(own + torch.randn(own.shape, generator=generator))
+                for param, old in zip(other.parameters(), plain.parameters(), strict=True):
+                    param.copy_(old + torch.randn(old.shape, generator=generator))
             assert trainer.evaluate() != made.evaluate(other)
             update(trainer)
             plain.load_state_dict(trainer.learners.get_weights()["default"])

@@ -250,3 +250,41 @@ def test_impala_balances_the_pole(tmp_path: Path) -> None:
         run_dir=str(tmp_path / "run"),
     )
     assert result.best_metric >= 475
+
+
+# -- ES ------------------------------------------------------------------------------------------
+
+
+def es_learn(tmp_path: Path, env: Any, steps: int, **settings: Any) -> Any:
+    """Train ES with 64 episodes an update."""
+    return learn(tmp_path, env, {"name": "es", **settings}, total_steps=steps)
+
+
+def test_es_balances_the_pole(tmp_path: Path) -> None:
+    """ES with its default settings solves CartPole-v1 in 300k steps: 500 in every episode."""
+    result = train(
+        env="CartPole-v1",
+        algorithm="es",
+        total_steps=300_000,
+        seed=1,
+        tracking={"progress": "quiet", "plot": False, "tensorboard": False},
+        run_dir=str(tmp_path / "run"),
+    )
+    assert result.best_metric == 500
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["mode", "sampled"])
+def test_es_reaches_a_continuous_target(tmp_path: Path, deterministic: bool) -> None:
+    """The most likely action reaches targets to within about 0.1."""
+    result = es_learn(tmp_path, Target, 16_000, deterministic=deterministic)
+    assert result.best_metric > -0.01
+
+
+def test_es_learns_an_action_of_both_kinds(tmp_path: Path) -> None:
+    """A choice and a number learn from the reward that they share."""
+    assert es_learn(tmp_path, HybridTarget, 25_000).best_metric > 0.97
+
+
+def test_es_gives_credit_over_time(tmp_path: Path) -> None:
+    """Only the sum of the rewards counts: a late large one is preferred to a small one."""
+    assert es_learn(tmp_path, Chain, 15_000).best_metric == 1.0

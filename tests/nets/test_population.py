@@ -49,6 +49,7 @@ NESTED = {
 }
 OBSERVATIONS = {
     "box": BOX,
+    "wide": spaces.Box(-np.inf, np.inf, (129,), np.float32),
     "one number": spaces.Box(-1.0, 1.0, (), np.float64),
     "one entry": spaces.Box(-1.0, 1.0, (1,), np.float32),
     "bytes": spaces.Box(0, 200, (7,), np.uint8),
@@ -87,7 +88,7 @@ class OwnNet(nn.Module):
 
 
 class OwnTrunk(nn.Module):
-    """A trunk of a user."""
+    """A layer of a user."""
 
     def __init__(self, observation_space, output_size):
         super().__init__()
@@ -161,6 +162,7 @@ ROWWISE = {
     "own": ({"policy": named("OwnNet")}, "box"),
     "own, normalised": ({"policy": named("OwnNet"), "normalization": RUNNING}, "box"),
     "own trunk": ({"trunk": named("OwnTrunk"), "shared_trunk": True}, "box"),
+    "own, wide": ({"trunk": named("OwnTrunk"), "shared_trunk": True, "hidden_sizes": [30]}, "wide"),
     "rule": ({"wrapper": "Rule"}, "box"),
     "normalised rule": ({"wrapper": "Rule", "normalization": RUNNING}, "box"),
     **{
@@ -180,7 +182,7 @@ CASES = {**BATCHED, **ROWWISE}
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def model_of(case, action="discrete"):
+def model_of(case, action="discrete", *, has_statistics=True):
     """The policy of a case, with statistics where it normalises, and its flat observation space."""
     config, obs = CASES[case]
     config = dict(config)
@@ -194,7 +196,7 @@ def model_of(case, action="discrete"):
         policy_wrapper=None if wrapper is None else named(wrapper),
     )
     normalizer = find_normalizer(model)
-    if normalizer is not None:
+    if normalizer is not None and has_statistics:
         # Statistics far from 0 and 1.
         normalizer.update(tree_map(lambda x: 3 * x + 1, sampled_for(flat_space(space), 50)))
     return model, flat_space(space)
@@ -450,9 +452,10 @@ def test_nothing_to_perturb():
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "normalised" in case])
-def test_statistics_are_those_of_the_model(case):
-    """Also those that it takes in later, or loads."""
-    model, space = model_of(case)
+@pytest.mark.parametrize("has_statistics", [False, True])
+def test_statistics_are_those_of_the_model(case, has_statistics):
+    """Also those that it takes in later, be they the first ones, or loads."""
+    model, space = model_of(case, has_statistics=has_statistics)
     copies = Copies(model, space)
     population = build_population(model, 2)
     before = copies.play(population, [0, 1])

@@ -50,14 +50,17 @@ class WalkEnv(ActorEnv):
     def __init__(self, obs: str = "box", actions: str = "discrete") -> None:
         super().__init__(obs, actions)
         if obs == "dict":
-            self.observation_space = spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (3,))})
+            box, other = (spaces.Box(-np.inf, np.inf, (n,), np.float64) for n in (3, 2))
+            self.observation_space = spaces.Dict({"a": box, "b": spaces.Discrete(7), "c": other})
 
     def observe(self) -> Any:
         """What the agent sees: where it is, the time, its last action."""
         self.mark = self.place
         found = super().observe()
         self.legal = found.get("action_mask") if isinstance(found, dict) else None
-        return {"a": found["a"].astype(np.float32)} if self.obs == "dict" else found
+        if self.obs == "dict":
+            return {**found, "b": self.t % 7, "c": np.array([self.t, -self.place])}
+        return found
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -154,7 +157,7 @@ class DiesWhileStartingEnv(UnequalEnv):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class TwoSteps(nn.Module):
+class RaisesFirst(nn.Module):
     """What a user puts around a policy: a rule with a parameter of no dimensions."""
 
     def __init__(self, model: Any) -> None:
@@ -170,12 +173,27 @@ class TwoSteps(nn.Module):
         return params + bonus
 
 
+class FrozenBelow(nn.Module):
+    """A network of a user, whose first layer and statistics are not trained."""
+
+    def __init__(self, observation_space: Any, output_size: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(observation_space.shape[0], 7).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(7)
+        self.last = nn.Linear(7, output_size)
+
+    def forward(self, obs: Any) -> Any:
+        """Outputs of rows."""
+        return self.last(self.norm(self.first(obs.float()).sin()))
+
+
 POLICIES: dict[str, dict[str, Any]] = {
     "plain": {},
     "normalised": {"mode": "running"},
     "memory": {"memory": MemoryConfig(cell="gru", size=5)},
     "normalised memory": {"mode": "running", "memory": MemoryConfig(size=5)},
-    "wrapped": {"wrapper": {"_target_": f"{__name__}.TwoSteps"}},
+    "wrapped": {"wrapper": {"_target_": f"{__name__}.RaisesFirst"}},
+    "own": {"policy": {"_target_": f"{__name__}.FrozenBelow"}, "hidden_sizes": None},
 }
 
 
@@ -183,7 +201,7 @@ def model_maker(make: MakeEnv, policy: str = "plain") -> Callable[[], nn.Module]
     """What builds a small policy for environments, in whatever process."""
     settings = dict(POLICIES[policy])
     mode, wrapper = settings.pop("mode", "none"), settings.pop("wrapper", None)
-    config = ModelConfig(hidden_sizes=[6], **settings)
+    config = ModelConfig(**{"hidden_sizes": [6], **settings})
     config.normalization.mode = mode
     env = make()
     found = (config, env.observation_space, env.action_space, 0)
@@ -196,10 +214,16 @@ def set_version(model: nn.Module, version: int) -> None:
     generator = torch.Generator().manual_seed(version)
     for param in model.parameters():
         param.copy_(torch.randn(param.shape, generator=generator))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.running_mean += 0.1 * version  # type: ignore[operator]  # a tensor
     normalizer = find_normalizer(model)
     if normalizer is not None:
-        obs = 1.5 * torch.randn(30, 3, generator=generator) + 0.2 * version
-        normalizer.update({"a": obs} if normalizer.keys == ["a"] else obs)
+        obs = {
+            key: 1.5 * torch.randn(30, size, generator=generator) + 0.2 * version
+            for key, size in (("", 3), ("a", 3), ("c", 2))
+        }
+        normalizer.update(obs[""] if normalizer.keys == [""] else obs)
 
 
 def model_for(make: MakeEnv, policy: str = "plain", version: int = 1) -> Any:

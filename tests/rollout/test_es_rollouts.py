@@ -40,14 +40,18 @@ from es_problems import (
 from reference_population import slow_draw
 
 from maze_train.errors import ConfigError, SpaceError, WorkerError
-from maze_train.rollout.es_rollouts import ESDummyDistributedRollouts, trained_size
+from maze_train.rollout.es_rollouts import (
+    ESDummyDistributedRollouts,
+    ESRolloutResult,
+    trained_size,
+)
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult
+    from maze_train.rollout.es_rollouts import ESDistributedRollouts
     from maze_train.rollout.population import MemberSettings
 
 PATIENCE_S = 60.0
@@ -183,13 +187,13 @@ def test_pairs_are_those_of_their_members() -> None:
     rollouts = Rollouts(WalkEnv, policy="normalised")
     members = play(make_worker(WalkEnv, 3, rollouts.model), range(12))
     with rollouts.generate() as pairs:
-        found: list[ESRolloutResult] = list(islice(pairs, 6))
+        found = list(islice(pairs, 6))
     dim = trained_size(rollouts.model)
     assert dim == sum(p.numel() for p in rollouts.model.parameters())
     for k, pair in enumerate(found):
         own = (members[2 * k], members[2 * k + 1])
         index, _, _ = slow_draw(PLAIN.seed, 2, k, rollouts.table.count, dim)
-        assert pair_bits(pair) == pair_bits(type(pair)(k, index, own))
+        assert pair_bits(pair) == pair_bits(ESRolloutResult(k, index, own))
         assert pair.num_steps == own[0].length + own[1].length
         assert not pair.lost
     rollouts.close()
@@ -215,6 +219,18 @@ def test_no_more_than_expected_is_played(num_envs: int) -> None:
         assert ahead >= sixth.num_steps
         assert ahead <= (2 + 2 * (num_envs // 2)) * 200
     assert rollouts.of.worker_restarts == 0
+    rollouts.close()
+
+
+def test_what_is_expected_is_played_at_once() -> None:
+    """As far as there are environments; else some would have nothing to do."""
+    rollouts = Rollouts(UnequalEnv, num_envs=12)
+    with rollouts.generate(expected=5) as pairs:
+        steps = next(pairs).num_steps
+        assert rollouts.of.steps_made >= steps + 8
+        steps += sum(pair.num_steps for pair in islice(pairs, 4))
+        next(pairs)
+        assert rollouts.of.steps_made >= steps + 12
     rollouts.close()
 
 
@@ -269,8 +285,11 @@ def test_lost_pairs() -> None:
     with rollouts.generate(20) as pairs:
         found = list(islice(pairs, 20))
     assert {pair.lost for pair in found} == {False, True}
-    for pair in found:
-        assert pair.lost == (pair.members[0].lost or pair.members[1].lost)
+    members = {member.lost: member for pair in found for member in pair.members}
+    for one in (False, True):
+        for other in (False, True):
+            pair = ESRolloutResult(0, 0, (members[one], members[other]))
+            assert pair.lost == (one or other)
     rollouts.close()
 
 
@@ -305,12 +324,19 @@ def test_closing_in_one_process() -> None:
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "walk": (WalkEnv, {"policy": "normalised", "settings": SAMPLED}),
     "unequal": (UnequalEnv, {"policy": "memory"}),
+    "own": (UnequalEnv, {"policy": "own", "settings": SAMPLED}),
 }
 
 
 @slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n_workers", "num_envs"), [(1, 3), (2, 2), (2, 8), (4, 6)])
+@pytest.mark.parametrize(
+    ("kind", "n_workers", "num_envs"),
+    [
+        *((kind, *counts) for kind in ("walk", "unequal") for counts in ((1, 3), (2, 8), (4, 6))),
+        ("walk", 2, 2),
+        ("own", 2, 4),
+    ],
+)
 def test_all_processes_together_do_what_one_does(
     start: Any, kind: str, n_workers: int, num_envs: int
 ) -> None:
@@ -561,6 +587,17 @@ def test_environments_that_can_not_be_built(start: Any, tmp_path: Path) -> None:
     rollouts.processes[1].kill()
     with pytest.raises(WorkerError, match=r"(?s)^worker 1 .*no such level.*restarted 3 times"):
         rollouts.take(400, 400)
+
+
+@slow
+def test_a_noise_table_that_is_too_small_for_processes() -> None:
+    """It is refused before they are told anything."""
+    make_model = model_maker(UnequalEnv)
+    table = SharedNoiseTable(trained_size(make_model()))
+    rollouts = ESSubprocDistributedRollouts(UnequalEnv, 1, 1, table, PLAIN, start_method="fork")
+    with closing(rollouts), pytest.raises(ConfigError, match=r"noise_table_size = "):
+        rollouts.begin(make_model(), make_model)
+    table.close()
 
 
 @slow

@@ -1,4 +1,4 @@
-"""Every kind of space with A2C and PPO: the best return is found, with one set of settings."""
+"""Every kind of space with A2C, PPO and ES: the best return is found, with one set of settings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from maze_train.spaces.describe import flat_spaces
 
 A2C: dict[str, Any] = {"name": "a2c", "n_rollout_steps": 8, "epoch_length": 50}
 PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 64, "batch_size": 128}
+ES: dict[str, Any] = {"name": "es", "lr": "linear_0.1", "noise_stddev": 0.2}
 BOTH = pytest.mark.parametrize("algorithm", [A2C, PPO], ids=["a2c", "ppo"])
 
 TOLERANCE = 0.3
@@ -32,7 +33,7 @@ def best_return(
     """The best mean return of 60 greedy episodes."""
     result = train(
         env=env,
-        algorithm={**algorithm, "lr": "linear_0.002"},
+        algorithm={"lr": "linear_0.002", **algorithm},
         evaluation={"n_episodes": 60, "concurrency": 60},
         tracking={"progress": "quiet", "plot": False, "tensorboard": False},
         total_steps=steps,
@@ -112,6 +113,23 @@ def test_families_for_bounded_boxes(tmp_path: Path, family: str, algorithm: dict
     algorithm = {**algorithm, "entropy_coef": 0.1}
     best = best_return(tmp_path, ORDERS["Box"], algorithm, 30_000, model=model)
     assert best >= STEPS - TOLERANCE
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("kind", [kind for kind in QUESTIONS if "image" not in kind])
+def test_observations_of_a_population(tmp_path: Path, kind: str) -> None:
+    """ES with a small network answers all questions rightly."""
+    best = best_return(tmp_path, QUESTIONS[kind], ES, 24_000, model={"hidden_sizes": [16]})
+    assert best == STEPS
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("kind", ORDERS)
+def test_actions_of_a_population(tmp_path: Path, kind: str) -> None:
+    """ES with a small network follows all orders, as A2C and PPO do."""
+    best = best_return(tmp_path, ORDERS[kind], ES, 24_000, model={"hidden_sizes": [16]})
+    is_counted = is_exact(ORDERS[kind]().action_space)
+    assert best >= (STEPS if is_counted else STEPS - TOLERANCE)
 
 
 def is_exact(space: spaces.Space[Any]) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ESTrainer"]
 
 MOST_LOST = 10
-"""Pairs that may be lost in an update, for each one that it learns from."""
+"""Pairs that may be lost in an update, for each episode that it needs or pair that it has."""
 
 
 class ESTrainer(Trainer):
@@ -94,7 +94,7 @@ class ESTrainer(Trainer):
                 if pair.lost:
                     lost += 1
                     episodes.lost += sum(member.lost for member in pair.members)
-                    self._check_lost(lost)
+                    self._check_lost(lost, len(pairs))
                     continue
                 pairs.append(pair)
                 num_steps += pair.num_steps
@@ -110,9 +110,9 @@ class ESTrainer(Trainer):
         episodes.worker_restarts = self.rollouts.worker_restarts - restarts
         return pairs
 
-    def _check_lost(self, lost: int) -> None:
+    def _check_lost(self, lost: int, found: int) -> None:
         """Refuse to go on when nothing but lost episodes comes."""
-        if lost > MOST_LOST * self._config.n_rollouts_per_update:
+        if lost > MOST_LOST * max(self._config.n_rollouts_per_update, found):
             raise TrainingError(
                 f"an update of {self._config.n_rollouts_per_update} episodes lost {lost} pairs of "
                 "them: the environments return numbers that are not finite, again and again"
