@@ -72,6 +72,8 @@ class Distribution(ABC):
     """How many random numbers one action needs."""
     free_param_size: int = 0
     """How many of the last entries of `params` are independent of the state."""
+    free_params_move_mode: bool = True
+    """Whether the mode depends on the state-independent parameters."""
     action_shape: tuple[int, ...]
     """Shape of one of the agent's actions. Single-part families only."""
     action_dtype: torch.dtype

@@ -40,6 +40,7 @@ class GaussianFamily(Distribution):
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Box
+    free_params_move_mode = False
 
     def __init__(
         self,

@@ -42,6 +42,9 @@ class JointDistribution(Distribution):
         self.param_size = sum(part.param_size for part in families)
         self.noise_size = sum(part.noise_size for part in families)
         self.free_param_size = sum(part.free_param_size for part in families)
+        self.free_params_move_mode = any(
+            part.free_param_size > 0 and part.free_params_move_mode for part in families
+        )
         self._noise_sizes = [part.noise_size for part in families]
         self._net_sizes = [part.param_size - part.free_param_size for part in families]
         self._free_sizes = [part.free_param_size for part in families]

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
 from maze_train.envs.building import build_envs, close_all
 from maze_train.envs.finite import (
@@ -15,9 +16,10 @@ from maze_train.envs.finite import (
     check_finite_reward,
     non_finite_rows,
 )
-from maze_train.envs.layers import continuing_layers
+from maze_train.envs.layers import continuing_layers, layers_of
 from maze_train.envs.rows import masked_writer, row_writer
 from maze_train.envs.stepping import checked_info
+from maze_train.envs.wrappers import MonitoringWrapper
 from maze_train.errors import EnvError
 from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.masks import mask_layout
@@ -37,11 +39,13 @@ class EnvSlots:
 
     Vector environments begin the next episode where one ended. Here whoever plays says which
     episode a slot plays, by its seed, and steps the first slots only, so that slots which have
-    nothing to play cost nothing.
+    nothing to play cost nothing. Where a wrapper ends an episode without a new game
+    (`EpisodicLifeWrapper`), the episode of the slot goes on until the game is over.
 
     Args:
         env_factories: One function per slot, each of which returns a new environment.
-        rows: Rows of the arrays, at least the number of slots; those of no slot hold zeros.
+        rows: Rows of the arrays, at least the number of slots; those of no slot hold what networks
+            can read.
         first: Number of the first environment in messages.
         on_non_finite: What to do about NaN and infinities in rewards and observations: `raise`, or
             `skip`: the episode ends and counts as lost.
@@ -76,9 +80,9 @@ class EnvSlots:
         self.single_action_space = env.action_space
         observation = FlatView(env.observation_space)
         self._action = FlatView(env.action_space)
+        self._blank = {key: blank(leaf) for key, leaf in observation.leaves.items()}
         self.obs: dict[str, Array] = {
-            key: np.zeros((rows, *(leaf.shape or ())), leaf.dtype)
-            for key, leaf in observation.leaves.items()
+            key: np.repeat(value[None], rows, axis=0) for key, value in self._blank.items()
         }
         self.returns = np.zeros(rows)
         self.lengths = np.zeros(rows, np.int64)
@@ -91,6 +95,8 @@ class EnvSlots:
         if masks is not None:
             self._write_obs = masked_writer(self._write_obs, masks, self.obs)
         self._finite = FiniteCheck(self.obs)
+        self._continuing = [continuing_layers(env) for env in self.envs]
+        self._monitors = [monitor_of(env) for env in self.envs]
 
     def __len__(self) -> int:
         return len(self.envs)
@@ -111,7 +117,7 @@ class EnvSlots:
         self.final_infos.pop(slot, None)
         env = self.envs[slot]
         try:
-            for layer in continuing_layers(env):
+            for layer in self._continuing[slot]:
                 layer.goes_on = False
             obs, info = env.reset(seed=seed)
             checked_info(info)
@@ -143,17 +149,20 @@ class EnvSlots:
                 rewards[i] = number = float(reward)
                 total += number
                 if terminated or truncated:
-                    self.final_infos[i] = checked_info(info)
-                    ended.append(i)
-                else:
-                    write_obs(i, obs)
+                    if not self._goes_on(i):
+                        self.final_infos[i] = self._with_report(i, checked_info(info))
+                        ended.append(i)
+                        continue
+                    obs, _ = self.envs[i].reset()
+                write_obs(i, obs)
         except Exception as error:
             self.lengths[i] += 1
             raise self._fault(i, error) from error
         self.lengths[:count] += 1
-        if not (math.isfinite(total) and self._finite.passes()):
-            ended = self._lose_non_finite(count, ended)
-        self.returns[:count] += rewards[:count]
+        sums = self.returns[:count] + rewards[:count]
+        if not (math.isfinite(total + float(sums.sum())) and self._finite.passes()):
+            ended = self._lose_non_finite(sums, ended)
+        self.returns[:count] = sums
         return ended
 
     def swap(self, i: int, j: int) -> None:
@@ -161,10 +170,28 @@ class EnvSlots:
         pair, other = [i, j], [j, i]
         for column in (*self.obs.values(), self.returns, self.lengths, self.lost):
             column[pair] = column[other]
-        self.envs[i], self.envs[j] = self.envs[j], self.envs[i]
-        self._seeds[i], self._seeds[j] = self._seeds[j], self._seeds[i]
+        for items in (self.envs, self._seeds, self._continuing, self._monitors):
+            self._exchange(items, i, j)
         infos = {i: self.final_infos.pop(j, None), j: self.final_infos.pop(i, None)}
         self.final_infos |= {slot: info for slot, info in infos.items() if info is not None}
+
+    @staticmethod
+    def _exchange(items: list[Any], i: int, j: int) -> None:
+        items[i], items[j] = items[j], items[i]
+
+    def _goes_on(self, slot: int) -> bool:
+        """Whether a wrapper ended an episode of a game that is not over."""
+        return any(layer.goes_on for layer in self._continuing[slot])
+
+    def _with_report(self, slot: int, info: dict[str, Any]) -> dict[str, Any]:
+        """The last info with what a monitored environment counted, and nothing else by that name.
+
+        An episode that was ended from outside is reported as far as it came.
+        """
+        monitor = self._monitors[slot]
+        if monitor is None:
+            return {key: value for key, value in info.items() if key != "episode"}
+        return info if "episode" in info else {**info, "episode": monitor.report()}
 
     def close(self) -> None:
         """Close every environment, all of them also when one raises."""
@@ -182,24 +209,27 @@ class EnvSlots:
             for i in range(count)
         ]
 
-    def _lose_non_finite(self, count: int, ended: list[int]) -> list[int]:
+    def _lose_non_finite(self, sums: Array, ended: list[int]) -> list[int]:
         """Look for numbers that are not finite, and raise or end the episodes; returns the ended.
 
         What is observed after an episode is not looked at.
         """
-        bad = ~np.isfinite(self._rewards[:count]) | non_finite_rows(self.obs)[:count]
+        count = len(sums)
+        bad = ~np.isfinite(sums) | non_finite_rows(self.obs)[:count]
         for i in [int(k) for k in bad.nonzero()[0]]:
             try:
                 check_finite_reward(self._rewards[i])
+                if not math.isfinite(sums[i]):
+                    raise NonFiniteError("the sum of the rewards is not a finite number")
                 if i not in ended:
                     check_finite({key: column[i] for key, column in self.obs.items()})
             except NonFiniteError as error:
                 if not self._skips:
                     raise self._fault(i, error) from error
                 self.lost[i] = True
-                self._rewards[i] = 0.0
-                for column in self.obs.values():
-                    column[i] = 0
+                sums[i] = self.returns[i]
+                for key, column in self.obs.items():
+                    column[i] = self._blank[key]
         return sorted({*ended, *(int(k) for k in self.lost[:count].nonzero()[0])})
 
     def _fault(self, slot: int, error: Exception) -> EnvError:
@@ -209,3 +239,17 @@ class EnvSlots:
             f"environment {self._first + slot} failed {when} of the episode with seed "
             f"{self._seeds[slot]}: {type(error).__name__}: {error}"
         )
+
+
+def blank(leaf: gymnasium.Space[Any]) -> Array:
+    """An observation that networks can read: the first category, or zeros."""
+    value: Array = np.zeros(leaf.shape or (), leaf.dtype)
+    if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+        value += leaf.start
+    return value
+
+
+def monitor_of(env: gymnasium.Env[Any, Any]) -> MonitoringWrapper | None:
+    """What counts raw rewards within the wrappers of training, if there is something."""
+    found = [layer for layer in layers_of(env) if isinstance(layer, MonitoringWrapper)]
+    return found[-1] if found else None

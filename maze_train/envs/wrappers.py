@@ -65,7 +65,7 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Begin to count an episode."""
         obs, info = self.env.reset(seed=seed, options=options)
         if self._length:
-            info = {**info, "episode": self._report()}
+            info = {**info, "episode": self.report()}
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -74,11 +74,11 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._return += float(reward)
         self._length += 1
         if terminated or truncated:
-            info = {**info, "episode": self._report()}
+            info = {**info, "episode": self.report()}
         return obs, reward, terminated, truncated, info
 
-    def _report(self) -> dict[str, float]:
-        """Return and length of the episode, which is over."""
+    def report(self) -> dict[str, float]:
+        """Return and length of the episode, which is over; begins to count anew."""
         report = {"r": self._return, "l": self._length}
         self._return, self._length = 0.0, 0
         return report

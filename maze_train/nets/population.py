@@ -4,8 +4,9 @@ Results of a copy do not depend on which others are computed with it, nor on its
 
 - Products of matrices are those of numpy, one after the other in one call, which depend neither on
   the number of rows nor on where a row lies in memory. Batched products of PyTorch do.
-- The number of rows is a multiple of `ROW_BLOCK`. So vector instructions divide every array of rows
-  evenly, and no entry is left to the scalar code at the end of an array, which rounds otherwise.
+- The number of rows of all other arrays is a multiple of `ROW_BLOCK`. So vector instructions divide
+  them evenly, and no entry is left to the scalar code at the end of an array, which rounds
+  otherwise.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ROW_BLOCK", "Population", "build_population", "find_normalizer", "row_blocks"]
 
-Net: TypeAlias = "Callable[[Any], Array]"
-"""Maps observations of some rows, beginning with the first, to outputs `[rows, size]`."""
+Net: TypeAlias = "Callable[[Any, int], Array]"
+"""Maps observations of some rows, beginning with the first, to outputs `[rows, size]`; how many
+rows matter is the second argument."""
 
 ROW_BLOCK = 32
 """Numbers in the largest step of vectorised code: two registers of 16 float32 at once."""
@@ -66,18 +68,18 @@ class Population(ABC):
 
     Args:
         model: The policy, an `ActingModel` or `RecurrentModel`, on the CPU.
-        count: Number of copies.
+        rows: Number of rows, at least that of the copies.
 
     Attributes:
-        rows: Number of rows, `row_blocks(count)`.
+        rows: Number of rows.
         dim: Number of parameters that can be trained.
         weights: These of each copy in the order of `model.parameters()`, `[rows, dim]`; written by
             whoever owns the copies.
     """
 
-    def __init__(self, model: nn.Module, count: int) -> None:
+    def __init__(self, model: nn.Module, rows: int) -> None:
         self.model: Any = model
-        self.rows = row_blocks(count)
+        self.rows = rows
         trained = [p for p in model.parameters() if p.requires_grad]
         self.dim = sum(p.numel() for p in trained)
         self._dtype = trained[0].detach().numpy().dtype if trained else np.dtype(np.float32)
@@ -137,7 +139,7 @@ class BatchedPopulation(Population):
     model: PolicyModel
 
     def __init__(self, model: PolicyModel, count: int) -> None:
-        super().__init__(model, count)
+        super().__init__(model, row_blocks(count))
         trunk = None if model.trunk is None else _batched(model.trunk, self._view)
         net = _batched(model.policy.net, self._view)
         assert net is not None
@@ -161,8 +163,8 @@ class BatchedPopulation(Population):
         model, rows = self.model, row_blocks(count)
         inputs: Any = readable(obs, model.normalizer, model.masking is not None)
         if self._trunk is not None:
-            inputs = self._trunk(inputs)
-        outputs = self._net(inputs)
+            inputs = self._trunk(inputs, count)
+        outputs = self._net(inputs, count)
         if self._free is not None:
             outputs = np.concatenate([outputs, self._free[:rows]], axis=1)
         params = torch.from_numpy(outputs)
@@ -238,13 +240,13 @@ def _batched(module: nn.Module, view: View) -> Net:
     """A network of all copies, of a module that `_fits`."""
     if isinstance(module, TemplateNet):
         encoder, layers = _batched(module.encoder, view), _batched(module.layers, view)
-        return lambda obs: layers(encoder(obs))
+        return lambda obs, count: layers(encoder(obs, count), count)
     if isinstance(module, DictEncoder):
         return _batched_dict(module, view)
     if isinstance(module, MLP):
         return _BatchedMLP(module, view)
     # What has no parameters is the same for all copies.
-    return lambda obs: cast("Array", module(obs).numpy())
+    return lambda obs, count: cast("Array", module(obs).numpy())
 
 
 def _batched_dict(module: DictEncoder, view: View) -> Net:
@@ -253,9 +255,9 @@ def _batched_dict(module: DictEncoder, view: View) -> Net:
         for key, encoder, branch in zip(module.keys, module.encoders, module.branches, strict=True)
     ]
 
-    def forward(obs: TensorTree) -> Array:
+    def forward(obs: TensorTree, count: int) -> Array:
         assert isinstance(obs, dict)
-        outputs = [branch(encoder(obs[key])) for key, encoder, branch in parts]
+        outputs = [branch(encoder(obs[key], count), count) for key, encoder, branch in parts]
         return np.concatenate(outputs, axis=1)
 
     return forward
@@ -269,11 +271,15 @@ class _BatchedMLP:
         self._n_hidden = mlp.n_hidden
         self._apply = activation(mlp.nonlinearity).apply
 
-    def __call__(self, x: Array) -> Array:
-        """Outputs `[n, output_size]` of inputs `[n, inputs]`, the first n copies."""
+    def __call__(self, x: Array, count: int) -> Array:
+        """Outputs `[n, output_size]` of inputs `[n, inputs]`; only the first `count` matter."""
         n = len(x)
+        # Of a single product numpy makes another call, which rounds otherwise.
+        k = max(count, 2)
         for i, (weight, bias) in enumerate(self._layers):
-            x = np.matmul(weight[:n], x[:, :, None])[:, :, 0]
+            products = np.zeros((n, weight.shape[1]), weight.dtype)
+            np.matmul(weight[:k], x[:k, :, None], out=products[:k, :, None])
+            x = products
             x += bias[:n]
             if i < self._n_hidden:
                 x = self._apply(torch.from_numpy(x)).numpy()

@@ -28,7 +28,7 @@ from maze_train.envs.worker import (
 )
 from maze_train.nets.population import row_blocks
 from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.rollout.population import ESAbortException, ESRolloutWorkerWrapper
+from maze_train.rollout.population import ESRolloutWorkerWrapper
 from maze_train.rollout.weights import WeightsReader
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.rollout.members import MemberResult
     from maze_train.rollout.population import MemberSettings
     from maze_train.types import Array
 
@@ -61,6 +62,10 @@ COUNTS_NBYTES = 4096
 
 PARENT_CHECK_S = 1.0
 """How often a process looks whether its parent lives while members play."""
+
+TELL_S = 0.005
+"""How long results wait for others, while there is something to do: each message takes time from
+those who play."""
 
 IDLE_CHECK_MS = 2000
 """How often it does while none plays."""
@@ -178,6 +183,8 @@ class _Members:
             slots, model, table, memory.settings, self._count_steps
         )
         self._round = -1
+        self._results: list[MemberResult] = []
+        self._last_told = 0.0
         limit_threads()
 
     def _count_steps(self, steps: int) -> None:
@@ -191,22 +198,22 @@ class _Members:
     def obey(self, command: bytes) -> None:
         """Do what the parent asks for."""
         if command == ABORT:
-            self._worker.set_abort()
-            self.play()
+            self._worker.drop()
+            self._results.clear()
             return
         work: Work = pickle.loads(self._conn.recv_bytes())
         if work.round != self._round:
             self._round = work.round
+            self._results.clear()
             self._reader.load()
             self._worker.begin(work.iteration, work.noise_stddev)
         self._worker.add(work.members)
 
     def play(self) -> None:
-        """One step; the parent is told what came of it."""
-        try:
-            results = self._worker.step()
-        except ESAbortException:
-            self._worker.drop()
-            return
-        if results:
-            reply(self._conn, REPORT, pickle.dumps((self._round, results)))
+        """One step; the parent is told from time to time what came of it."""
+        self._results += self._worker.step()
+        now = time.monotonic()
+        if self._results and (not self.plays or now - self._last_told > TELL_S):
+            reply(self._conn, REPORT, pickle.dumps((self._round, self._results)))
+            self._results.clear()
+            self._last_told = now

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from maze_train.errors import ConfigError
 from maze_train.rollout.members import PairDraws
 from maze_train.rollout.population import ESRolloutWorkerWrapper
 
@@ -87,9 +88,11 @@ class ESDistributedRollouts(ABC):
             make_model: Builds one like it, which may be sent to another process.
 
         Raises:
-            ConfigError: If the noise table is too small for it.
+            ConfigError: If there is nothing to perturb, or the noise table is too small for it.
         """
         dim = trained_size(model)
+        if not dim:
+            raise ConfigError("model", "no parameter of the policy can be trained", "0 parameters")
         self.noise_table.check_dim(dim)
         self._draws = PairDraws(self.settings.seed, self.noise_table, dim)
 

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from maze_train.rollout.noise_table import SharedNoiseTable
     from maze_train.types import ArrayTree, Tensor, TensorTree
 
-__all__ = ["MemberActions", "MemberResult", "ObservationMoments", "PairDraw", "PairDraws"]
+__all__ = [
+    "MemberActions",
+    "MemberResult",
+    "ObservationMoments",
+    "PairDraw",
+    "PairDraws",
+    "num_reals",
+]
 
 PAIRS_PER_BLOCK = 64
 """Pairs whose random numbers are drawn together: a generator takes longer to make than to use."""
@@ -115,6 +122,12 @@ class PairDraws:
         return self._draws[offset]
 
 
+def num_reals(distribution: Distribution) -> int:
+    """How many real numbers an action has, as the agent has it."""
+    example = distribution.mode(torch.zeros(1, distribution.param_size))
+    return sum(leaf.numel() for leaf in tree_leaves(example) if leaf.is_floating_point())
+
+
 class MemberActions:
     """Chooses the actions of members, each with random numbers of its own.
 
@@ -137,9 +150,7 @@ class MemberActions:
         self._distribution = distribution
         self._noise_stddev = noise_stddev
         self._num_sampled = 0 if deterministic else distribution.noise_size
-        example = distribution.mode(torch.zeros(1, distribution.param_size))
-        reals = [leaf.numel() for leaf in tree_leaves(example) if leaf.is_floating_point()]
-        self._num_added = sum(reals) if noise_stddev else 0
+        self._num_added = num_reals(distribution) if noise_stddev else 0
         size = self._num_sampled + self._num_added
         self._noise = torch.zeros(count, STEPS_PER_DRAW, size) if size else None
         self._steps = np.zeros(count, np.int64)

@@ -89,10 +89,8 @@ class ESRolloutWorkerWrapper:
             deterministic=settings.deterministic,
             noise_stddev=settings.action_noise_stddev,
         )
-        normalizer = find_normalizer(model)
-        self._observed = (
-            None if normalizer is None else _Observed(normalizer, self._population.rows)
-        )
+        self._normalizer = find_normalizer(model)
+        self._observed: _Observed | None = None
         self._on_step = on_step
         self._waiting: deque[int] = deque()
         self._playing: list[int] = []
@@ -122,6 +120,9 @@ class ESRolloutWorkerWrapper:
         self._theta = torch.cat(trained).numpy() if trained else np.zeros(0, np.float32)
         self._noise_stddev = noise_stddev
         self.iteration = iteration
+        normalizer, self._observed = self._normalizer, None
+        if normalizer is not None and not bool(normalizer.frozen):
+            self._observed = _Observed(normalizer, len(self._slots))
 
     def drop(self) -> None:
         """Forget the members that play and wait."""

@@ -44,9 +44,6 @@ __all__ = ["ESSubprocDistributedRollouts"]
 POLL_MS = 100
 """How long to wait at most for news of the processes."""
 
-AHEAD = 1
-"""Members that wait in a process for a free slot, so that none is empty while messages travel."""
-
 
 class ESSubprocDistributedRollouts(ESDistributedRollouts):
     """Members play in processes, several at a time in each.
@@ -86,6 +83,8 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
         super().__init__(noise_table, settings)
         slots = -(-num_envs // n_workers)
         self._slots = slots
+        # Some wait in a process, so that no slot is empty while messages travel.
+        self._most_members = slots + slots // 2 + 1
         task = ESTask(pickled([env_factory] * slots, "env"), on_non_finite, os.getpid())
         envs = [range(i * slots, (i + 1) * slots) for i in range(n_workers)]
         self._crew = Crew(es_worker_main, task, envs, kind="worker", owner=self, **crew_settings)
@@ -178,7 +177,7 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
                 key=lambda i: len(self._states[i].members),
                 default=-1,
             )
-            if index < 0 or len(self._states[index].members) >= self._slots + AHEAD:
+            if index < 0 or len(self._states[index].members) >= self._most_members:
                 break
             if self._again:
                 member = self._again.pop(0)
@@ -211,11 +210,10 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
             MazeTrainError: If it is not to be started again.
         """
         state = self._states[index]
-        told = f"{failure.text}; {len(state.members)} episodes of iteration {self._work.iteration} "
-        told += "have to be played again"
+        outlook = f"and its {len(state.members)} episodes are played again, with the same numbers"
         self._again = sorted([*self._again, *state.members])
         state.restart()
-        self._crew.replace(index, failure, told, "and they give the same numbers")
+        self._crew.replace(index, failure, failure.text, outlook)
 
     def _end_iteration(self) -> None:
         """Call off what still plays."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.crew import SupportsClose
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.tracking.rows import MetricsRow
     from maze_train.tracking.writers import MetricsWriter
@@ -218,7 +219,7 @@ class TrainingRunner(ABC):
         """Close the environments that collect experience; the next use of `env` makes new ones."""
         env, self._env = self._env, None
         if env is not None:
-            _close_quietly(env)
+            close_quietly(env)
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -257,7 +258,7 @@ class TrainingRunner(ABC):
         else:
             factories = [self._single_env_factory(training)] * num_envs
             env = build_vector_env(factories, self.config)
-        self._closing.callback(_close_quietly, env)
+        self._closing.callback(close_quietly, env)
         return env
 
     def _single_env_factory(self, training: bool) -> Callable[[], Env[Any, Any]]:
@@ -385,7 +386,7 @@ def _shortened(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _close_quietly(env: MazeVectorEnv) -> None:
+def close_quietly(env: SupportsClose) -> None:
     """Close environments; an error of theirs must not cost a finished training."""
     try:
         env.close()

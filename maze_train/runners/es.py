@@ -18,10 +18,11 @@ from maze_train.learner.group import LearnerGroup
 from maze_train.nets.building import Policy
 from maze_train.nets.population import find_normalizer, row_blocks
 from maze_train.rollout.es_rollouts import ESDummyDistributedRollouts
+from maze_train.rollout.members import num_reals
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
 from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts
-from maze_train.runners.base import TrainingRunner
+from maze_train.runners.base import TrainingRunner, close_quietly
 from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import locate
 
@@ -95,7 +96,7 @@ class ESMasterRunner(TrainingRunner):
                 action_noise_stddev=self.algorithm.action_noise_stddev,
             )
             self._rollouts = self.create_distributed_rollouts(table, settings)
-            self._closing.callback(self._rollouts.close)
+            self._closing.callback(close_quietly, self._rollouts)
         return self._rollouts
 
     @property
@@ -126,12 +127,22 @@ class ESMasterRunner(TrainingRunner):
     def build_model(self) -> nn.Module:
         """The policy for the spaces of the environment, and its learner."""
         model = self.model_maker()()
+        self._check_action_noise(model)
         learner_class = locate(self.algorithm.learner_class)
         self._learner: Learner[Any, Any, Any] = learner_class(
             model, self.algorithm, device=self.device, seed=self.seeds.integer("minibatches")
         )
         self.rollouts.begin(model, self.model_maker())
         return model
+
+    def _check_action_noise(self, model: Any) -> None:
+        """Refuse noise that no action would get."""
+        if self.algorithm.action_noise_stddev and not num_reals(model.distribution):
+            raise ConfigError(
+                "algorithm.action_noise_stddev",
+                f"no part of {self.spaces[1]} is a real number; expected 0",
+                self.algorithm.action_noise_stddev,
+            )
 
     def model_maker(self) -> Callable[[], nn.Module]:
         """What builds the policy, with the same initial weights each time."""
@@ -217,8 +228,8 @@ def build_member(
 ) -> nn.Module:
     """The policy that a configuration asks for.
 
-    Parameters that make no difference to the most likely action are frozen where that is what
-    members take: noise in them would be noise in nothing else.
+    State-independent parameters that make no difference to the most likely action are frozen where
+    that is what members take.
     """
     model: nn.Module = locate(algorithm.model_builder)(
         config, observation_space, action_space, seed, **algorithm.model_settings
@@ -226,5 +237,5 @@ def build_member(
     if algorithm.deterministic:
         for module in model.modules():
             if isinstance(module, Policy) and module.free_params is not None:
-                module.free_params.requires_grad_(False)
+                module.free_params.requires_grad_(module.distribution.free_params_move_mode)
     return model

@@ -9,10 +9,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from toy_envs import AwkwardEnv, CountingEnv, FailingEnv, NestedEnv
 
 from maze_train.envs.atari import EpisodicLifeWrapper
-from maze_train.envs.slots import EnvSlots
+from maze_train.envs.slots import EnvSlots, blank
 from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
 from maze_train.errors import ConfigError, EnvError
 
@@ -305,16 +306,45 @@ def columns_of(slots: EnvSlots) -> list[Any]:
 
 
 def test_each_start_begins_a_new_game() -> None:
-    """Although a wrapper would go on with the one in which a life was lost."""
+    """A life that was lost ends neither the episode nor the game, another start does."""
     slots = slots_of(lambda: EpisodicLifeWrapper(LivesEnv()))
     slots.start(0, 1)
     assert slots.step(1, np.ones(ROWS, np.int64)) == []
-    assert slots.step(1, np.ones(ROWS, np.int64)) == [0]
-    assert slots.envs[0].goes_on  # type: ignore[attr-defined]
+    assert slots.step(1, np.ones(ROWS, np.int64)) == []  # a life was lost, and the game goes on
+    assert slots.lengths[0] == 2
     slots.start(0, 2)
     assert inner(slots, 0).calls[-1] == ("reset", 2, None)
-    assert [call[0] for call in inner(slots, 0).calls].count("step") == 2
+    assert [call[0] for call in inner(slots, 0).calls].count("step") == 3
     assert slots.obs[""][0].tolist() == [2.0, 0.0, 0.0]
+
+
+def test_an_episode_is_a_whole_game() -> None:
+    """Lives lost on the way are no ends; the step that goes on after one is not counted."""
+    slots = slots_of(lambda: EpisodicLifeWrapper(LivesEnv()))
+    slots.start(0, 1)
+    ends = [slots.step(1, np.ones(ROWS, np.int64)) for _ in range(4)]
+    assert ends == [[], [], [], [0]]
+    assert (slots.returns[0], slots.lengths[0]) == (4.0, 4)
+
+
+def test_an_episode_that_is_cut_is_reported_raw() -> None:
+    """A time limit around what changes the rewards ends it for the monitor as well."""
+    slots = slots_of(
+        lambda: TimeLimit(RewardScalingWrapper(MonitoringWrapper(CountingEnv(9)), 0.1), 2)
+    )
+    for seed in (5, 6):
+        slots.start(0, seed)
+        assert slots.step(1, np.zeros(ROWS, np.int64)) == []
+        assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
+        assert slots.final_infos[0]["episode"] == {"r": 3.0, "l": 2}
+
+
+def test_rows_of_no_slot_can_be_read() -> None:
+    """They hold the first category where there are categories."""
+    slots = slots_of(lambda: CountingEnv(3))
+    assert not slots.obs[""].any()
+    assert blank(spaces.Discrete(3, start=5)) == 5
+    assert blank(spaces.MultiDiscrete([2, 3], start=[4, -1])).tolist() == [4, -1]
 
 
 def test_raw_returns_are_told() -> None:

@@ -8,7 +8,9 @@ import importlib
 import math
 import multiprocessing
 import os
+import re
 import signal
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,9 +121,10 @@ class UnevenEnv(gymnasium.Env[Any, Any]):
 
     def die(self) -> None:
         """Take a file away, and this process with it."""
-        for path in sorted(Path(str(self.kills)).iterdir())[:1]:
-            path.unlink(missing_ok=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+        for path in Path(str(self.kills)).iterdir():
+            with suppress(FileNotFoundError):  # another process was faster
+                path.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Reckless(nn.Module):
@@ -444,8 +447,7 @@ def test_killed_workers_make_no_difference(
     restarts = [float(row["train/worker_restarts"] or 0) for row in rows("local")]
     assert sum(restarts) == n_kills
     error = capfd.readouterr().err
-    assert error.count("and they give the same numbers") == n_kills
-    assert "have to be played again" in error
+    assert len(re.findall(r"warning: worker \d .* episodes are played again", error)) == n_kills
 
 
 @pytest.mark.slow

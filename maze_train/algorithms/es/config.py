@@ -70,10 +70,13 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     action_noise_stddev: float = 0.0
     """Standard deviation of normal noise that is added to real-valued actions in training, before
-    they are clipped or squashed. >= 0."""
+    they are clipped or squashed; needs such actions. >= 0."""
 
     max_grad_norm: float = 0.0
-    """Bound of the norm of the estimated gradient; 0: no clipping."""
+    """Bound of the norm of the estimated gradient with weight decay; 0: no clipping."""
+
+    device: str = "cpu"
+    """Where the population and the learner compute: cpu."""
 
     noise_table_size: int = 10_000_000
     """Numbers in the noise table, 4 bytes each in memory that all processes share. More than the
