@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
 from maze_train.envs.building import build_envs, close_all
 from maze_train.envs.finite import (
@@ -149,11 +151,11 @@ class EnvSlots:
                 rewards[i] = number = float(reward)
                 total += number
                 if terminated or truncated:
-                    if not self._goes_on(i):
+                    if truncated or not self._goes_on(i):
                         self.final_infos[i] = self._with_report(i, checked_info(info))
                         ended.append(i)
                         continue
-                    obs, _ = self.envs[i].reset()
+                    obs = going_on(self.envs[i])
                 write_obs(i, obs)
         except Exception as error:
             self.lengths[i] += 1
@@ -239,6 +241,17 @@ class EnvSlots:
             f"environment {self._first + slot} failed {when} of the episode with seed "
             f"{self._seeds[slot]}: {type(error).__name__}: {error}"
         )
+
+
+def going_on(env: gymnasium.Env[Any, Any]) -> Any:
+    """What is observed where a game goes on; limits of steps around it count on."""
+    around = takewhile(lambda layer: not hasattr(layer, "goes_on"), layers_of(env))
+    limits = [layer for layer in around if isinstance(layer, TimeLimit)]
+    elapsed = [layer._elapsed_steps for layer in limits]
+    obs, _ = env.reset()
+    for layer, steps in zip(limits, elapsed, strict=True):
+        layer._elapsed_steps = steps
+    return obs
 
 
 def blank(leaf: gymnasium.Space[Any]) -> Array:

@@ -327,6 +327,21 @@ def test_an_episode_is_a_whole_game() -> None:
     assert (slots.returns[0], slots.lengths[0]) == (4.0, 4)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_a_limit_of_steps_is_one_of_the_whole_game(limit: int) -> None:
+    """It does not begin anew where a life is lost; a limit within the game has its own count."""
+
+    def make() -> Any:
+        return TimeLimit(EpisodicLifeWrapper(TimeLimit(LivesEnv(), 6)), limit)
+
+    slots = slots_of(make)
+    for seed in (1, 2):
+        slots.start(0, seed)
+        ends = [slots.step(1, np.ones(ROWS, np.int64)) for _ in range(min(limit, 4))]
+        assert ends == [[]] * (min(limit, 4) - 1) + [[0]]
+        assert slots.lengths[0] == min(limit, 4)
+
+
 def test_an_episode_that_is_cut_is_reported_raw() -> None:
     """A time limit around what changes the rewards ends it for the monitor as well."""
     slots = slots_of(

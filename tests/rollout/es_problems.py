@@ -143,6 +143,40 @@ class FailsOnceEnv(UnequalEnv):
         return super().step(action)
 
 
+class EndlessEnv(UnequalEnv):
+    """Episodes that never end."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the episode."""
+        obs, info = super().reset(seed=seed, options=options)
+        self.length = -1
+        return obs, info
+
+
+class WaitingEnv(UnequalEnv):
+    """Its first steps wait until episodes have begun in so many environments.
+
+    Args:
+        folder: Where each of them leaves a file.
+        needed: How many.
+    """
+
+    def __init__(self, folder: Path, needed: int) -> None:
+        super().__init__()
+        self.folder, self.needed = folder, needed
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, and tell it."""
+        (self.folder / f"{os.getpid()} {id(self)}").touch()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Wait, then step."""
+        while self.steps == 0 and len(list(self.folder.iterdir())) < self.needed:
+            time.sleep(0.01)
+        return super().step(action)
+
+
 class DiesWhileStartingEnv(UnequalEnv):
     """Its process is killed while it builds it, as often as there are files to take away.
 

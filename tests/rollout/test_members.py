@@ -271,6 +271,18 @@ def test_statistics_of_observations_are_those_of_the_model() -> None:
     assert any(after[i].fitness != before[i].fitness for i in range(6))
 
 
+def test_moments_that_nobody_wants() -> None:
+    """Where statistics are frozen, members do the same and observations are not counted."""
+    model = model_for(WalkEnv, "normalised")
+    worker = make_worker(WalkEnv, 3, model)
+    before = play(worker, range(6))
+    model.normalizer.freeze()
+    after = play(worker, range(6))
+    for member in range(6):
+        assert before[member].moments is not None
+        assert bits(after[member]) == bits(replace(before[member], moments=None))
+
+
 def test_moments_of_large_numbers() -> None:
     """Means far from 0 do not spoil variances."""
 
