@@ -6,16 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from maze_train.config.conversion import key_of_field
 from maze_train.config.loading import load_config
 from maze_train.config.resuming import AUTO, stored_settings
+from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.envs.factory import EnvFactory
-from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.runners.factory import build_runner
-from maze_train.targets import locate
-from maze_train.training.policy_files import TrainedPolicy, read_spaces, read_weights
+from maze_train.runners.rollout import RolloutRunner
+from maze_train.runners.saved_policies import read_saved_policy
+from maze_train.targets import TARGET
+from maze_train.training.policy_files import TrainedPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from maze_train.envs.config import EnvConfig
     from maze_train.runners.result import TrainingResult
+    from maze_train.runners.rollout import RolloutResult
 
-__all__ = ["load_policy", "train"]
+__all__ = ["load_policy", "run_rollout", "train"]
 
 
 def train(
@@ -41,7 +42,8 @@ def train(
 
     Args:
         env: A registered id, an environment class, a function that makes an environment, or the
-            settings of the `env` section as a mapping or an `EnvConfig`.
+            settings of the `env` section as a mapping or an `EnvConfig`. None: there is none, for
+            algorithms that learn from recorded episodes.
         algorithm: The name of an algorithm (by default ppo), or its settings as a mapping with
             `_target_`.
         **overrides: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
@@ -58,7 +60,7 @@ def train(
         Interrupted: After SIGINT, SIGTERM or SIGUSR1; a checkpoint was saved.
         MazeTrainError: If training failed.
     """
-    for key in ("resume", "run_dir"):
+    for key in ("base_run", "resume", "run_dir"):
         if isinstance(overrides.get(key), Path):
             overrides[key] = str(overrides[key])
     resume = overrides.get("resume")
@@ -66,8 +68,8 @@ def train(
         config = load_config(stored_settings(resume, overrides))
         maker = None if env is None else EnvFactory.from_any(env).maker
         return build_runner(config, maker and EnvFactory(config.env, maker)).run()
-    if env is None:
-        raise ConfigError("env", "expected a registered id, a class, or a function that makes one")
+    if env is None:  # recorded episodes need none; other algorithms say so
+        return build_runner(load_config({"algorithm": algorithm or "ppo", **overrides})).run()
     maker = None
     if not isinstance(env, str | dict):
         named = EnvFactory.from_any(env)
@@ -79,6 +81,55 @@ def train(
     return build_runner(config, factory).run()
 
 
+def run_rollout(
+    run: str | Path | None = None,
+    policy: Any = None,
+    env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
+    **settings: Any,
+) -> RolloutResult:
+    """Let a policy play, and write what came of it: `maze-run -cn rollout`.
+
+        result = run_rollout(run="outputs/a", n_episodes=20, runner="local")
+        result.summary.return_mean
+        run_rollout(policy=lambda observation: 0, env="CartPole-v1", record=True)
+
+    Args:
+        run: Directory of a training run, whose best policy plays, or of a saved policy.
+        policy: Instead of `run`: `"random"`; a mapping with `_target_`; a model, or a policy that
+            was loaded; an object with a method `act(observation)`, of which every environment gets
+            a copy; a class of such objects; or a function of the observation.
+        env: As in `train`; None: the environment of the run. With `run`, a mapping, an id, and a
+            class or function change what they name, and the other settings stay those of the run.
+        **settings: Settings of `RolloutConfig` by name: `n_episodes=20`, `seed=100`,
+            `runner="local"`; single values by dotted names: `**{"env.kwargs.size": 5}`.
+
+    Returns:
+        Directory of the results, the episodes, and numbers over them.
+
+    Raises:
+        ConfigError: If a setting is wrong, or policy and environment do not fit; nothing has been
+            written then.
+        Interrupted: After SIGINT, SIGTERM or SIGUSR1; what was played up to there was written.
+        MazeTrainError: If an environment, a policy or a worker failed; as before.
+    """
+    own_policy = None
+    if policy is not None and not isinstance(policy, str | dict):
+        own_policy, named = policy, policy if hasattr(policy, "__qualname__") else type(policy)
+        policy = {TARGET: f"{named.__module__}.{named.__qualname__}"}
+    maker = None
+    if isinstance(env, EnvFactory) or callable(env):
+        factory = EnvFactory.from_any(env)
+        env, maker = {TARGET: factory.config.target}, factory.maker
+    given = {"run": run, "policy": policy, "env": env}
+    given = {key: value for key, value in given.items() if value is not None}
+    config = load_rollout_config({**given, **settings})
+    env_factory = None
+    if maker is not None:
+        assert config.env is not None
+        env_factory = EnvFactory(config.env, maker)
+    return RolloutRunner(config, env_factory, own_policy).run()
+
+
 def load_policy(run_dir: str | Path) -> TrainedPolicy:
     """The best policy of a run.
 
@@ -88,21 +139,5 @@ def load_policy(run_dir: str | Path) -> TrainedPolicy:
     Raises:
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
-    directory = Path(run_dir)
-    if (directory / "best").is_dir():
-        directory = directory / "best"
-    weights = read_weights(directory)
-    observation_space, action_space = read_spaces(directory)
-    config = load_config(yaml.safe_load((directory / "config.yaml").read_text()))
-    algorithm = config.algorithm
-    build_model = locate(algorithm.model_builder)
-    model = build_model(
-        config.model, observation_space, action_space, seed=0, **algorithm.model_settings
-    )
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise RunDirectoryError(
-            f"the weights in {directory} do not fit its config.yaml: {error}"
-        ) from error
-    return TrainedPolicy(model.eval(), observation_space, action_space)
+    saved = read_saved_policy(run_dir)
+    return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)  # type: ignore[arg-type]  # an ActingModel

@@ -8,6 +8,7 @@ MazeTrainError
 │   └── WorkerError      a process that steps environments raised, died or hung
 ├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
 ├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken
+├── DatasetError         a data set of trajectories is missing, damaged, foreign, or does not fit
 └── MissingExtraError    an optional dependency is not installed
 """
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigError",
+    "DatasetError",
     "EnvError",
     "MazeTrainError",
     "MissingExtraError",
@@ -87,6 +89,10 @@ class TrainingError(MazeTrainError):
 
 class RunDirectoryError(MazeTrainError):
     """A run directory is missing, incomplete, damaged, or already taken."""
+
+
+class DatasetError(MazeTrainError):
+    """A data set of trajectories is missing, damaged, foreign, or does not fit."""
 
 
 class MissingExtraError(MazeTrainError):

@@ -50,6 +50,16 @@ class Event:
     def __set_name__(self, owner: type, name: str) -> None:
         object.__setattr__(self, "name", name)
 
+    def of_part(self, part: str) -> Event:
+        """The same statistic of one part of something, such as of an action: `<tag>/<part>`.
+
+        Statistics go by tags, so that a part may be named anew each time.
+        """
+        event = Event(self.doc, self.reduce)
+        object.__setattr__(event, "name", f"{self.name}/{part}")
+        object.__setattr__(event, "tag", f"{self.tag}/{part}")
+        return event
+
     def _join(self, prefix: str) -> None:
         object.__setattr__(self, "tag", f"{prefix}/{self.name}")
 

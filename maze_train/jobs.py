@@ -1,4 +1,4 @@
-"""One training run as Hydra starts it, and what is told when it fails."""
+"""One run or rollout as Hydra starts it, and what is told when it fails."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from maze_train.config.loading import load_config
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
 from maze_train.config.resuming import AUTO, stored_settings
+from maze_train.config.rollout_loading import is_rollout, load_rollout_config
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
 
 
 class Job:
-    """Trains as a composed configuration says; called by Hydra, several times in a sweep.
+    """Does what a composed configuration says; called by Hydra, several times in a sweep.
 
     Errors do not go through Hydra, which would stop a sweep and print them in its own way: they are
     told here, and kept for the exit code.
@@ -49,7 +50,10 @@ class Job:
         self._pid = os.getpid()
 
     def __call__(self, composed: DictConfig) -> float:
-        """Train, and return the best metric: what a sweeper optimises. NaN after a failure."""
+        """Train or play, and return what a sweeper optimises. NaN after a failure.
+
+        Of training, this is the best metric; of a rollout, the mean return.
+        """
         settings = HydraConfig.get()
         self.is_sweep = settings.mode == RunMode.MULTIRUN
         self.n_jobs += 1
@@ -58,10 +62,13 @@ class Job:
             chosen = " ".join(word.lstrip("+") for word in settings.overrides.task)
             label = f"job {settings.job.num} ({chosen}): "
             print(f"{PROGRAM}: job {settings.job.num}: {chosen}", flush=True)
+        directory = settings.runtime.output_dir if self.is_sweep else None
         try:
+            if is_rollout(settings.job.config_name, composed):
+                return roll_out(composed, directory)
             return train(
                 composed,
-                settings.runtime.output_dir if self.is_sweep else None,
+                directory,
                 # As the user wrote them: what they refer to is resolved in the configuration.
                 OmegaConf.to_container(settings.overrides.task, resolve=False),
             )
@@ -100,9 +107,7 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
         overrides: What the user set, a list in Hydra's spelling. A run that is continued by its
             directory has its own settings, changed by these.
     """
-    node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    assert isinstance(node, dict)
-    values = {str(key): value for key, value in node.items()}
+    values = plain_values(composed)
     resume = values.get("resume")
     if resume not in (None, AUTO):
         values = stored_settings(str(resume), settings_of(overrides, values))
@@ -113,6 +118,30 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     from maze_train.runners.factory import build_runner
 
     return build_runner(config).run().best_metric
+
+
+def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
+    """Play the episodes of a composed configuration and return their mean return.
+
+    Args:
+        composed: What Hydra composed.
+        output_dir: Directory of the results, unless the configuration names one.
+    """
+    values = plain_values(composed)
+    if values.get("output_dir") is None:
+        values["output_dir"] = output_dir
+    config = load_rollout_config(values)
+    # Late, as in training.
+    from maze_train.runners.rollout import RolloutRunner
+
+    return RolloutRunner(config).run().summary.return_mean
+
+
+def plain_values(composed: DictConfig) -> dict[str, Any]:
+    """What Hydra composed as plain values, with interpolations resolved."""
+    node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    assert isinstance(node, dict)
+    return {str(key): value for key, value in node.items()}
 
 
 def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[str, Any]:

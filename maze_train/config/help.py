@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["help_text"]
 
 HEAD = """\
-maze-run: train a reinforcement-learning agent from configuration.
+maze-run: train a reinforcement-learning agent from configuration, or let a policy play.
 
 Usage: maze-run [options] algorithm=<name> env=<id> [key=value ...]
+       maze-run -cn rollout [options] run=<directory of a run> [key=value ...]
 """
 
 KEYS = """\
@@ -38,7 +39,8 @@ OPTIONS = """\
 Options
   -m, --multirun               one run for each combination of values with commas
   --config-dir <folder>        a folder with YAML of your own: <folder>/algorithm/my.yaml
-  -cn <name>                   another primary config: --config-dir <run dir> -cn config
+  -cn <name>                   another primary config: --config-dir <run dir> -cn config;
+                               -cn rollout: play episodes (keys: maze-run -cn rollout --cfg job)
   --cfg job                    print the configuration, do not run
   --info defaults|searchpath   tell where the configuration comes from
   -sc install=bash             print the shell completion: eval "$(maze-run -sc install=bash)"
@@ -57,6 +59,8 @@ Examples
   maze-run --config-dir my_conf algorithm=my_ppo env=my_env
   maze-run resume=outputs/<run> total_steps=2e6
   maze-run algorithm=ppo env=CartPole-v1 run_dir=runs/a resume=auto
+  maze-run -cn rollout run=runs/a n_episodes=20 runner=local record=true video=true
+  maze-run -cn rollout env=CartPole-v1 policy=random
 
 Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted,
 143 terminated, 138 ended by SIGUSR1. Configuration errors and

@@ -1,10 +1,11 @@
-"""From plain nested values to a validated `TrainConfig`, and back."""
+"""From plain nested values to validated configuration dataclasses, and back."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from omegaconf import OmegaConf
 
@@ -25,6 +26,8 @@ __all__ = [
     "load_config",
     "named_option",
     "unknown_option",
+    "values_by_field",
+    "with_targets",
 ]
 
 
@@ -42,24 +45,53 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, values
             contradict each other, or no algorithm is chosen.
     """
+    values = values_by_field(TrainConfig, node)
+    if values.get("algorithm") is None:
+        raise choose_one("algorithm")
+    return build_dataclass(TrainConfig, with_targets(TrainConfig, values))
+
+
+def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the names of the fields of a configuration, without names of options and dots.
+
+    Args:
+        cls: The dataclass of the whole configuration.
+        node: Values as `load_config` takes them; they are copied where they change.
+
+    Raises:
+        ConfigError: If there is no such option, or a key with dots leads into no mapping.
+    """
+    hints = hints_of(cls)
     values = {key: value for key, value in node.items() if "." not in key}
     for key in list(values):
-        if isinstance(values[key], str) and is_dataclass(hints_of(TrainConfig).get(key)):
+        if isinstance(values[key], str) and _section_of(hints.get(key)) is not None:
             values[key] = named_option(key, values[key])
     for key, value in node.items():
         if "." in key:
             _set_dotted(values, key, value)
-    if values.get("algorithm") is None:
-        raise choose_one("algorithm")
-    for field in fields(TrainConfig):
-        if field.name in values:
-            values[field.name] = _with_target(field, values[field.name])
-    return build_dataclass(TrainConfig, values)
+    return values
 
 
-def config_to_dict(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as plain values for YAML, which `load_config` turns into an equal one."""
-    dumped = _dump(config, TrainConfig)
+def with_targets(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with its class in each that is a choice (algorithm, runner).
+
+    Raises:
+        ConfigError: If a class has to be chosen, and is not.
+    """
+    named = {field.name: field for field in fields(cls)}
+    hints = hints_of(cls)
+    return {
+        key: _with_target(named[key], hints[key], value) if key in named else value
+        for key, value in values.items()
+    }
+
+
+def config_to_dict(config: Any) -> dict[str, Any]:
+    """A configuration dataclass as plain values for YAML.
+
+    `load_config` turns those of a `TrainConfig` into an equal one, `build_dataclass` those of any.
+    """
+    dumped = _dump(config, type(config))
     assert isinstance(dumped, dict)
     return dumped
 
@@ -117,9 +149,15 @@ def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
     node[last] = value
 
 
-def _with_target(field: Any, node: Any) -> Any:
+def _section_of(hint: Any) -> Any:
+    """The dataclass that a hint asks for, itself or null; None if it asks for none."""
+    arms = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    arms = tuple(arm for arm in arms if arm is not type(None))
+    return arms[0] if len(arms) == 1 and is_dataclass(arms[0]) else None
+
+
+def _with_target(field: Any, hint: Any, node: Any) -> Any:
     """The node of a choice (algorithm, runner) with its class, by default that of the field."""
-    hint = hints_of(TrainConfig)[field.name]
     is_choice = is_dataclass(hint) and getattr(hint, "name", None) == ""
     if not is_choice or not isinstance(node, Mapping) or TARGET in node:
         return node

@@ -34,9 +34,11 @@ CHECKPOINTS = "checkpoints"
 FREE = (
     "algorithm.device",
     "algorithm.n_epochs",
+    "algorithm.on_damaged",
     "algorithm.on_non_finite",
     "algorithm.patience",
     "algorithm.replay_buffer_storage",
+    "algorithm.storage",
     "checkpoint",
     "evaluation.dump_interval",
     "resume",

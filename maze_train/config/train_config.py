@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.envs.config import EnvConfig
@@ -33,6 +33,11 @@ class RunnerConfig:
     max_wall_time_s: float = 0.0
     """Seconds after which training stops (at the end of an update), those before a run was
     continued included; 0: no limit."""
+
+    dataset: str | dict[str, Any] | None = None
+    """Recorded episodes, for algorithms that learn from them (bc): a directory,
+    `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
+    gives a `maze_train.TrajectoryDataset`."""
 
     fast_dev_run: bool = False
     """One short iteration of everything (collect, update, evaluate, write), as a trial."""
@@ -110,26 +115,32 @@ class TrainConfig:
     seed: int | None = None
     """Seed of every random stream, >= 0; null: drawn at the start and written to config.yaml."""
 
-    total_steps: int = 100_000
-    """Environment steps after which training stops, at the end of an update; 0: no limit."""
+    total_steps: int | None = None
+    """Environment steps after which training stops, at the end of an update; 0: no limit; null:
+    100,000, or no limit for bc, which counts the recorded steps that it learned from."""
 
     run_dir: str | None = None
     """Directory of the run; null: outputs/<env>-<algorithm>-<runner>/<date>_<time>."""
+
+    base_run: str | None = None
+    """Directory of a run, or of a saved policy, whose policy training starts from, such as one of
+    bc; networks have to be equal, a critic is taken over where there is one. null: new weights."""
 
     resume: str | None = None
     """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in
     run_dir if there is one, else start it; null: start a new run."""
 
     def __post_init__(self) -> None:
-        if self.env.id is None and self.env.target is None:
-            raise ConfigError(
-                "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
-            )
+        self._check_experience()
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)
+        if self.total_steps is None:
+            self.total_steps = self.algorithm.default_total_steps
         check_at_least("total_steps", self.total_steps, 0)
-        if self.run_dir is not None and not self.run_dir.strip():
-            raise ConfigError("run_dir", "expected the name of a directory, or null", self.run_dir)
+        for key in ("run_dir", "base_run"):
+            name = getattr(self, key)
+            if name is not None and not name.strip():
+                raise ConfigError(key, "expected the name of a directory, or null", name)
         if self.resume == "auto" and self.run_dir is None:
             raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
         if self.runner.name not in self.algorithm.runner_classes:
@@ -154,3 +165,25 @@ class TrainConfig:
                 self.algorithm.check_total_steps(self.total_steps)
         except ConfigError as error:
             raise error.below("algorithm") from None
+
+    def _check_experience(self) -> None:
+        """Refuse an algorithm without its source of experience, or with another one."""
+        name, dataset = self.algorithm.name, self.runner.dataset
+        if self.algorithm.learns_from == "dataset":
+            if dataset is None:
+                raise ConfigError(
+                    "runner.dataset",
+                    f"{name} learns from recorded episodes: set it to the directory of a data set "
+                    "(`maze-run -cn rollout ... record=true` writes one) or to minari:<id>",
+                )
+            return
+        if self.env.id is None and self.env.target is None:
+            raise ConfigError(
+                "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
+            )
+        if dataset is not None:
+            raise ConfigError(
+                "runner.dataset",
+                f"{name} learns in environments: leave it out, or choose algorithm=bc",
+                dataset,
+            )

@@ -49,6 +49,9 @@ class Trajectory:
     truncated: bool
     """Whether the episode was cut off (time limit) after the last step."""
 
+    seed: int | None = None
+    """Seed that the environment was reset with; None: unknown."""
+
     def __post_init__(self) -> None:
         if self.rewards.ndim != 1 or not len(self.rewards):
             shape = list(self.rewards.shape)
@@ -72,6 +75,11 @@ class Trajectory:
     def num_steps(self) -> int:
         """T."""
         return len(self.rewards)
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the rewards, not discounted, in float64."""
+        return float(self.rewards.sum(dtype=np.float64))
 
 
 def trajectories_as_rollout(

@@ -6,6 +6,7 @@ import math
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
@@ -29,11 +30,25 @@ from maze_train.spaces.masks import mask_layout
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    import gymnasium
-
     from maze_train.types import Array, ArrayTree
 
-__all__ = ["EnvSlots"]
+__all__ = ["EnvSlots", "EpisodeError"]
+
+
+class EpisodeError(EnvError):
+    """An episode failed.
+
+    Args:
+        text: What happened, where and when.
+        seed: Seed of the episode.
+    """
+
+    def __init__(self, text: str, seed: int) -> None:
+        self.text, self.seed = text, seed
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, self.seed)
 
 
 class EnvSlots:
@@ -56,8 +71,15 @@ class EnvSlots:
         obs: Observations to act on, `[rows, ...]`, by leaf (the key of a lone leaf is empty).
         returns: Sums of the rewards of the episodes, `[rows]`.
         lengths: Steps of the episodes, `[rows]`.
+        rewards: Rewards of the last step, `[rows]`; those of slots that were not stepped mean
+            nothing.
         lost: Whether the last episode of a slot was lost, `[rows]`.
+        terminations: Whether the episode of a slot ended in a terminal state, `[rows]`.
+        truncations: Whether it was cut off, `[rows]`.
+        seeds: Seeds of the episodes, by slot.
         final_infos: Infos of the last steps of episodes, by slot.
+        final_obs: Observations after the last steps of episodes as the environment gave them, by
+            slot; it may use their memory again when it is reset.
 
     Raises:
         ConfigError: If a factory refuses its settings.
@@ -89,9 +111,13 @@ class EnvSlots:
         self.returns = np.zeros(rows)
         self.lengths = np.zeros(rows, np.int64)
         self.lost = np.zeros(rows, np.bool_)
+        self.terminations = np.zeros(rows, np.bool_)
+        self.truncations = np.zeros(rows, np.bool_)
         self.final_infos: dict[int, dict[str, Any]] = {}
-        self._rewards = np.zeros(rows)
-        self._seeds = [0] * len(self.envs)
+        self.final_obs: dict[int, Any] = {}
+        self.rewards = np.zeros(rows)
+        self.seeds = [0] * len(self.envs)
+        self._observation = observation
         self._write_obs = row_writer(observation, self.obs)
         masks = mask_layout(observation.space, self._action.space)
         if masks is not None:
@@ -99,6 +125,7 @@ class EnvSlots:
         self._finite = FiniteCheck(self.obs)
         self._continuing = [continuing_layers(env) for env in self.envs]
         self._monitors = [monitor_of(env) for env in self.envs]
+        self._games = [watched_game(layers) for layers in self._continuing]
 
     def __len__(self) -> int:
         return len(self.envs)
@@ -113,10 +140,11 @@ class EnvSlots:
         Raises:
             EnvError: If the environment raises or returns something invalid.
         """
-        self._seeds[slot] = seed
+        self.seeds[slot] = seed
         self.returns[slot] = self.lengths[slot] = 0
-        self.lost[slot] = False
+        self.lost[slot] = self.terminations[slot] = self.truncations[slot] = False
         self.final_infos.pop(slot, None)
+        self.final_obs.pop(slot, None)
         env = self.envs[slot]
         try:
             for layer in self._continuing[slot]:
@@ -143,7 +171,7 @@ class EnvSlots:
             EnvError: If an environment raises or returns something invalid.
         """
         ended: list[int] = []
-        rewards, write_obs, total, i = self._rewards, self._write_obs, 0.0, 0
+        rewards, write_obs, total, i = self.rewards, self._write_obs, 0.0, 0
         try:
             for i, action in zip(range(count), self._built(actions, count), strict=True):
                 obs, reward, terminated, truncated, info = self.envs[i].step(action)
@@ -152,10 +180,13 @@ class EnvSlots:
                 total += number
                 if terminated or truncated:
                     if truncated or not self._goes_on(i):
-                        self.final_infos[i] = self._with_report(i, checked_info(info))
+                        self._end(i, obs, bool(terminated), bool(truncated), info)
                         ended.append(i)
                         continue
-                    obs = going_on(self.envs[i])
+                    obs = self._next_life(i, obs, info)
+                    if obs is None:
+                        ended.append(i)
+                        continue
                 write_obs(i, obs)
         except Exception as error:
             self.lengths[i] += 1
@@ -170,16 +201,73 @@ class EnvSlots:
     def swap(self, i: int, j: int) -> None:
         """Exchange two slots with all that belongs to them."""
         pair, other = [i, j], [j, i]
-        for column in (*self.obs.values(), self.returns, self.lengths, self.lost):
+        flags = (self.lost, self.terminations, self.truncations)
+        for column in (*self.obs.values(), self.returns, self.lengths, *flags):
             column[pair] = column[other]
-        for items in (self.envs, self._seeds, self._continuing, self._monitors):
+        for items in (self.envs, self.seeds, self._continuing, self._monitors, self._games):
             self._exchange(items, i, j)
-        infos = {i: self.final_infos.pop(j, None), j: self.final_infos.pop(i, None)}
-        self.final_infos |= {slot: info for slot, info in infos.items() if info is not None}
+        for found in (self.final_infos, self.final_obs):
+            moved = {i: found.pop(j, None), j: found.pop(i, None)}
+            found |= {slot: value for slot, value in moved.items() if value is not None}
 
     @staticmethod
     def _exchange(items: list[Any], i: int, j: int) -> None:
         items[i], items[j] = items[j], items[i]
+
+    def last_observation(self, slot: int) -> dict[str, Array] | None:
+        """What was observed after the last step of an episode that ended, as a copy by leaf.
+
+        Returns:
+            The leaves; None if a number in them is not finite and `on_non_finite` is `skip`: the
+            episode then counts as lost.
+
+        Raises:
+            EpisodeError: If it does not fit the space, or holds a number that is not finite.
+        """
+        leaf = {key: np.empty_like(value)[None] for key, value in self._blank.items()}
+        try:
+            row_writer(self._observation, leaf)(0, self.final_obs[slot])
+            found: dict[str, Array] = {key: column[0] for key, column in leaf.items()}
+            check_finite(found, "last observation")
+        except Exception as error:
+            if self._skips and isinstance(error, NonFiniteError):
+                self.lost[slot] = True
+                return None
+            raise self._fault(slot, error) from error
+        return found
+
+    def render(self, slot: int) -> Any:
+        """What the environment shows now: a picture, where its render mode is `rgb_array`.
+
+        Raises:
+            EpisodeError: If the environment raises.
+        """
+        try:
+            return self.envs[slot].render()
+        except Exception as error:
+            raise self._fault(slot, error) from error
+
+    def _end(self, slot: int, obs: Any, terminated: bool, truncated: bool, info: Any) -> None:
+        """Note how an episode ended."""
+        self.final_infos[slot] = self._with_report(slot, checked_info(info))
+        self.final_obs[slot] = obs
+        self.terminations[slot], self.truncations[slot] = terminated, truncated
+
+    def _next_life(self, slot: int, obs: Any, info: Any) -> Any:
+        """What is observed where a game goes on; None: it did not, and the episode ended.
+
+        Going on takes steps without the agent, which may end the game. The last observation is then
+        the one after the last step of the agent.
+        """
+        game = self._games[slot]
+        if game is not None:
+            game.end = None
+        following = going_on(self.envs[slot])
+        if game is None or game.end is None:
+            return following
+        terminated, truncated, last_info = game.end
+        self._end(slot, obs, terminated, truncated, {**checked_info(info), **last_info})
+        return None
 
     def _goes_on(self, slot: int) -> bool:
         """Whether a wrapper ended an episode of a game that is not over."""
@@ -220,7 +308,7 @@ class EnvSlots:
         bad = ~np.isfinite(sums) | non_finite_rows(self.obs)[:count]
         for i in [int(k) for k in bad.nonzero()[0]]:
             try:
-                check_finite_reward(self._rewards[i])
+                check_finite_reward(self.rewards[i])
                 if not math.isfinite(sums[i]):
                     raise NonFiniteError("the sum of the rewards is not a finite number")
                 if i not in ended:
@@ -234,13 +322,41 @@ class EnvSlots:
                     column[i] = self._blank[key]
         return sorted({*ended, *(int(k) for k in self.lost[:count].nonzero()[0])})
 
-    def _fault(self, slot: int, error: Exception) -> EnvError:
-        step = self.lengths[slot]
+    def _fault(self, slot: int, error: Exception) -> EpisodeError:
+        step, seed = self.lengths[slot], self.seeds[slot]
         when = f"at step {step}" if step else "in the reset"
-        return EnvError(
-            f"environment {self._first + slot} failed {when} of the episode with seed "
-            f"{self._seeds[slot]}: {type(error).__name__}: {error}"
+        return EpisodeError(
+            f"environment {self._first + slot} failed {when} of the episode with seed {seed}: "
+            f"{type(error).__name__}: {error}",
+            seed,
         )
+
+
+class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Remembers how the game ended last that a layer around it goes on with.
+
+    Attributes:
+        end: Whether it terminated, whether it was truncated, and the last info; None: it goes on.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.end: tuple[bool, bool, dict[str, Any]] | None = None
+
+    def step(self, action: Any) -> Any:
+        """Step."""
+        result = self.env.step(action)
+        if result[2] or result[3]:
+            self.end = bool(result[2]), bool(result[3]), checked_info(result[4])
+        return result
+
+
+def watched_game(continuing: Sequence[Any]) -> _Game | None:
+    """Have the game watched that the layers go on with; None if there are none."""
+    if not continuing or not isinstance(continuing[-1], gymnasium.Wrapper):
+        return None
+    continuing[-1].env = game = _Game(continuing[-1].env)
+    return game
 
 
 def going_on(env: gymnasium.Env[Any, Any]) -> Any:
@@ -248,7 +364,8 @@ def going_on(env: gymnasium.Env[Any, Any]) -> Any:
     around = takewhile(lambda layer: not hasattr(layer, "goes_on"), layers_of(env))
     limits = [layer for layer in around if isinstance(layer, TimeLimit)]
     elapsed = [layer._elapsed_steps for layer in limits]
-    obs, _ = env.reset()
+    obs, info = env.reset()
+    checked_info(info)
     for layer, steps in zip(limits, elapsed, strict=True):
         layer._elapsed_steps = steps
     return obs

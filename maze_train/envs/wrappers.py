@@ -17,10 +17,11 @@ from gymnasium import spaces
 
 from maze_train.checks import check_at_least, check_positive
 from maze_train.envs.rows import column_writer
-from maze_train.errors import ConfigError, EnvError
+from maze_train.errors import ConfigError, EnvError, SpaceError
 from maze_train.seeding import Seeds
 from maze_train.spaces.describe import FlatView, join_keys
 from maze_train.spaces.masks import MASK_KEY, is_mask_key, mask_layout
+from maze_train.spaces.random_actions import masks_of_parts, random_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,12 +169,7 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _random_action(self, obs: Any, info: Mapping[str, Any]) -> Any:
         """A uniformly drawn action, of the legal ones where there are masks."""
-        parts = dict(self._action_view.read(self._actions.sample()))
-        for key, masks in self._legal(obs, info):
-            leaf: Any = self._action_view.leaves[key]
-            drawn = [self._random.choice(np.flatnonzero(mask)) for mask in masks]
-            parts[key] = np.reshape(drawn, leaf.shape) + leaf.start
-        return parts[""] if self._action_view.is_single else self._action_view.build(parts)
+        return random_action(self._action_view, self._legal(obs, info), self._random)
 
     def _legal(self, obs: Any, info: Mapping[str, Any]) -> Iterator[tuple[str, list[Array]]]:
         """The masks of all choices of each part that has some."""
@@ -182,12 +178,10 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
                 yield "", [np.asarray(info[MASK_KEY])]
             return
         leaves = {key: np.asarray(leaf) for key, leaf in self._observation_view.read(obs)}
-        problem = self._masks.illegal_part(leaves)
-        if problem is not None:
-            raise EnvError(problem)
-        for part in self._masks.parts:
-            entries = leaves[part.leaf].reshape(-1)[part.start : part.stop]
-            yield part.part, np.split(entries, np.cumsum(part.sizes)[:-1])
+        try:
+            yield from masks_of_parts(self._masks, leaves)
+        except SpaceError as error:
+            raise EnvError(str(error)) from error
 
 
 class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):

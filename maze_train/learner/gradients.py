@@ -1,4 +1,4 @@
-"""Clipping of gradients."""
+"""Size and clipping of gradients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from maze_train.types import Tensor
 
-__all__ = ["clip_gradients"]
+__all__ = ["clip_gradients", "compute_gradient_norm"]
 
 # Keeps the quotient finite for a zero gradient; the size that the field uses.
 NORM_EPSILON = 1e-6
@@ -33,7 +33,7 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
     if not gradients:
         return torch.zeros(())
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    norm = _norm_of_all(norms)
     if bound <= 0:
         return norm
     if by == "value":
@@ -46,6 +46,29 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
         coefficient = _coefficient(norm, bound)
         for gradient in gradients:
             gradient.mul_(coefficient)
+    return norm
+
+
+def compute_gradient_norm(params: Iterable[Tensor]) -> float:
+    """The L2 norm sqrt(Σ g²) over the gradients of all parameters together.
+
+    The host waits for the device once.
+
+    Args:
+        params: Parameters on one device. One without a gradient counts 0.
+
+    Returns:
+        The norm, >= 0; 0.0 if there is no gradient at all.
+    """
+    gradients = [parameter.grad for parameter in params if parameter.grad is not None]
+    if not gradients:
+        return 0.0
+    return float(_norm_of_all([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+
+
+def _norm_of_all(norms: list[Tensor]) -> Tensor:
+    """The norm of tensors of these norms, 0-d."""
+    norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
 

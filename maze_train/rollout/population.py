@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from maze_train.errors import MazeTrainError
-from maze_train.nets.population import build_population, find_normalizer, row_blocks
+from maze_train.nets.population import build_population, find_normalizer
+from maze_train.rollout.agents import first_observations
 from maze_train.rollout.episodes import success_of
 from maze_train.rollout.members import MemberActions, MemberResult, ObservationMoments, PairDraws
-from maze_train.spaces.tensors import as_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -186,11 +186,7 @@ class ESRolloutWorkerWrapper:
 
     def _observe(self, count: int) -> TensorTree:
         """The observations of this step, `[row_blocks(count), ...]`, which are counted as well."""
-        slots, rows = self._slots, row_blocks(count)
-        columns: Any = {key: column[:rows] for key, column in slots.obs.items()}
-        if "" in columns:
-            columns = columns[""]
-        obs = as_tensors(slots.single_observation_space, columns)
+        obs = first_observations(self._slots, count)
         if self._observed is not None:
             self._observed.take_in(count, obs)
         return obs

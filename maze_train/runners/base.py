@@ -7,7 +7,7 @@ import shlex
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -15,21 +15,27 @@ from maze_train.config.loading import config_to_dict
 from maze_train.config.resuming import CHECKPOINTS, checkpoint_name, continued, run_to_resume
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
-from maze_train.errors import ConfigError, EnvError
 from maze_train.files import exclusive, remove_leftovers
 from maze_train.rollout.collector import RolloutCollector
+from maze_train.runners.base_policy import take_over
 from maze_train.runners.machine import find_device, torch_threads
+from maze_train.runners.parts import (
+    close_quietly,
+    joined,
+    own_evaluators,
+    past_rows,
+    shortened,
+)
 from maze_train.runners.result import TrainingResult
 from maze_train.runners.run_dir import check_is_free, make_run_dir, write_config
 from maze_train.runners.vector_envs import build_vector_env, num_env_threads
 from maze_train.seeding import Seeds, draw_seed
-from maze_train.targets import build_target
 from maze_train.tracking.build import build_writers
-from maze_train.tracking.rows import RunInfo, read_rows
+from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.evaluators import Evaluator, MultiEvaluator, RolloutEvaluator
+from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept, seed_generators
 from maze_train.training.interruption import Interruption
 from maze_train.training.model_selection import BestModelSelection
@@ -44,11 +50,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.config.train_config import TrainConfig
-    from maze_train.envs.crew import SupportsClose
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.tracking.rows import MetricsRow
     from maze_train.tracking.writers import MetricsWriter
     from maze_train.training.checkpoints import Checkpoint
+    from maze_train.training.evaluators import Evaluator
     from maze_train.training.outcome import TrainingSummary
     from maze_train.training.trainer import Trainer
 
@@ -67,7 +72,7 @@ class TrainingRunner(ABC):
     """
 
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        config = _shortened(config)
+        config = shortened(config)
         self.resumed_dir = run_to_resume(config)
         if self.resumed_dir is not None:
             config = continued(config, self.resumed_dir)
@@ -123,6 +128,8 @@ class TrainingRunner(ABC):
                 check_is_free(self.config.run_dir)
             seed_generators(self.seeds.integer("global"))
             model = self.build_model()
+            if self.config.base_run is not None and not self._has_checkpoint:
+                take_over(self.config.base_run, model, self.spaces)
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._name)
@@ -142,7 +149,7 @@ class TrainingRunner(ABC):
             run_dir / CHECKPOINTS,
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
-            mode=config.evaluation.mode,
+            mode=self.selection_mode,
         )
         resumed = None
         if self.resumed_dir is not None:
@@ -164,7 +171,7 @@ class TrainingRunner(ABC):
             model_selection=selection,
             limits=self._limits(),
             evaluation_interval=config.evaluation.interval,
-            selection_metric=config.evaluation.selection_metric,
+            selection_metric=self.selection_metric,
             checkpoints=Checkpoints(store, config.checkpoint, resumed) if is_on else None,
             interruption=interruption,
         )
@@ -222,6 +229,32 @@ class TrainingRunner(ABC):
             close_quietly(env)
 
     @property
+    def step_label(self) -> str:
+        """What is counted as steps, for people."""
+        return "environment steps"
+
+    @property
+    def task_name(self) -> str:
+        """What is learned, in names of runs."""
+        return env_name(self.config.env)
+
+    @property
+    def selection_metric(self) -> str:
+        """Metric that selects the best policy."""
+        return self.config.evaluation.selection_metric
+
+    @property
+    def selection_mode(self) -> Literal["max", "min"]:
+        """Whether a larger or a smaller value of it is better."""
+        return self.config.evaluation.selection_mode(self.selection_metric)
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        """Whether a run is continued that was saved before."""
+        directory = self.resumed_dir
+        return directory is not None and bool(CheckpointStore(directory / CHECKPOINTS).list())
+
+    @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
         return self.env.env_observation_space, self.env.single_action_space
@@ -271,29 +304,26 @@ class TrainingRunner(ABC):
     def _make_evaluation_env(self, num_envs: int) -> MazeVectorEnv:
         return self.make_env(num_envs, training=False)
 
-    def _build_evaluator(self) -> Evaluator | None:
+    def build_evaluators(self) -> list[Evaluator]:
+        """What judges the policy, without the evaluators of the user."""
         config = self.config.evaluation
-        evaluators: list[Evaluator] = []
-        if config.n_episodes > 0:
-            evaluators.append(
-                RolloutEvaluator(
-                    self._make_evaluation_env,
-                    config.n_episodes,
-                    concurrency=config.concurrency,
-                    seed=self.seeds.integer("evaluation"),
-                    deterministic=config.deterministic,
-                )
+        if not config.n_episodes:
+            return []
+        return [
+            RolloutEvaluator(
+                self._make_evaluation_env,
+                config.n_episodes,
+                concurrency=config.concurrency,
+                seed=self.seeds.integer("evaluation"),
+                deterministic=config.deterministic,
             )
-        for i, node in enumerate(config.evaluators):
-            key = f"evaluation.evaluators[{i}]"
-            evaluator = build_target(node, key=key)
-            if not isinstance(evaluator, Evaluator):
-                raise ConfigError(key, "expected a subclass of maze_train.Evaluator")
+        ]
+
+    def _build_evaluator(self) -> Evaluator | None:
+        own = own_evaluators(self.config.evaluation)
+        for evaluator in own:
             self._closing.callback(evaluator.close)
-            evaluators.append(evaluator)
-        if not evaluators:
-            return None
-        return evaluators[0] if len(evaluators) == 1 else MultiEvaluator(evaluators)
+        return joined([*self.build_evaluators(), *own])
 
     def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
         observation_space, action_space = self.spaces
@@ -304,32 +334,25 @@ class TrainingRunner(ABC):
             best_dir=run_dir / "best",
             dump_dir=run_dir / "policies",
             dump_interval=self.config.evaluation.dump_interval,
-            mode=self.config.evaluation.mode,
+            mode=self.selection_mode,
         )
 
     def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
         config = self.config
-        title = f"{config.algorithm.name.upper()} on {env_name(config.env)}"
-        past_rows: list[MetricsRow] = []
+        title = f"{config.algorithm.name.upper()} on {self.task_name}"
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"
-            past_rows = read_rows(run_dir / "metrics.csv", resumed.epoch)
-            if config.tracking.csv and len(past_rows) < resumed.epoch:
-                missing = f"{resumed.epoch - len(past_rows)} of {resumed.epoch} epochs"
-                print(
-                    f"warning: metrics.csv lacks {missing} before {resumed.path.name}",
-                    file=sys.stderr,
-                )
         return RunInfo(
             run_dir=run_dir,
             title=title,
-            past_rows=tuple(past_rows),
+            past_rows=past_rows(run_dir, resumed, config.tracking.csv) if resumed else (),
             resumed_at_step=self._resumed_at_step(resumed),
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
-            metric=config.evaluation.selection_metric,
-            mode=config.evaluation.mode,
+            step_label=self.step_label,
+            metric=self.selection_metric,
+            mode=self.selection_mode,
         )
 
     def _resumed_at_step(self, resumed: Checkpoint | None) -> int | None:
@@ -342,7 +365,7 @@ class TrainingRunner(ABC):
         config = self.config
         return Limits(
             n_epochs=config.algorithm.n_epochs,
-            total_steps=config.total_steps,
+            total_steps=config.total_steps or 0,
             patience=config.algorithm.patience,
             max_wall_time_s=config.runner.max_wall_time_s,
         )
@@ -368,27 +391,4 @@ class TrainingRunner(ABC):
     @property
     def _name(self) -> str:
         config = self.config
-        return f"{env_name(config.env)}-{config.algorithm.name}-{config.runner.name}"
-
-
-def _shortened(config: TrainConfig) -> TrainConfig:
-    """The configuration, shortened if it is a trial of everything."""
-    if not config.runner.fast_dev_run:
-        return config
-    return replace(
-        config,
-        algorithm=config.algorithm.shortened(),
-        evaluation=replace(
-            config.evaluation,
-            n_episodes=min(2, config.evaluation.n_episodes),
-            max_episode_steps=min(200, config.evaluation.max_episode_steps or 200),
-        ),
-    )
-
-
-def close_quietly(env: SupportsClose) -> None:
-    """Close environments; an error of theirs must not cost a finished training."""
-    try:
-        env.close()
-    except EnvError as error:
-        print(f"warning: {error}", file=sys.stderr)
+        return f"{self.task_name}-{config.algorithm.name}-{config.runner.name}"

@@ -22,7 +22,8 @@ from maze_train.rollout.members import num_reals
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
 from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts
-from maze_train.runners.base import TrainingRunner, close_quietly
+from maze_train.runners.base import TrainingRunner
+from maze_train.runners.parts import close_quietly
 from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import locate
 

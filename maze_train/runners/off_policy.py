@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
-from maze_train.config.resuming import CHECKPOINTS
 from maze_train.data.replay import PrioritizedReplayBuffer, replay_nbytes
 from maze_train.data.trajectories import trajectories_as_rollout
+from maze_train.data.trajectory_store import open_dataset
 from maze_train.data.transitions import BaseReplayBuffer
 from maze_train.errors import ConfigError
 from maze_train.learner.group import LearnerGroup
@@ -21,14 +21,16 @@ from maze_train.runners.base import TrainingRunner
 from maze_train.runners.machine import available_disk, available_memory
 from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import TARGET, build_target, locate
-from maze_train.training.checkpoints import CheckpointStore
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
     from maze_train.algorithms.sac.trainer import SAC
     from maze_train.config.train_config import TrainConfig
+    from maze_train.data.trajectories import Trajectory
     from maze_train.distributions.base import Distribution
     from maze_train.envs.factory import EnvFactory
     from maze_train.learner.learner import Learner
@@ -149,12 +151,6 @@ class SACRunner(TrainingRunner):
             )
 
     @property
-    def _has_checkpoint(self) -> bool:
-        """Whether a run is continued that holds its demonstrations already."""
-        directory = self.resumed_dir
-        return directory is not None and bool(CheckpointStore(directory / CHECKPOINTS).list())
-
-    @property
     def _buffer_dir(self) -> Path:
         """Where its files lie, which have no name: the run directory, or where it will be made."""
         run_dir = (self.resumed_dir or Path(self.config.run_dir or ".")).absolute()
@@ -196,7 +192,7 @@ class SACRunner(TrainingRunner):
         if node is None:
             return
         key = "algorithm.initial_demonstration_trajectories"
-        trajectories = build_target(node, key=key)
+        trajectories = self._demonstrations(node, key)
         rollout = trajectories_as_rollout(
             trajectories,
             self.env.num_envs,
@@ -217,6 +213,18 @@ class SACRunner(TrainingRunner):
             )
         if model.normalizer is not None:
             model.normalizer.update(rollout.to(self.device).acted_on(model.normalizer.keys))
+
+    def _demonstrations(self, node: str | dict[str, Any], key: str) -> Iterable[Trajectory]:
+        if not isinstance(node, str):
+            trajectories: Iterable[Trajectory] = build_target(node, key=key)
+            return trajectories
+        dataset = open_dataset(node)
+        found = (dataset.metadata.observation_space, dataset.metadata.action_space)
+        for name, recorded, own in zip(("observation", "action"), found, self.spaces, strict=True):
+            if recorded != own:
+                problem = f"it has the {name} space {recorded}, the environment has {own}"
+                raise ConfigError(key, problem, node)
+        return dataset
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are too few."""

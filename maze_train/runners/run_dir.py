@@ -9,7 +9,7 @@ from maze_train.config.resuming import CONFIG_FILE
 from maze_train.errors import ConfigError
 from maze_train.files import atomic_write
 
-__all__ = ["check_is_free", "make_run_dir", "write_config"]
+__all__ = ["check_is_free", "make_run_dir", "new_directory", "write_config"]
 
 
 def check_is_free(run_dir: str | None) -> None:
@@ -39,7 +39,7 @@ def make_run_dir(run_dir: str | None, name: str) -> Path:
     """
     try:
         if run_dir is None:
-            return _new_directory(Path("outputs") / name)
+            return new_directory(Path("outputs") / name)
         Path(run_dir).mkdir(parents=True, exist_ok=True)
         return Path(run_dir)
     except OSError as error:
@@ -60,7 +60,7 @@ def write_config(run_dir: Path, text: str) -> None:
         raise ConfigError("run_dir", f"can not be written: {error}", str(run_dir)) from error
 
 
-def _new_directory(parent: Path) -> Path:
+def new_directory(parent: Path) -> Path:
     """A directory named after the time, with a number if there is one of that second already."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     number = 1

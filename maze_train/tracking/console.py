@@ -27,7 +27,7 @@ from maze_train.tracking.writers import MetricsWriter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["ConsoleWriter", "ProgressMode"]
+__all__ = ["ConsoleWriter", "ProgressMode", "Screen", "make_bar"]
 
 ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
 
@@ -58,7 +58,7 @@ class ConsoleWriter(MetricsWriter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_one_of("progress", mode, ("auto", "bar", "lines", "quiet"))
-        self._console = _Screen() if console is None else console
+        self._console = Screen() if console is None else console
         if mode == "auto":
             is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
             mode = "bar" if is_screen else "lines"
@@ -80,7 +80,7 @@ class ConsoleWriter(MetricsWriter):
         if run.title:
             self._print(run.title, style="bold")
         if self._mode == "bar":
-            self._bar = _make_bar(self._console)
+            self._bar = make_bar(self._console)
             self._task = self._bar.add_task("", total=1.0, status="")
             self._bar.start()
             self._refresh_bar(self._clock())
@@ -154,7 +154,7 @@ class ConsoleWriter(MetricsWriter):
         self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
 
 
-class _Screen(Console):
+class Screen(Console):
     """Standard output; a reader that goes away is an OSError, and not the end of training."""
 
     def on_broken_pipe(self) -> None:
@@ -251,7 +251,7 @@ class _Status:
         lines = [
             ("stopped", str(found.get("stop_reason", "training ended"))),
             ("epochs", f"{int(found.get('epochs', self.epoch)):,}"),
-            ("environment steps", f"{int(found.get('env_steps', self.env_steps)):,}"),
+            (self.run.step_label, f"{int(found.get('env_steps', self.env_steps)):,}"),
             ("wall time", duration(elapsed)),
             ("speed", f"{compact(speed) if math.isfinite(speed) else '-'} steps/s"),
         ]
@@ -266,7 +266,8 @@ class _Status:
         return lines
 
 
-def _make_bar(console: Console) -> Progress:
+def make_bar(console: Console) -> Progress:
+    """A bar with a description before it and a status after it; it is refreshed by its owner."""
     # No refresh thread: it would compete with the hot loops for the interpreter, and forking a
     # process while it holds a lock could block the child.
     return Progress(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LearningCurveWriter", "draw_learning_curve"]
 
+LOSSES = ("train/policy_loss", "validation/policy_loss")
+
 _TRAIN_COLOR = "#9aa5b1"
 _EVAL_COLOR = "#1f6feb"
 _BEST_COLOR = "#d1242f"
@@ -47,21 +49,31 @@ class LearningCurveWriter(MetricsWriter):
 
     def write(self, row: Mapping[str, float]) -> None:
         """Keep what is drawn of a row."""
-        wanted = (EPOCH, ENV_STEPS, TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD)
+        wanted = (EPOCH, ENV_STEPS, TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD, *LOSSES)
         self._rows.append({name: row[name] for name in wanted if name in row})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Draw the picture."""
         if self._run is None or self._run.run_dir is None:
             return
-        larger_is_better = self._run.mode == "max"
-        figure = draw_learning_curve(self._rows, self._run.title, larger_is_better)
+        figure = draw_learning_curve(
+            self._rows,
+            self._run.title,
+            self._run.mode == "max",
+            step_label=self._run.step_label,
+            draws_losses=self._run.metric.endswith("loss"),
+        )
         with atomic_write(self._run.run_dir / self._filename) as file:
             figure.savefig(file, format="png", dpi=150)
 
 
 def draw_learning_curve(
-    rows: Sequence[Mapping[str, float]], title: str = "", larger_is_better: bool = True
+    rows: Sequence[Mapping[str, float]],
+    title: str = "",
+    larger_is_better: bool = True,
+    *,
+    step_label: str = "environment steps",
+    draws_losses: bool = False,
 ) -> Figure:
     """A figure of the returns of a run, without the global state of pyplot.
 
@@ -69,6 +81,8 @@ def draw_learning_curve(
         rows: Rows of metrics in the order of epochs.
         title: Text above the figure.
         larger_is_better: Whether the best evaluation is the one with the largest return.
+        step_label: What is counted along the axis.
+        draws_losses: Whether losses are drawn where there are no returns.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -79,6 +93,12 @@ def draw_learning_curve(
     axes.set_title(title, loc="left", fontsize=12, color=_TEXT_COLOR, fontweight="bold")
     train = _points(rows, TRAIN_RETURN)
     evaluation = _points(rows, EVAL_RETURN)
+    if not train and not evaluation and draws_losses:
+        for name, color in zip(LOSSES, (_TRAIN_COLOR, _EVAL_COLOR), strict=True):
+            _line(axes, _points(rows, name), color=color, label=name)
+        _decorate(axes, step_label, "loss")
+        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+        return figure
     if not train and not evaluation:
         _say(axes, "Nothing to draw: this run recorded no episode return.")
         return figure
@@ -86,7 +106,7 @@ def draw_learning_curve(
         _line(axes, train, color=_TRAIN_COLOR, label="training episodes")
     if evaluation:
         _draw_evaluation(axes, rows, evaluation, larger_is_better)
-    _decorate(axes)
+    _decorate(axes, step_label, "episode return (mean)")
     # Outside of the axes it hides no data, and needs no search for the emptiest corner.
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
@@ -122,11 +142,11 @@ def _draw_evaluation(
     axes.plot([x], [y], "*", color=_BEST_COLOR, markersize=13, zorder=5, label=label)
 
 
-def _decorate(axes: Axes) -> None:
+def _decorate(axes: Axes, step_label: str, y_label: str) -> None:
     from matplotlib.ticker import EngFormatter
 
-    axes.set_xlabel("environment steps", color=_TEXT_COLOR)
-    axes.set_ylabel("episode return (mean)", color=_TEXT_COLOR)
+    axes.set_xlabel(step_label, color=_TEXT_COLOR)
+    axes.set_ylabel(y_label, color=_TEXT_COLOR)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
     axes.grid(visible=True, color="#d8dee4", linewidth=0.7)

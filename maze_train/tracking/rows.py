@@ -56,6 +56,9 @@ class RunInfo:
     n_epochs: int | None = None
     """Epochs after which training ends; None: not limited."""
 
+    step_label: str = "environment steps"
+    """What `env_steps` counts, for people."""
+
     metric: str = EVAL_RETURN
     """Metric that selects the best policy."""
 

@@ -49,6 +49,13 @@ class AlgorithmConfig:
     default_concurrency: ClassVar[int] = 8
     """Environments that collect experience in parallel, unless `runner.concurrency` says it."""
 
+    default_total_steps: ClassVar[int] = 100_000
+    """Environment steps after which training stops, unless `total_steps` says it; 0: no limit."""
+
+    learns_from: ClassVar[Literal["env", "dataset"]] = "env"
+    """Where experience comes from: an environment, or recorded episodes; with these, an environment
+    serves evaluations only and may be missing."""
+
     n_epochs: int = 0
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""
 
@@ -68,11 +75,14 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         check_at_least("n_epochs", self.n_epochs, 0)
-        check_at_least("epoch_length", self.epoch_length, 1)
+        self._check_epoch_length()
         check_at_least("patience", self.patience, 0)
         check_one_of("on_non_finite", self.on_non_finite, ("raise", "skip"))
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
+
+    def _check_epoch_length(self) -> None:
+        check_at_least("epoch_length", self.epoch_length, 1)
 
     @property
     def model_settings(self) -> dict[str, Any]:
@@ -114,8 +124,8 @@ class EvaluationConfig:
     """Metric that selects the best policy, such as `eval/episode_return_mean` (the default) or
     `eval/episode_length_mean`."""
 
-    mode: Literal["max", "min"] = "max"
-    """Whether a larger or a smaller metric is better."""
+    mode: Literal["auto", "max", "min"] = "auto"
+    """Whether a larger or a smaller metric is better; auto: a smaller one if it is a loss."""
 
     dump_interval: int = 0
     """Evaluations from one dump of the policy (`policies/epoch_<n>`) to the next; 0: none."""
@@ -129,7 +139,7 @@ class EvaluationConfig:
         check_at_least("interval", self.interval, 1)
         check_at_least("concurrency", self.concurrency, 1)
         check_at_least("max_episode_steps", self.max_episode_steps, 0)
-        check_one_of("mode", self.mode, ("max", "min"))
+        check_one_of("mode", self.mode, ("auto", "max", "min"))
         check_at_least("dump_interval", self.dump_interval, 0)
         self._check_metric()
         for i, node in enumerate(self.evaluators):
@@ -141,7 +151,7 @@ class EvaluationConfig:
         if not self.metric or self.evaluators:
             return
         known = [f"eval/{name}" for name in EVALUATION_METRICS] if self.n_episodes else []
-        if self.metric.startswith("train/") or self.metric in known:
+        if self.metric.startswith(("train/", "validation/")) or self.metric in known:
             return
         close = nearest(self.metric, known, count=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -153,6 +163,12 @@ class EvaluationConfig:
         """The metric that selects the best policy, with the default filled in."""
         prefix = "eval" if self.n_episodes > 0 else "train"
         return self.metric or f"{prefix}/episode_return_mean"
+
+    def selection_mode(self, metric: str) -> Literal["max", "min"]:
+        """Whether a larger or a smaller value of a metric is better."""
+        if self.mode != "auto":
+            return self.mode
+        return "min" if metric.endswith("loss") else "max"
 
 
 @dataclass(kw_only=True)

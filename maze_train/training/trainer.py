@@ -121,6 +121,11 @@ class Trainer(ABC):
         # The metrics of an epoch that waits for its evaluation.
         self._row: dict[str, float] | None = None
 
+    @property
+    def epoch_length(self) -> int:
+        """Updates per epoch."""
+        return self.algorithm_config.epoch_length
+
     @abstractmethod
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Get experience and learn from it, once; returns the environment steps that it took."""
@@ -170,7 +175,7 @@ class Trainer(ABC):
 
     def _update_for_an_epoch(self, last_epoch: int) -> None:
         """Make the updates that are left of the running epoch."""
-        length = self.algorithm_config.epoch_length
+        length = self.epoch_length
         while self._updates_in_epoch < length and not self.stop_reason:
             self.env_steps += self.update_once(self.progress(last_epoch), self._statistics)
             self.updates += 1
@@ -317,7 +322,7 @@ class Trainer(ABC):
         if self.limits.total_steps:
             fractions.append(self.env_steps / self.limits.total_steps)
         if last_epoch:
-            fractions.append(self.updates / (last_epoch * self.algorithm_config.epoch_length))
+            fractions.append(self.updates / (last_epoch * self.epoch_length))
         if self.limits.max_wall_time_s and len(fractions) == 1:
             # Only without another limit: numbers that depend on the clock can not be repeated.
             fractions.append(self.wall_time_s / self.limits.max_wall_time_s)

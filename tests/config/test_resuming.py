@@ -78,7 +78,7 @@ def test_settings_that_may_change(run_dir, change):
         ("model.hidden_sizes", [3], "None"),
         ("model.memory.size", 3, "None"),
         ("evaluation.n_episodes", 3, "10"),
-        ("evaluation.mode", "min", "max"),
+        ("evaluation.mode", "min", "auto"),
         ("runner.concurrency", 2, "4"),
         ("seed", 4, "3"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from gymnasium.wrappers import TimeLimit
 from toy_envs import AwkwardEnv, CountingEnv, FailingEnv, NestedEnv
 
 from maze_train.envs.atari import EpisodicLifeWrapper
-from maze_train.envs.slots import EnvSlots, blank
+from maze_train.envs.slots import EnvSlots, EpisodeError, blank
 from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
 from maze_train.errors import ConfigError, EnvError
 
@@ -299,7 +300,80 @@ def test_swapping_moves_everything() -> None:
 
 def columns_of(slots: EnvSlots) -> list[Any]:
     """All arrays with a row per slot."""
-    return [*slots.obs.values(), slots.returns, slots.lengths, slots.lost]
+    flags = (slots.lost, slots.terminations, slots.truncations)
+    return [*slots.obs.values(), slots.returns, slots.lengths, *flags]
+
+
+def test_how_episodes_ended() -> None:
+    """Flags, rewards and last observations are told until the next start, and move with swaps."""
+    slots = slots_of(PlannedEnv)
+    for i, seed in enumerate((0, 7, 14)):  # of one step: terminated, truncated, both
+        slots.start(i, seed)
+    assert slots.seeds == [0, 7, 14]
+    assert slots.step(2, np.array([1, 2, 3, 0, 0, 0])) == [0, 1]
+    assert slots.rewards[1] == np.sin(7.3) + 0.2
+    assert slots.step(3, np.array([1, 2, 3, 0, 0, 0])) == [2]
+    assert slots.terminations.tolist() == [True, False, True, False, False, False]
+    assert slots.truncations.tolist() == [False, True, True, False, False, False]
+    assert {i: obs.tolist() for i, obs in slots.final_obs.items()} == {
+        0: [0.0, 1.0, 1.0],
+        1: [7.0, 1.0, 2.0],
+        2: [14.0, 1.0, 3.0],
+    }
+    slots.swap(0, 1)
+    slots.start(1, 6)
+    assert slots.seeds == [7, 6, 14]
+    assert slots.terminations[:3].tolist() == [False, False, True]
+    assert slots.truncations[:3].tolist() == [True, False, True]
+    assert list(slots.final_obs) == [2, 0]
+    slots.swap(1, 2)
+    assert sorted(slots.final_obs) == [0, 1]
+    found = slots.last_observation(1)
+    assert found is not None
+    slots.final_obs[1][:] = 0
+    assert found[""].tolist() == [14.0, 1.0, 3.0]
+    slots.start(1, 6)
+    slots.start(0, 6)
+    assert slots.final_obs == {}
+    assert not slots.terminations.any()
+    assert not slots.truncations.any()
+
+
+@pytest.mark.parametrize("where", ["a", "b"])
+def test_last_observations_that_are_no_good(where: str) -> None:
+    """An error where they are asked for, or a lost episode."""
+    for on_non_finite in ("raise", "skip"):
+        slots = slots_of(lambda: SpoiltEnv(where, at=1, length=1), on_non_finite=on_non_finite)
+        slots.start(0, 5)
+        assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
+        if on_non_finite == "skip":
+            assert slots.last_observation(0) is None
+            assert slots.lost[0]
+            continue
+        words = rf"step 1 of the episode with seed 5: NonFiniteError: last observation '{where}' is"
+        with pytest.raises(EpisodeError, match=words):
+            slots.last_observation(0)
+        slots.final_obs[0] = {"a": np.zeros(3)}
+        with pytest.raises(EpisodeError, match="seed 5: SpaceError"):
+            slots.last_observation(0)
+
+
+def test_what_environments_show() -> None:
+    """Their pictures; an error names the seed."""
+
+    class Shown(PlannedEnv):
+        def render(self) -> Any:
+            return 10 // self.t
+
+    slots = slots_of(Shown)
+    slots.start(1, 6)
+    with pytest.raises(EpisodeError, match=r"environment 1 .* seed 6: ZeroDivisionError") as caught:
+        slots.render(1)
+    assert caught.value.seed == 6
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.seed, str(again)) == (EpisodeError, 6, str(caught.value))
+    slots.step(2, np.zeros(ROWS, np.int64))
+    assert slots.render(1) == 10
 
 
 # -- wrappers ------------------------------------------------------------------------------------
@@ -325,6 +399,65 @@ def test_an_episode_is_a_whole_game() -> None:
     ends = [slots.step(1, np.ones(ROWS, np.int64)) for _ in range(4)]
     assert ends == [[], [], [], [0]]
     assert (slots.returns[0], slots.lengths[0]) == (4.0, 4)
+
+
+class NoLifeEnv(LivesEnv):
+    """The step without action after the first lost life ends the game."""
+
+    how = "terminated"
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *_, info = super().step(action)
+        if self.t != 3:
+            return obs, reward, False, False, info
+        ends = (self.how in ("terminated", "both"), self.how in ("truncated", "both"))
+        return obs, reward, *ends, {**info, "is_success": True}
+
+
+@pytest.mark.parametrize("how", ["terminated", "truncated", "both"])
+def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
+    """The episode ends there: nothing of a second game is in it, and the next one is a new one."""
+
+    class Env(NoLifeEnv):
+        pass
+
+    Env.how = how
+    slots = slots_of(lambda: TimeLimit(EpisodicLifeWrapper(MonitoringWrapper(Env())), 50))
+    for seed in (1, 2):
+        slots.start(0, seed)
+        slots.start(1, 9)
+        ends = [slots.step(2, np.array([1, 2, 0, 0, 0, 0])) for _ in range(2)]
+        assert ends == [[], [0, 1]]
+        assert (slots.returns[0], slots.lengths[0]) == (2.0, 2)
+        assert slots.terminations[:2].tolist() == [how in ("terminated", "both")] * 2
+        assert slots.truncations[:2].tolist() == [how in ("truncated", "both")] * 2
+        info = slots.final_infos[0]
+        assert info["episode"] == {"r": 3.0, "l": 3}
+        assert (info["lives"], info["is_success"]) == (2, True)
+        assert slots.final_obs[0].tolist() == [seed, 2.0, 1.0]
+        assert slots.final_obs[1].tolist() == [9.0, 2.0, 2.0]
+    slots.swap(0, 1)
+    slots.start(0, 4)
+    assert slots.step(1, np.zeros(ROWS, np.int64)) == []
+    assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
+
+
+def test_infos_where_a_game_goes_on() -> None:
+    """They have to be dicts as well."""
+
+    class Odd(EpisodicLifeWrapper):
+        def reset(self, **kwargs: Any) -> Any:
+            goes_on = self.goes_on
+            obs, info = super().reset(**kwargs)
+            return obs, "so" if goes_on else info
+
+    slots = slots_of(lambda: Odd(LivesEnv()))
+    slots.start(0, 1)
+    slots.step(1, np.ones(ROWS, np.int64))
+    with pytest.raises(
+        EnvError, match=r"at step 2 .*seed 1: TypeError: info is 'so', expected a d"
+    ):
+        slots.step(1, np.ones(ROWS, np.int64))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])

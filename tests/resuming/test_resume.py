@@ -303,7 +303,7 @@ def test_global_generators_continue(tmp_path):
 
 def test_env_is_needed_for_a_new_run():
     """With the remedy."""
-    with pytest.raises(ConfigError, match=r"env: expected a registered id"):
+    with pytest.raises(ConfigError, match=r"env: choose one: env=<registered id>"):
         train(algorithm="ppo")
 
 

@@ -12,7 +12,7 @@ from maze_train.learner.config import Schedule, check_schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
-__all__ = ["SACAlgorithmConfig"]
+__all__ = ["SACAlgorithmConfig", "SACfDAlgorithmConfig"]
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
 
@@ -76,9 +76,10 @@ class SACAlgorithmConfig(AlgorithmConfig):
     """Steps for which each of these random actions is held: long ones get further where single
     actions do little. >= 1; without meaning for a policy of one's own."""
 
-    initial_demonstration_trajectories: dict[str, Any] | None = None
-    """Demonstrations that the replay buffer begins with: `{_target_: my_package.function, key:
-    value}`, which gives `maze_train.Trajectory` objects. null: none."""
+    initial_demonstration_trajectories: str | dict[str, Any] | None = None
+    """Demonstrations that the replay buffer begins with: the directory of a data set,
+    `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
+    gives `maze_train.Trajectory` objects. null: none."""
 
     replay_buffer: dict[str, Any] = field(default_factory=lambda: {TARGET: UNIFORM})
     """Class of the replay buffer and its own arguments, such as `{_target_:
@@ -199,7 +200,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
             "initial_demonstration_trajectories",
         ):
             node = getattr(self, key)
-            if node is not None and TARGET not in node:
+            if isinstance(node, dict) and TARGET not in node:
                 raise ConfigError(key, f"expected the key {TARGET}", node)
         if "lr" in self.optimizer:
             raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
@@ -256,3 +257,21 @@ class SACAlgorithmConfig(AlgorithmConfig):
     def model_settings(self) -> dict[str, Any]:
         """What the builder of the model needs besides the model settings."""
         return {"num_critics": self.num_critics}
+
+
+@dataclass(kw_only=True)
+class SACfDAlgorithmConfig(SACAlgorithmConfig):
+    """SAC from demonstrations: the replay buffer begins with recorded episodes, which have to be
+    given. All else is that of SAC.
+    """
+
+    name: ClassVar[str] = "sacfd"
+
+    def __post_init__(self) -> None:
+        SACAlgorithmConfig.__post_init__(self)
+        if self.initial_demonstration_trajectories is None:
+            raise ConfigError(
+                "initial_demonstration_trajectories",
+                "set it to the directory of a data set (`maze-run -cn rollout ... record=true` "
+                "writes one), to minari:<id>, or choose algorithm=sac",
+            )

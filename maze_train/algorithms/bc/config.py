@@ -1,0 +1,115 @@
+"""Settings of behavioral cloning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+from maze_train.checks import check_at_least, check_one_of, check_positive
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Schedule, check_schedule
+from maze_train.targets import TARGET
+from maze_train.training.config import AlgorithmConfig
+
+__all__ = ["BOX_LOSSES", "BCAlgorithmConfig"]
+
+BOX_LOSSES = ("nll", "mse")
+STORAGES = ("auto", "memory", "disk")
+
+
+@dataclass(kw_only=True)
+class BCAlgorithmConfig(AlgorithmConfig):
+    """Behavioral cloning (Pomerleau, 1988; Bain and Sammut, 1995).
+
+    The policy learns from recorded episodes to act as they do. An update is one gradient step on
+    one minibatch; an epoch is a pass over the data.
+    """
+
+    name: ClassVar[str] = "bc"
+    learner_class: ClassVar[str] = "maze_train.algorithms.bc.learner.BCLearner"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.bc.trainer.BCTrainer"
+    model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
+    runner_classes: ClassVar[dict[str, str]] = {
+        "dev": "maze_train.runners.bc.BCDevRunner",
+        "local": "maze_train.runners.bc.BCLocalRunner",
+    }
+
+    default_total_steps: ClassVar[int] = 0
+    learns_from: ClassVar[Literal["env", "dataset"]] = "dataset"
+
+    n_epochs: int = 50
+    """Epochs after which training stops; 0: no limit (another limit ends the run)."""
+
+    epoch_length: int = 0
+    """Updates per epoch; evaluation, model selection and metrics come once an epoch. 0: as many as
+    a pass over the data has."""
+
+    batch_size: int = 256
+    """Transitions per update. >= 1."""
+
+    lr: float | Schedule = 1e-3
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+
+    optimizer: dict[str, Any] = field(
+        default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
+    )
+    """Optimizer class and its arguments (without the learning rate)."""
+
+    loss: dict[str, Any] = field(default_factory=lambda: {TARGET: "maze_train.BCLoss"})
+    """Class of the loss and its own arguments."""
+
+    box_loss: Literal["nll", "mse"] = "nll"
+    """What is minimised for actions of a Box: `nll`: the negative log-likelihood; `mse`: the mean
+    squared error of the most likely action, both scaled to [-1, 1]."""
+
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus. >= 0."""
+
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weights of the choices of discrete actions: `balanced`: inversely proportional to how often
+    the training data choose them, on average 1."""
+
+    max_grad_norm: float = 0.0
+    """Bound of the norm of the gradient; 0: no clipping."""
+
+    validation_percentage: float = 20.0
+    """Share of the episodes that is kept for validation, in per cent, [0, 100); 0: none."""
+
+    storage: Literal["auto", "memory", "disk"] = "auto"
+    """Where the data lie: `memory`; `disk`: in the memory-mapped files of the data set; `auto`: in
+    memory if they take less than half of what is free. No number depends on it."""
+
+    on_damaged: Literal["raise", "skip"] = "raise"
+    """What happens with a damaged part of the data set: raise: an error names it; skip: it is
+    named and left out."""
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        check_at_least("batch_size", self.batch_size, 1)
+        if isinstance(self.lr, Schedule):
+            check_schedule("lr", self.lr, check_at_least, 0.0)  # it may end at 0
+        else:
+            check_positive("lr", self.lr)
+        for key in ("optimizer", "loss"):
+            node = getattr(self, key)
+            if TARGET not in node:
+                raise ConfigError(key, "expected the key _target_", node)
+        if "lr" in self.optimizer:
+            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
+        check_one_of("box_loss", self.box_loss, BOX_LOSSES)
+        check_at_least("entropy_coef", self.entropy_coef, 0.0)
+        check_one_of("class_weights", self.class_weights, ("none", "balanced"))
+        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
+        if not 0 <= self.validation_percentage < 100:
+            raise ConfigError(
+                "validation_percentage", "expected [0, 100)", self.validation_percentage
+            )
+        check_one_of("storage", self.storage, STORAGES)
+        check_one_of("on_damaged", self.on_damaged, ("raise", "skip"))
+
+    def _check_epoch_length(self) -> None:
+        check_at_least("epoch_length", self.epoch_length, 0)
+
+    def shortened(self) -> BCAlgorithmConfig:
+        """The settings of a trial: two updates."""
+        return replace(self, n_epochs=1, epoch_length=2)

@@ -1,0 +1,110 @@
+"""How behavioral cloning changes the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from maze_train.algorithms.bc.events import ImitationEvents
+from maze_train.functional.gradients import loss_by_hand
+from maze_train.learner.learner import Learner
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from maze_train.algorithms.bc.config import BCAlgorithmConfig
+    from maze_train.algorithms.bc.loss import BCLoss
+    from maze_train.algorithms.bc.metrics import ImitationMetrics
+    from maze_train.events import Statistics
+    from maze_train.nets.policy_model import PolicyModel
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["BCBatch", "BCLearner"]
+
+METRICS_INTERVAL = 16
+"""Minibatches from one look at the actions to the next: it takes as long as a gradient step."""
+
+
+@dataclass(frozen=True)
+class BCBatch:
+    """n recorded transitions."""
+
+    obs: TensorTree
+    """Observations, `[n, ...]`."""
+
+    actions: TensorTree
+    """Actions as the distribution has them, `[n, ...]`."""
+
+
+class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
+    """One gradient step on one minibatch of recorded transitions; see `BCLoss`.
+
+    Args:
+        module: The policy.
+        config: Settings.
+        loss: The loss.
+        metrics: What else is known of the actions; None: nothing.
+        device: Where the policy and its updates live.
+        seed: Of no use: the loader shuffles.
+    """
+
+    most_empty_updates: ClassVar[int] = 100
+    """An update has one step: without it nothing is left of the update."""
+
+    def __init__(
+        self,
+        module: PolicyModel,
+        config: BCAlgorithmConfig,
+        loss: BCLoss,
+        metrics: ImitationMetrics | None = None,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            module,
+            optimizer=config.optimizer,
+            lr=config.lr,
+            grad_clip=config.max_grad_norm,
+            on_non_finite=config.on_non_finite,
+            device=device,
+            seed=seed,
+        )
+        self.config = config
+        self.loss = loss
+        self.metrics = metrics
+
+    def preprocess(self, module_id: str, experience: BCBatch, statistics: Statistics) -> BCBatch:
+        """The minibatch on the device of the policy."""
+        if self.device.type == "cpu":
+            return experience
+        return BCBatch(
+            tree_map(lambda x: x.to(self.device), experience.obs),
+            tree_map(lambda x: x.to(self.device), experience.actions),
+        )
+
+    def minibatches(
+        self, prepared: Mapping[str, BCBatch], statistics: Statistics
+    ) -> Iterator[Mapping[str, BCBatch]]:
+        """The minibatch."""
+        yield prepared
+
+    def compute_loss_for_module(
+        self, module_id: str, batch: BCBatch, statistics: Statistics
+    ) -> Tensor:
+        """Loss of the recorded actions."""
+        model: PolicyModel = self.modules[module_id]  # type: ignore[assignment]  # as constructed
+        params, write_gradients = model.params_vjp(batch.obs)
+        terms = self.loss.terms(params, batch.actions)
+        weight = float(len(params))
+        statistics.record(ImitationEvents.policy_loss, terms.policy_loss, weight)
+        statistics.record(ImitationEvents.policy_entropy, terms.entropy, weight)
+        if self.metrics is not None and self.weights_seq_no % METRICS_INTERVAL == 0:
+            for event, value in self.metrics(params, batch.actions):
+                statistics.record(event, value, weight)
+            norms = [torch.linalg.vector_norm(p.detach()) for p in model.parameters()]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+            statistics.record(ImitationEvents.policy_l2_norm, norm)
+        return loss_by_hand(terms.loss, (terms.d_params,), write_gradients)

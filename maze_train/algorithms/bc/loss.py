@@ -1,0 +1,190 @@
+"""What behavioral cloning minimises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from maze_train.algorithms.bc.metrics import parts_of
+from maze_train.checks import check_at_least, check_one_of
+from maze_train.errors import ShapeError
+from maze_train.functional.gradients import value_and_gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from maze_train.distributions.base import Distribution
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["BCLoss", "LossTerms", "balanced_weights"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """The loss of a minibatch, its parts, and its gradient; all without a graph."""
+
+    loss: Tensor
+    """`policy_loss - entropy_coef * entropy`, 0-d."""
+
+    policy_loss: Tensor
+    """Loss of the actions, 0-d."""
+
+    entropy: Tensor
+    """Mean entropy of the policy, 0-d."""
+
+    d_params: Tensor
+    """Gradient of the loss with respect to the parameters of the policy, `[n, param_size]`."""
+
+
+class BCLoss:
+    """Loss of recorded actions: a sum over their parts, minus an entropy bonus.
+
+    L = 1/n Σ_i Σ_k l_k(a_ik) - entropy_coef · 1/n Σ_i H(π(·|s_i))
+
+    l_k of a part k is
+
+    - for Discrete, MultiDiscrete and MultiBinary: the cross-entropy -Σ_j w_j(a_j) log π(a_j | s),
+      summed over the choices j (bits, for MultiBinary) that are made at once;
+    - for a Box with `box_loss="nll"`: -log π(a | s), the density over actions as the distribution
+      has them;
+    - for a Box with `box_loss="mse"`: the mean over dimensions of (m(s) - a)², where m is the most
+      likely action and both are scaled to [-1, 1].
+
+    Actions that a mask forbids have no chance in π: recorded ones make the loss huge, not NaN.
+
+    Args:
+        distribution: The family of action distributions.
+        box_loss: `nll` or `mse`.
+        entropy_coef: Weight of the entropy, >= 0.
+        class_weights: Weights w of the choices of discrete parts, by the key of the part (empty for
+            a lone one): `[N]`, in the order of `Distribution.choice_probs`. Others have weight 1.
+
+    Raises:
+        ConfigError: If a setting is out of its range.
+        ShapeError: If there are not as many weights as choices.
+    """
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        *,
+        box_loss: str = "nll",
+        entropy_coef: float = 0.0,
+        class_weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        check_one_of("box_loss", box_loss, ("nll", "mse"))
+        check_at_least("entropy_coef", entropy_coef, 0.0)
+        self.distribution = distribution
+        self.box_loss = box_loss
+        self.entropy_coef = entropy_coef
+        self.class_weights = dict(class_weights or {})
+        for key, weights in self.class_weights.items():
+            count = getattr(distribution, "parts", {"": distribution})[key].num_choices
+            if weights.shape != (count,):
+                raise ShapeError(
+                    f"class_weights[{key!r}] has the shape {list(weights.shape)}, expected [{count}]"
+                )
+        self._is_likelihood = box_loss == "nll" and not self.class_weights
+
+    def __call__(self, params: Tensor, actions: TensorTree) -> Tensor:
+        """The loss, 0-d, differentiable in params.
+
+        Args:
+            params: Parameters, `[n, param_size]`.
+            actions: The agent's actions, `[n, ...]`.
+        """
+        policy_loss = self.per_sample(params, actions).mean()
+        return policy_loss - self.entropy_coef * self.distribution.entropy(params).mean()
+
+    def per_sample(self, params: Tensor, actions: TensorTree) -> Tensor:
+        """Σ_k l_k of each sample, `[n]`; override it for another loss of actions."""
+        if self._is_likelihood:
+            return -self.distribution.log_prob(params, actions)
+        total: Tensor | None = None
+        for key, part, own_params, own_actions in parts_of(self.distribution, params, actions):
+            loss = self._part_loss(key, part, own_params, own_actions)
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total
+
+    def _part_loss(self, key: str, part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
+        if part.critic_input_size and self.box_loss == "mse":
+            error = part.critic_input(part.mode(params)) - part.critic_input(actions)
+            return error.square().mean(-1)
+        weights = self.class_weights.get(key)
+        if weights is None:
+            return -part.log_prob(params, actions)
+        chosen = part.choices(actions)
+        log_probs = part.choice_probs(params)[1].gather(-1, chosen)
+        return -(weights.to(log_probs)[chosen] * log_probs).sum(-1)
+
+    def terms(self, params: Tensor, actions: TensorTree) -> LossTerms:
+        """The loss and its gradient; by hand where the distribution has derivatives by hand.
+
+        Args:
+            params: Parameters, `[n, param_size]`, without a graph.
+            actions: The agent's actions, `[n, ...]`.
+        """
+        n = len(params)
+        # The exact type: a subclass may have another loss than these derivatives are for.
+        if type(self) is BCLoss and self._is_likelihood:
+            log_probs, entropies, gradient = self.distribution.log_prob_and_entropy_vjp(
+                params, actions
+            )
+            policy_loss, entropy = -log_probs.mean(), entropies.mean()
+            d_params = gradient(torch.full_like(log_probs, -1.0 / n), -self.entropy_coef / n)
+            loss = policy_loss - self.entropy_coef * entropy
+            return LossTerms(loss, policy_loss, entropy, d_params)
+        loss, d_params = value_and_gradient(lambda x: self(x, actions), params)
+        with torch.no_grad():
+            entropy = self.distribution.entropy(params).mean()
+        return LossTerms(loss, loss + self.entropy_coef * entropy, entropy, d_params)
+
+
+def balanced_weights(
+    distribution: Distribution, batches: Iterable[TensorTree]
+) -> dict[str, Tensor]:
+    """Weights of choices that give all choices of a kind the same say.
+
+    w_c = Σ_c' n_c' / (K n_c), for a choice c that was made n_c times, among the K of its kind that
+    were made at all. The mean of the weights over the data is 1. Those never made have weight 0.
+
+    Args:
+        distribution: The family of action distributions.
+        batches: The agent's actions, `[n, ...]` each.
+
+    Returns:
+        Weights of each discrete part by key (empty for a lone one), `[N]` float32.
+    """
+    counts: dict[str, Tensor] = {}
+    kinds: dict[str, Tensor] = {}
+    for actions in batches:
+        empty = torch.zeros(1, distribution.param_size)
+        for key, part, _, own in parts_of(distribution, empty, actions):
+            if not part.num_choices:
+                continue
+            places = part.choices(own)
+            if key not in counts:
+                counts[key] = torch.zeros(part.num_choices, dtype=torch.int64)
+                kinds[key] = torch.zeros(part.num_choices, dtype=torch.int64)
+            counts[key] += torch.bincount(places.flatten(), minlength=part.num_choices)
+            _note_kinds(kinds[key], places)
+    return {key: _balanced(count, kinds[key]) for key, count in counts.items()}
+
+
+def _note_kinds(kinds: Tensor, places: Tensor) -> None:
+    """Note which of the choices made at once each place belongs to."""
+    for k in range(places.shape[-1]):
+        kinds[torch.unique(places[..., k])] = k
+
+
+def _balanced(counts: Tensor, kinds: Tensor) -> Tensor:
+    weights = torch.zeros(len(counts))
+    for kind in torch.unique(kinds):
+        made = (kinds == kind) & (counts > 0)
+        if made.any():
+            total, number = counts[made].sum(), int(made.sum())
+            weights[made] = (total / (number * counts[made])).float()
+    return weights

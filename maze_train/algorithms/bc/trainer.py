@@ -1,0 +1,88 @@
+"""The trainer of behavioral cloning."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from maze_train.algorithms.bc.learner import BCBatch
+from maze_train.errors import TrainingError
+from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.trees import tree_leaves
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from maze_train.algorithms.bc.config import BCAlgorithmConfig
+    from maze_train.data.batch_loader import BatchLoader
+    from maze_train.events import Statistics
+    from maze_train.learner.group import LearnerGroup
+    from maze_train.learner.progress import Progress
+    from maze_train.tracking.tracker import Tracker
+
+__all__ = ["BCTrainer"]
+
+
+class BCTrainer(Trainer):
+    """Takes minibatches of recorded transitions and learns from them.
+
+    The steps that it counts are those that it learned from, each time anew: no environment is
+    stepped.
+
+    Args:
+        config: Settings of the algorithm.
+        learners: The learners.
+        model: The policy that the learner updates.
+        tracker: Takes the metrics.
+        loader: Gives the minibatches.
+        fingerprint: What tells the data apart from others: a run is continued with the same.
+        **kwargs: See `Trainer`.
+    """
+
+    def __init__(
+        self,
+        config: BCAlgorithmConfig,
+        learners: LearnerGroup,
+        model: nn.Module,
+        tracker: Tracker,
+        *,
+        loader: BatchLoader,
+        fingerprint: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, learners, model, tracker, **kwargs)
+        self.loader = loader
+        self._fingerprint = fingerprint
+
+    @property
+    def epoch_length(self) -> int:
+        """Updates per epoch: those of a pass over the data, unless the settings say otherwise."""
+        return self.algorithm_config.epoch_length or self.loader.batches_per_pass
+
+    def update_once(self, progress: Progress, statistics: Statistics) -> int:
+        """One gradient step on the next minibatch."""
+        started = time.perf_counter()
+        batch = BCBatch(*self.loader.next())
+        loaded = time.perf_counter()
+        statistics.merge(self.learners.update(batch, progress))
+        statistics.record(TimeEvents.collect_s, loaded - started)
+        statistics.record(TimeEvents.update_s, time.perf_counter() - loaded)
+        return len(tree_leaves(batch.actions)[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that influences later numbers: that of every trainer, and the loader's."""
+        own = {"loader": self.loader.state_dict(), "fingerprint": self._fingerprint}
+        return {**super().state_dict(), **own}
+
+    def load_experience(self, state: dict[str, Any]) -> None:
+        """Continue with the next minibatch.
+
+        Raises:
+            TrainingError: If the data are others than those of the checkpoint.
+        """
+        if state["fingerprint"] != self._fingerprint:
+            raise TrainingError(
+                "the data set is not the one that this run learned from: lengths or returns of "
+                "its episodes differ. Set runner.dataset to that, or start a new run"
+            )
+        self.loader.load_state_dict(state["loader"])

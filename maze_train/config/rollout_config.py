@@ -1,0 +1,178 @@
+"""The configuration of a rollout: episodes that a policy plays, without learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from maze_train.checks import check_at_least, check_one_of
+from maze_train.config.train_config import DevRunnerConfig, RunnerConfig
+from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are evaluated)
+from maze_train.errors import ConfigError
+from maze_train.targets import is_target
+
+__all__ = ["RANDOM", "RolloutConfig"]
+
+RANDOM = "random"
+"""The policy that takes random actions."""
+
+DEFAULT_CONCURRENCY = 8
+PROGRESS_MODES = ("auto", "bar", "lines", "quiet")
+
+
+@dataclass(kw_only=True)
+class RolloutConfig:
+    """Everything that defines a rollout: a policy, an environment, and the episodes to play."""
+
+    run: str | None = None
+    """Directory of a training run, whose best policy plays, or of one of its saved policies
+    (<run>/policies/epoch_<n>)."""
+
+    policy: str | dict[str, Any] | None = None
+    """Instead of `run`: `random`, or `{_target_: dotted path, key: value}` of a class or function
+    that returns a policy of your own."""
+
+    env: EnvConfig | None = None
+    """The environment; null: that of the run. With `run` only what is given differs from it."""
+
+    runner: RunnerConfig = field(default_factory=DevRunnerConfig)
+    """Where episodes are played: `runner=dev` in this process, `runner=local` in several.
+    `max_wall_time_s`, `dataset` and `fast_dev_run` are for training, and refused here."""
+
+    n_episodes: int = 50
+    """Episodes to play, >= 1."""
+
+    seed: int = 0
+    """Seed of episode 0, >= 0; that of episode j is `seed + j`."""
+
+    seeds: list[int] | None = None
+    """Seeds of the episodes, one each, >= 0, in place of `n_episodes` and `seed`."""
+
+    deterministic: bool = True
+    """Whether a trained policy takes its most likely action; else actions are sampled."""
+
+    max_episode_steps: int = 30_000
+    """Steps after which an episode is cut, and counts as far as it came; 0: never. A smaller limit
+    of the environment stays."""
+
+    record: bool = False
+    """Whether the episodes are written as a data set, to <output>/trajectories."""
+
+    record_dir: str | None = None
+    """With `record`: directory of another data set, to which the episodes are appended."""
+
+    video: bool = False
+    """Whether videos are written, to <output>/videos (extra `video`)."""
+
+    video_interval: int = 1
+    """With `video`: every k-th episode is filmed, beginning with number 0. >= 1."""
+
+    render: Literal["none", "human"] = "none"
+    """`human`: show a window; for `runner=dev` with one environment."""
+
+    on_non_finite: Literal["raise", "skip"] = "raise"
+    """What to do about NaN and infinities of the environment: raise: the rollout ends; skip: the
+    episode ends, and is counted as lost."""
+
+    progress: Literal["auto", "bar", "lines", "quiet"] = "auto"
+    """Display of progress: a bar, lines, or nothing (quiet); auto: a bar on a terminal, else lines
+    (at most one a second)."""
+
+    output_dir: str | None = None
+    """Directory of the results; null: <run>/rollouts/<date>_<time>, without a run
+    outputs/<env>-<policy>-rollout/<date>_<time>."""
+
+    def __post_init__(self) -> None:
+        self._check_policy()
+        self._check_episodes()
+        self._check_places()
+        check_one_of("on_non_finite", self.on_non_finite, ("raise", "skip"))
+        check_one_of("progress", self.progress, PROGRESS_MODES)
+        self._check_runner()
+        self._check_rendering()
+
+    @property
+    def episode_seeds(self) -> list[int]:
+        """The seed of each episode."""
+        if self.seeds is not None:
+            return list(self.seeds)
+        return list(range(self.seed, self.seed + self.n_episodes))
+
+    @property
+    def render_mode(self) -> str | None:
+        """What the environments are asked to render; None: nothing."""
+        if self.video:
+            return "rgb_array"
+        return "human" if self.render == "human" else None
+
+    def _check_policy(self) -> None:
+        if (self.run is None) == (self.policy is None):
+            raise ConfigError(
+                "run",
+                "expected one of run=<directory of a run>, policy=random and "
+                "policy._target_=<dotted path of your own>",
+                self.run,
+            )
+        if self.policy is not None and self.policy != RANDOM and not is_target(self.policy):
+            problem = "expected `random`, or a mapping with the key `_target_`"
+            raise ConfigError("policy", problem, self.policy)
+        self._check_env()
+
+    def _check_env(self) -> None:
+        if self.env is None and self.run is not None:
+            return
+        if self.env is None or not (self.env.id or self.env.target):
+            raise ConfigError(
+                "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
+            )
+        if self.env.backend != "gymnasium":
+            raise ConfigError(
+                "env.backend",
+                "every episode of a rollout has a seed of its own, which only single environments "
+                "take: set it to gymnasium",
+                self.env.backend,
+            )
+
+    def _check_episodes(self) -> None:
+        check_at_least("n_episodes", self.n_episodes, 1)
+        check_at_least("seed", self.seed, 0)
+        check_at_least("max_episode_steps", self.max_episode_steps, 0)
+        check_at_least("video_interval", self.video_interval, 1)
+        if self.seeds is None:
+            return
+        if not self.seeds:
+            raise ConfigError("seeds", "expected at least one seed, or null", self.seeds)
+        for i, seed in enumerate(self.seeds):
+            check_at_least(f"seeds[{i}]", seed, 0)
+
+    def _check_places(self) -> None:
+        for name in ("run", "output_dir", "record_dir"):
+            value = getattr(self, name)
+            if value is not None and not value.strip():
+                raise ConfigError(name, "expected the name of a directory, or null", value)
+        if self.record_dir is not None and not self.record:
+            raise ConfigError("record_dir", "needs record=true", self.record_dir)
+
+    def _check_runner(self) -> None:
+        for name in ("max_wall_time_s", "dataset", "fast_dev_run"):
+            value = getattr(self.runner, name)
+            if value:
+                problem = "is for training: leave it out (n_episodes sets the length of a rollout)"
+                raise ConfigError(f"runner.{name}", problem, value)
+        if not self.runner.concurrency:
+            count = 1 if self.render == "human" else DEFAULT_CONCURRENCY
+            self.runner = replace(self.runner, concurrency=count)
+
+    def _check_rendering(self) -> None:
+        check_one_of("render", self.render, ("none", "human"))
+        if self.render != "human":
+            return
+        if self.video:
+            problem = "shows a window, and films nothing: set render=none or video=false"
+            raise ConfigError("render", problem, self.render)
+        if not isinstance(self.runner, DevRunnerConfig):
+            problem = "shows a window of this process: set runner=dev"
+            raise ConfigError("render", problem, self.render)
+        if self.runner.concurrency != 1:
+            problem = "one environment has the window: set runner.concurrency=1"
+            raise ConfigError("render", problem, self.render)

@@ -1,0 +1,189 @@
+"""Data sets of recorded episodes, read by mapping their files into memory."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from maze_train.checks import check_one_of
+from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectory_files import part_paths, read_metadata, read_part
+from maze_train.data.trajectory_parts import (
+    check_part,
+    checked_episode,
+    columns_of,
+    join_episodes,
+)
+from maze_train.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Literal
+
+    from maze_train.data.trajectory_parts import DatasetMetadata, TrajectoryPart
+    from maze_train.types import Array
+
+__all__ = ["TrajectoryDataset"]
+
+
+class TrajectoryDataset(Sequence[Trajectory]):
+    """Recorded episodes. They are read where they are used if they were opened with `mmap`.
+
+    An index gives a `Trajectory` whose arrays are views (read-only where files are mapped), a slice
+    a list of them.
+
+    Args:
+        parts: The episodes, at least one part.
+        metadata: Spaces, environment and policy.
+
+    Raises:
+        DatasetError: If there is no part, or one does not fit the spaces.
+    """
+
+    def __init__(self, parts: Iterable[TrajectoryPart], metadata: DatasetMetadata) -> None:
+        self.parts = tuple(parts)
+        self.metadata = metadata
+        if not self.parts:
+            raise DatasetError("a data set without episodes: expected at least one part")
+        columns = columns_of(metadata)
+        for part in self.parts:
+            check_part(part, columns)
+        counts = np.cumsum([part.num_episodes for part in self.parts])
+        self._stops: list[int] = counts.tolist()
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        *,
+        mmap: bool = True,
+        verify: bool = True,
+        on_damaged: Literal["raise", "skip"] = "raise",
+    ) -> TrajectoryDataset:
+        """Open a data set that a `TrajectoryWriter` wrote.
+
+        Sizes, shapes and data types of all files are compared with the manifests and the spaces.
+
+        Args:
+            directory: The data set.
+            mmap: Whether arrays are mapped into memory, and read where they are used; otherwise
+                they are read now. A mapped array takes an open file.
+            verify: Whether every file is read once, and compared with its digest; numbers that are
+                not finite and actions that are none of the space are then refused as well.
+            on_damaged: `raise`: a part that is damaged is an error; `skip`: it is told in a warning
+                and left out.
+
+        Raises:
+            ConfigError: If `on_damaged` is neither.
+            DatasetError: If the directory is no data set, is of a newer version, has no episodes,
+                or is damaged.
+        """
+        check_one_of("on_damaged", on_damaged, ("raise", "skip"))
+        path = Path(directory)
+        metadata = read_metadata(path)
+        columns = columns_of(metadata)
+        parts, damaged = [], 0
+        try:
+            for part in part_paths(path).values():
+                try:
+                    parts.append(read_part(part, columns, mmap=mmap, verify=verify))
+                except DatasetError as error:
+                    if on_damaged == "raise":
+                        raise DatasetError(f'{error}; on_damaged="skip" leaves it out') from error
+                    damaged += 1
+                    message = f"warning: {error}; {part.name} is left out"
+                    print(message, file=sys.stderr, flush=True)
+        except OSError as error:
+            raise DatasetError(f"{path} can not be read: {error}{_remedy(error)}") from error
+        if not parts:
+            problem = f"all {damaged} parts are damaged" if damaged else "it has no episodes"
+            raise DatasetError(f"the data set {path} can not be used: {problem}")
+        return cls(parts, metadata)
+
+    @classmethod
+    def from_trajectories(
+        cls,
+        trajectories: Iterable[Trajectory],
+        metadata: DatasetMetadata,
+        name: str = "trajectories",
+    ) -> TrajectoryDataset:
+        """A data set in memory, of one part.
+
+        Args:
+            trajectories: The episodes, which are copied.
+            metadata: Spaces, environment and policy.
+            name: What messages call it.
+
+        Raises:
+            DatasetError: If there are no episodes.
+            ShapeError: If keys or shapes are not those of the spaces.
+            SpaceError: If numbers do not fit the spaces, see `TrajectoryWriter.add`.
+        """
+        columns = columns_of(metadata)
+        episodes = [
+            checked_episode(trajectory, columns, f"{name}: trajectory {number}")
+            for number, trajectory in enumerate(trajectories)
+        ]
+        return cls([join_episodes(columns, episodes, name)], metadata)
+
+    @cached_property
+    def lengths(self) -> Array:
+        """Steps of each episode, `[N]` int64."""
+        return np.concatenate([part.lengths for part in self.parts])
+
+    @cached_property
+    def returns(self) -> Array:
+        """Return of each episode, `[N]` float64."""
+        return np.concatenate([part.returns for part in self.parts])
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """Seed of each episode; None: unknown."""
+        return [seed for part in self.parts for seed in part.seeds]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all episodes."""
+        return sum(part.num_steps for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of observations, actions and rewards."""
+        return sum(part.nbytes for part in self.parts)
+
+    def __len__(self) -> int:
+        return self._stops[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Trajectory: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Trajectory]: ...
+
+    def __getitem__(self, index: int | slice) -> Trajectory | list[Trajectory]:
+        if isinstance(index, slice):
+            return [self._episode(number) for number in range(len(self))[index]]
+        return self._episode(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        for part in self.parts:
+            for index in range(part.num_episodes):
+                yield part.episode(index)
+
+    def _episode(self, number: int) -> Trajectory:
+        k = bisect_right(self._stops, number)
+        return self.parts[k].episode(number - (self._stops[k - 1] if k else 0))
+
+
+def _remedy(error: OSError) -> str:
+    """What helps against too many open files."""
+    if error.errno != errno.EMFILE:
+        return ""
+    return "; read it with mmap=False, allow more open files (ulimit -n), or write larger parts"

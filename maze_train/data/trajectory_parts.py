@@ -1,0 +1,396 @@
+"""Episodes laid end to end, one array per leaf: what a data set of trajectories consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.data.replay_columns import leaves_by_key
+from maze_train.data.trajectories import Trajectory
+from maze_train.errors import DatasetError, ShapeError, SpaceError
+from maze_train.spaces.actions import checked_actions
+from maze_train.spaces.describe import FlatView
+from maze_train.trees import tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gymnasium import spaces
+
+    from maze_train.types import Array, ArrayTree
+
+__all__ = [
+    "Column",
+    "DatasetMetadata",
+    "Episode",
+    "TrajectoryPart",
+    "check_content",
+    "check_part",
+    "checked_episode",
+    "columns_of",
+    "ends_of",
+    "join_episodes",
+    "make_part",
+]
+
+CHECKED_NBYTES = 1 << 20
+"""How much of an array is checked at once."""
+
+
+@dataclass(frozen=True)
+class DatasetMetadata:
+    """What is the same for all episodes of a data set.
+
+    Raises:
+        SpaceError: If a space has a leaf that can not be described.
+    """
+
+    observation_space: spaces.Space[Any]
+    """Of one environment, nested."""
+
+    action_space: spaces.Space[Any]
+    """Of one environment, nested."""
+
+    env: dict[str, Any] = field(default_factory=dict)
+    """The environment (`id`, `kwargs` and the like), as plain values."""
+
+    policy: dict[str, Any] = field(default_factory=dict)
+    """What acted, as plain values."""
+
+    def __post_init__(self) -> None:
+        for space in (self.observation_space, self.action_space):
+            FlatView(space)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of a part."""
+
+    group: str
+    """`obs`, `actions` or `rewards`."""
+
+    key: str
+    """Joined key of the leaf; `""` for a lone one."""
+
+    file: str
+    """Name of its file. It is made of numbers, not of keys: those may hold anything."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of one row."""
+
+    leaf: spaces.Space[Any] | None
+    """The space of a row; None: rewards."""
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.group}[{self.key!r}]" if self.key else self.group
+
+    def num_rows(self, lengths: Iterable[int]) -> int:
+        """Rows for episodes of these lengths: T each, for observations T + 1."""
+        return sum(length + (self.group == "obs") for length in lengths)
+
+
+def columns_of(metadata: DatasetMetadata) -> tuple[Column, ...]:
+    """The arrays of a part: leaves of observations and actions in the order of the spaces, rewards.
+
+    Raises:
+        SpaceError: If a space can not be flattened.
+    """
+    columns = []
+    groups = (("obs", metadata.observation_space), ("actions", metadata.action_space))
+    for group, space in groups:
+        view = FlatView(space)
+        for number, (key, leaf) in enumerate(view.leaves.items()):
+            file = f"{group}.npy" if view.is_single else f"{group}.{number}.npy"
+            dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape or ())
+            columns.append(Column(group, key, file, dtype, shape, leaf))
+    columns.append(Column("rewards", "", "rewards.npy", np.dtype(np.float64), (), None))
+    return tuple(columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """A recorded episode as the columns hold it: copies, one array per column."""
+
+    arrays: list[Array]
+    length: int
+    terminated: bool
+    truncated: bool
+    seed: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+def checked_episode(trajectory: Trajectory, columns: Sequence[Column], name: str) -> Episode:
+    """Copy an episode into the data types of its spaces.
+
+    Floats may lose digits to the data type of the space; integers have to stay what they are.
+
+    Args:
+        trajectory: The episode.
+        columns: The arrays of the data set.
+        name: What it is, for messages.
+
+    Raises:
+        ShapeError: If keys or shapes are not those of the spaces.
+        SpaceError: If an array is of another kind than its leaf, a number does not fit its data
+            type, or an action is none of the space.
+    """
+    found = {
+        (group, key): leaf
+        for group in ("obs", "actions", "rewards")
+        for key, leaf in leaves_by_key(getattr(trajectory, group)).items()
+    }
+    wanted = [(column.group, column.key) for column in columns]
+    if set(found) != set(wanted):
+        texts = [[f"{group}[{key!r}]" for group, key in keys] for keys in (found, wanted)]
+        raise ShapeError(f"{name} has the arrays {texts[0]}, expected {texts[1]}")
+    arrays = []
+    for column in columns:
+        array = np.asarray(found[column.group, column.key])
+        label = f"{name}: {column.name}"
+        shape = (column.num_rows([trajectory.num_steps]), *column.shape)
+        if array.shape != shape:
+            raise ShapeError(f"{label} has the shape {list(array.shape)}, expected {list(shape)}")
+        if column.group == "actions" and column.leaf is not None:
+            array = checked_actions(label, array, trajectory.num_steps, column.leaf)
+        arrays.append(_converted(array, column.dtype, label))
+    seed = None if trajectory.seed is None else int(trajectory.seed)
+    ends = bool(trajectory.terminated), bool(trajectory.truncated)
+    return Episode(arrays, trajectory.num_steps, *ends, seed)
+
+
+def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
+    """A copy in another data type, in which integers have the same value and floats are finite."""
+    both_integers = array.dtype.kind in "iu" and dtype.kind in "iu"
+    is_number = array.dtype.kind in "fiub"
+    if not is_number or not (both_integers or np.can_cast(array.dtype, dtype, "same_kind")):
+        raise SpaceError(
+            f"{name} has the data type {array.dtype}, which can not be kept as {dtype}, the data "
+            f"type of the space: convert it, or correct the space"
+        )
+    with np.errstate(all="ignore"):
+        copy = array.astype(dtype, order="C", copy=True)
+        if array.dtype == dtype:
+            fits = np.isfinite(copy) if dtype.kind == "f" else np.array(True)
+        elif array.dtype.kind == "f":
+            fits = np.isfinite(copy)
+        else:
+            fits = (copy == array) & (copy.astype(array.dtype) == array)
+    if not fits.all():
+        row = int(np.argwhere(~fits)[0, 0])
+        raise SpaceError(f"{name}[{row}] = {array[row]} can not be kept as {dtype}")
+    return copy
+
+
+@dataclass(frozen=True, eq=False)
+class TrajectoryPart:
+    """A number of whole episodes, laid end to end.
+
+    Step t of episode k is row `starts[k] + t` of actions and rewards, and its observation is row
+    `starts[k] + k + t` of `obs`.
+    """
+
+    obs: ArrayTree
+    """Observations, T + 1 of each episode, `[steps + episodes, ...]`; one flat mapping for a Dict
+    or Tuple space."""
+
+    actions: ArrayTree
+    """Actions of the environment, `[steps, ...]`."""
+
+    rewards: Array
+    """`[steps]` float64."""
+
+    lengths: Array
+    """Steps of each episode, `[episodes]` int64, each >= 1."""
+
+    terminated: Array
+    """`[episodes]` bool."""
+
+    truncated: Array
+    """`[episodes]` bool."""
+
+    seeds: list[int | None]
+    """Seed of each episode; None: unknown."""
+
+    name: str
+    """Where it came from, for messages."""
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.lengths)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all episodes."""
+        return len(self.rewards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of observations, actions and rewards."""
+        trees = (self.obs, self.actions, self.rewards)
+        return sum(leaf.nbytes for tree in trees for leaf in tree_leaves(tree))
+
+    @cached_property
+    def starts(self) -> Array:
+        """First step of each episode, and the number of all steps, `[episodes + 1]` int64."""
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+
+    @cached_property
+    def returns(self) -> Array:
+        """Return of each episode, `[episodes]` float64."""
+        rows = zip(self.starts[:-1], self.starts[1:], strict=True)
+        return np.array([self.rewards[start:stop].sum() for start, stop in rows], np.float64)
+
+    def episode(self, index: int) -> Trajectory:
+        """One episode, whose arrays are views.
+
+        Raises:
+            ShapeError: If it holds a number that is not finite.
+        """
+        start, stop = int(self.starts[index]), int(self.starts[index + 1])
+        seed = self.seeds[index]
+        return Trajectory(
+            obs=tree_map(lambda x: x[start + index : stop + index + 1], self.obs),
+            actions=tree_map(lambda x: x[start:stop], self.actions),
+            rewards=self.rewards[start:stop],
+            terminated=bool(self.terminated[index]),
+            truncated=bool(self.truncated[index]),
+            seed=seed,
+        )
+
+
+def make_part(
+    columns: Sequence[Column],
+    arrays: Sequence[Array],
+    ends: dict[str, list[Any]],
+    name: str,
+) -> TrajectoryPart:
+    """A part of arrays that lie as columns do.
+
+    Args:
+        columns: The arrays of the data set.
+        arrays: One per column.
+        ends: Lists `lengths`, `terminated`, `truncated` and `seeds`, an entry per episode.
+        name: Where it came from.
+
+    Raises:
+        DatasetError: If these do not fit together.
+    """
+    leaves: dict[str, dict[str, Array]] = {"obs": {}, "actions": {}}
+    for column, array in zip(columns[:-1], arrays[:-1], strict=True):
+        leaves[column.group][column.key] = array
+    part = TrajectoryPart(
+        obs=_tree(leaves["obs"]),
+        actions=_tree(leaves["actions"]),
+        rewards=arrays[-1],
+        lengths=np.array(ends["lengths"], np.int64),
+        terminated=np.array(ends["terminated"], np.bool_),
+        truncated=np.array(ends["truncated"], np.bool_),
+        seeds=ends["seeds"],
+        name=name,
+    )
+    check_part(part, columns)
+    return part
+
+
+def _tree(leaves: dict[str, Array]) -> ArrayTree:
+    return leaves.get("", leaves)
+
+
+def join_episodes(
+    columns: Sequence[Column], episodes: Sequence[Episode], name: str
+) -> TrajectoryPart:
+    """Lay episodes end to end, in memory.
+
+    Raises:
+        DatasetError: If there are none.
+    """
+    if not episodes:
+        raise DatasetError(f"{name} holds no episodes: expected at least one")
+    arrays = [
+        np.concatenate([episode.arrays[i] for episode in episodes]) for i in range(len(columns))
+    ]
+    return make_part(columns, arrays, ends_of(episodes), name)
+
+
+def ends_of(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+    """What is known of each episode besides its arrays, as lists."""
+    return {
+        "lengths": [episode.length for episode in episodes],
+        "seeds": [episode.seed for episode in episodes],
+        "terminated": [episode.terminated for episode in episodes],
+        "truncated": [episode.truncated for episode in episodes],
+    }
+
+
+def check_part(part: TrajectoryPart, columns: Sequence[Column]) -> None:
+    """Refuse a part whose arrays are not those of the spaces and lengths; contents are not read.
+
+    Raises:
+        DatasetError: If keys, shapes, data types or numbers of episodes are others.
+    """
+    counts = {len(x) for x in (part.lengths, part.seeds, part.terminated, part.truncated)}
+    if counts == {0} or len(counts) != 1 or part.lengths.min() < 1:
+        raise DatasetError(
+            f"{part.name}: expected one length >= 1, one seed and two flags for each of at least "
+            f"one episode"
+        )
+    found = {
+        (group, key): leaf
+        for group in ("obs", "actions", "rewards")
+        for key, leaf in leaves_by_key(getattr(part, group)).items()
+    }
+    wanted = [(column.group, column.key) for column in columns]
+    if set(found) != set(wanted):
+        raise DatasetError(f"{part.name}: has the arrays {list(found)}, expected {wanted}")
+    lengths = part.lengths.tolist()
+    for column in columns:
+        array = found[column.group, column.key]
+        shape = (column.num_rows(lengths), *column.shape)
+        if array.shape != shape or array.dtype != column.dtype:
+            raise DatasetError(
+                f"{part.name}: {column.name} is {array.dtype}{list(array.shape)}, expected "
+                f"{column.dtype}{list(shape)}"
+            )
+
+
+def check_content(part: TrajectoryPart, columns: Sequence[Column]) -> None:
+    """Read a part, and refuse numbers that are not finite and actions that are none of the space.
+
+    Raises:
+        DatasetError: Naming the array and the row.
+    """
+    for column in columns:
+        array = leaves_by_key(getattr(part, column.group))[column.key]
+        step = max(1, CHECKED_NBYTES // max(1, column.row_nbytes))
+        for row in range(0, len(array), step):
+            block = array[row : row + step]
+            if column.dtype.kind == "f" and not np.isfinite(block).all():
+                row += int(np.argwhere(~np.isfinite(block))[0, 0])
+                raise DatasetError(
+                    f"{part.name}: {column.name}[{row}] = {array[row]}: expected finite numbers"
+                )
+            if column.group == "actions" and column.leaf is not None:
+                try:
+                    checked_actions(column.name, block, len(block), column.leaf)
+                except SpaceError as error:
+                    raise DatasetError(
+                        f"{part.name}, counted from row {row}: {error}; the data set does not fit "
+                        f"its own action space"
+                    ) from error

@@ -1,0 +1,228 @@
+"""Recorded transitions of chosen episodes, as batches for a learner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from maze_train.spaces.actions import checked_actions
+from maze_train.spaces.describe import flat_space, flat_spaces
+from maze_train.spaces.tensors import as_tensors
+from maze_train.trees import tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from maze_train.data.trajectory_parts import TrajectoryPart
+    from maze_train.data.trajectory_store import TrajectoryDataset
+    from maze_train.types import Array, ArrayTree, Tensor, TensorTree
+
+__all__ = ["TransitionData", "split_episodes"]
+
+BLOCK = 65_536
+"""Transitions that are converted at a time."""
+
+
+def split_episodes(
+    num_episodes: int, validation_percentage: float, seed: int
+) -> tuple[Array, Array]:
+    """Numbers of the episodes for training and of those for validation.
+
+    Whole episodes, since neighbouring steps of one are nearly the same: a policy that knows some by
+    heart would be judged by others that are no news.
+
+    Args:
+        num_episodes: N >= 1.
+        validation_percentage: Share of the episodes for validation in per cent, [0, 100); rounded,
+            but above 0 at least one, and at least one is left for training.
+        seed: Which episodes follows from it.
+
+    Returns:
+        Both growing, int64. There is no episode for validation if there is only one.
+    """
+    count = round(num_episodes * validation_percentage / 100)
+    if validation_percentage > 0:
+        count = min(max(count, 1), num_episodes - 1)
+    order = np.random.default_rng(seed).permutation(num_episodes)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+class TransitionData:
+    """The transitions of some episodes of a data set, numbered from 0 in their order.
+
+    The last observation of an episode, on which nobody acted, is not among them.
+
+    Args:
+        dataset: The data set.
+        episodes: Numbers of the episodes, growing.
+        from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
+        in_memory: Whether everything is converted once and kept in memory; else batches are read
+            from the (mapped) arrays of the data set each time. The batches are the same.
+
+    Attributes:
+        num_samples: Number N of transitions.
+
+    Raises:
+        SpaceError: If an action is none of the space.
+    """
+
+    def __init__(
+        self,
+        dataset: TrajectoryDataset,
+        episodes: Array,
+        from_env: Callable[[TensorTree], TensorTree],
+        *,
+        in_memory: bool = True,
+    ) -> None:
+        metadata = dataset.metadata
+        self._space = flat_space(metadata.observation_space)
+        self._action_leaves = flat_spaces(metadata.action_space)
+        self._from_env = from_env
+        self._pieces = _pieces(dataset.parts, episodes)
+        ends = np.cumsum([len(piece.steps) for piece in self._pieces], dtype=np.int64)
+        self._starts = np.concatenate([np.zeros(1, np.int64), ends])
+        self.num_samples = int(self._starts[-1])
+        self._kept: tuple[TensorTree, TensorTree] | None = None
+        if in_memory and self.num_samples:
+            self._kept = self._converted()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all transitions, as they would lie in memory."""
+        if not self.num_samples:
+            return 0
+        obs, actions = self.batch(torch.zeros(1, dtype=torch.int64))
+        leaves = [*tree_leaves(obs), *tree_leaves(actions)]
+        return self.num_samples * sum(leaf.nbytes for leaf in leaves)
+
+    def batch(self, indices: Tensor) -> tuple[TensorTree, TensorTree]:
+        """Observations and the agent's actions of some transitions.
+
+        Args:
+            indices: Numbers of transitions, `[n]` int64.
+
+        Returns:
+            `[n, *obs shape]` and `[n, *action shape]`, a tensor or one for each leaf.
+        """
+        if self._kept is None:
+            return self._read(indices.numpy())
+        obs, actions = self._kept
+        return (
+            tree_map(lambda x: x.index_select(0, indices), obs),
+            tree_map(lambda x: x.index_select(0, indices), actions),
+        )
+
+    def blocks(self, size: int = BLOCK) -> Iterator[tuple[TensorTree, TensorTree]]:
+        """All transitions in their order, at most `size` at a time."""
+        for start in range(0, self.num_samples, size):
+            rows = slice(start, min(start + size, self.num_samples))
+            if self._kept is None:
+                yield self._read(np.arange(rows.start, rows.stop))
+            else:
+                yield (_rows(self._kept[0], rows), _rows(self._kept[1], rows))
+
+    def _converted(self) -> tuple[TensorTree, TensorTree]:
+        obs: TensorTree | None = None
+        actions: TensorTree | None = None
+        start = 0
+        for block_obs, block_actions in self.blocks():
+            if obs is None or actions is None:
+                obs, actions = self._empty(block_obs), self._empty(block_actions)
+            stop = start + len(tree_leaves(block_obs)[0])
+            for target, source in ((obs, block_obs), (actions, block_actions)):
+                for leaf, values in zip(tree_leaves(target), tree_leaves(source), strict=True):
+                    leaf[start:stop] = values
+            start = stop
+        assert obs is not None
+        assert actions is not None
+        return obs, actions
+
+    def _empty(self, like: TensorTree) -> TensorTree:
+        return tree_map(lambda x: x.new_empty((self.num_samples, *x.shape[1:])), like)
+
+    def _read(self, numbers: Array) -> tuple[TensorTree, TensorTree]:
+        """Transitions from the arrays of the data set."""
+        where = np.searchsorted(self._starts, numbers, side="right") - 1
+        found = [int(k) for k in np.unique(where)]
+        obs: ArrayTree | None = None
+        actions: ArrayTree | None = None
+        for k in found:
+            piece, chosen = self._pieces[k], where == k
+            rows = numbers[chosen] - self._starts[k]
+            own_obs = _taken(piece.part.obs, piece.obs_rows[rows])
+            own_actions = _taken(piece.part.actions, piece.steps[rows])
+            if len(found) == 1:
+                obs, actions = own_obs, own_actions
+                break
+            obs = _scattered(obs, own_obs, chosen)
+            actions = _scattered(actions, own_actions, chosen)
+        assert obs is not None
+        assert actions is not None
+        return as_tensors(self._space, obs), self._from_env(self._checked(actions, len(numbers)))
+
+    def _checked(self, actions: ArrayTree, n: int) -> TensorTree:
+        """Actions of the environment as tensors; they have to be ones of the space."""
+        found = actions if isinstance(actions, dict) else {"": actions}
+        tensors = {
+            key: torch.from_numpy(
+                np.array(
+                    checked_actions(f"actions[{key!r}]" if key else "actions", part, n, leaf),
+                    order="C",
+                )
+            )
+            for (key, leaf), part in (
+                (item, found[item[0]]) for item in self._action_leaves.items()
+            )
+        }
+        return tensors if isinstance(actions, dict) else tensors[""]
+
+
+class _Piece:
+    """The transitions of one part that were chosen."""
+
+    def __init__(self, part: TrajectoryPart, episodes: Array) -> None:
+        self.part = part
+        ends = np.cumsum(part.lengths)
+        starts = ends - part.lengths
+        self.steps: Array = _ranges(starts[episodes], part.lengths[episodes])
+        # An episode has an observation more than it has steps.
+        self.obs_rows: Array = self.steps + np.repeat(episodes, part.lengths[episodes])
+
+
+def _pieces(parts: Sequence[TrajectoryPart], episodes: Array) -> list[_Piece]:
+    pieces = []
+    first = 0
+    for part in parts:
+        count = len(part.lengths)
+        own = episodes[(episodes >= first) & (episodes < first + count)] - first
+        if len(own):
+            pieces.append(_Piece(part, own))
+        first += count
+    return pieces
+
+
+def _ranges(starts: Array, lengths: Array) -> Array:
+    """The numbers from each start on, as many as its length says, one after the other."""
+    total = int(lengths.sum())
+    offsets = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    ranges: Array = np.arange(total) - offsets + np.repeat(starts, lengths)
+    return ranges
+
+
+def _taken(tree: ArrayTree, rows: Array) -> ArrayTree:
+    return tree_map(lambda x: np.take(x, rows, axis=0), tree)
+
+
+def _scattered(target: ArrayTree | None, own: ArrayTree, chosen: Array) -> ArrayTree:
+    """`own` written into the chosen rows of `target`, which is made for the first of them."""
+    if target is None:
+        target = tree_map(lambda x: np.empty((len(chosen), *x.shape[1:]), x.dtype), own)
+    for leaf, values in zip(tree_leaves(target), tree_leaves(own), strict=True):
+        leaf[chosen] = values
+    return target
+
+
+def _rows(tree: TensorTree, rows: slice) -> TensorTree:
+    return tree_map(lambda x: x[rows], tree)

@@ -1,0 +1,195 @@
+"""Episodes from Python: an environment and a policy in, trajectories out."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from maze_train.checks import check_at_least
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
+from maze_train.errors import ConfigError
+from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent
+from maze_train.rollout.player import PlaySettings, SequentialPlayer
+from maze_train.rollout.subproc_player import SubprocPlayer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import gymnasium
+
+    from maze_train.data.trajectories import Trajectory
+    from maze_train.envs.config import EnvConfig
+    from maze_train.envs.slots import EnvSlots
+    from maze_train.rollout.agents import SlotAgent
+    from maze_train.rollout.player import MakeAgent, PlayedEpisode, RolloutPlayer
+
+__all__ = ["RolloutGenerator", "agent_maker", "check_policy_spaces"]
+
+RANDOM = "random"
+
+
+class RolloutGenerator:
+    """Plays episodes with a policy and records them.
+
+        with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
+            trajectories = generator.rollout(100)
+
+    An episode follows from the policy and its seed, to the bit: not from `concurrency`, `n_workers`
+    or what else is played. To be closed; it is a context manager that does so.
+
+    Args:
+        env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
+            environment. Wrappers for training are left out.
+        policy: Who acts: `"random"`; a model, or an object with a model as its attribute `model`,
+            such as a `TrainedPolicy`; an object with a method `act(observation)`, a function of one
+            observation, or a class of such objects. See `PolicyAgent`. Of an object, each
+            environment gets a copy. Models act with the weights that they have now.
+        deterministic: Whether a model takes the most likely action instead of a sampled one.
+        concurrency: Episodes that are played at a time, >= 1.
+        n_workers: Processes that play them; 0: this one.
+        seed: Seed of the first episode, >= 0; the next ones have `seed + 1`, `seed + 2`, ...
+        max_episode_steps: Steps after which an episode is truncated, >= 1; None: as the environment
+            says.
+        settings: How episodes are played; None: they are recorded. Its `deterministic` has no
+            meaning here.
+        **player: Further arguments of `SequentialPlayer` or `SubprocPlayer`: `on_non_finite`, and
+            with processes `start_method`, `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
+
+    Raises:
+        ConfigError: If a setting is wrong, or a policy is for other spaces.
+        EnvError: If an environment can not be built.
+        MissingExtraError: If a package that is needed is not installed.
+    """
+
+    def __init__(
+        self,
+        env: str | EnvConfig | EnvFactory | Callable[..., gymnasium.Env[Any, Any]],
+        policy: Any = RANDOM,
+        *,
+        deterministic: bool = True,
+        concurrency: int = 8,
+        n_workers: int = 0,
+        seed: int = 0,
+        max_episode_steps: int | None = None,
+        settings: PlaySettings | None = None,
+        **player: Any,
+    ) -> None:
+        check_at_least("n_workers", n_workers, 0)
+        check_at_least("seed", seed, 0)
+        factory: Any = EnvFactory.from_any(env).for_evaluation()
+        if max_episode_steps is not None:
+            check_at_least("max_episode_steps", max_episode_steps, 1)
+            factory = BoundedEnvFactory(factory, max_episode_steps)
+        found = PlaySettings(record=True) if settings is None else settings
+        given = factory, agent_maker(policy, deterministic), found
+        self._next_seed = seed
+        self._player: RolloutPlayer
+        if n_workers:
+            self._player = SubprocPlayer(
+                *given, n_workers=n_workers, concurrency=concurrency, **player
+            )
+        else:
+            self._player = SequentialPlayer(*given, concurrency=concurrency, **player)
+        try:
+            check_policy_spaces(policy, self._player.spaces)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self._player.spaces
+
+    def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
+        """Play episodes and return them, without those that were lost.
+
+        Args:
+            n_episodes: How many, >= 1.
+            seeds: Their seeds, so many; None: the next ones, so that another call plays others.
+
+        Raises:
+            ConfigError: If these are not as described, or the settings record nothing.
+            EnvError: If an environment or the policy raises or returns something invalid.
+            WorkerError: If a process fails and is not started again.
+        """
+        check_at_least("n_episodes", n_episodes, 1)
+        if not self._player.settings.record:
+            raise ConfigError(
+                "settings.record", "rollout() returns what is recorded: set it", False
+            )
+        if seeds is None:
+            seeds = range(self._next_seed, self._next_seed + n_episodes)
+            self._next_seed += n_episodes
+        elif len(seeds) != n_episodes:
+            raise ConfigError("seeds", f"expected {n_episodes} of them, one per episode", seeds)
+        played = self.episodes(seeds)
+        return [episode.trajectory for episode in played if episode.trajectory is not None]
+
+    def episodes(self, seeds: Sequence[int]) -> Iterator[PlayedEpisode]:
+        """Play an episode for each seed; see `RolloutPlayer.play`."""
+        return self._player.play(seeds)
+
+    def close(self) -> None:
+        """Close the environments; calling it again does nothing."""
+        self._player.close()
+
+    def __enter__(self) -> RolloutGenerator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
+    """A function that builds what acts in slots, for whatever a caller names a policy by.
+
+    Args:
+        policy: See `RolloutGenerator`.
+        deterministic: Whether a model takes the most likely action instead of a sampled one.
+
+    Raises:
+        ConfigError: If it is no policy.
+    """
+    if isinstance(policy, str):
+        if policy != RANDOM:
+            raise ConfigError("policy", "expected 'random', a model, an object or function", policy)
+        return RandomAgent
+    for model in (policy, getattr(policy, "model", None)):
+        if isinstance(model, nn.Module) and acts(model):
+            return partial(_model_agent, model, deterministic)
+    if isinstance(policy, type):
+        return partial(PolicyAgent, policy)
+    if not callable(policy) and not callable(getattr(policy, "act", None)):
+        raise ConfigError(
+            "policy",
+            "expected 'random', a model, an object with a method act(observation), or a function",
+            policy,
+        )
+    return partial(PolicyAgent, partial(copy.deepcopy, policy))
+
+
+def acts(model: nn.Module) -> bool:
+    """Whether a module is an `ActingModel` or `RecurrentModel`."""
+    return hasattr(model, "distribution") and (
+        hasattr(model, "policy_params") or hasattr(model, "policy_step")
+    )
+
+
+def check_policy_spaces(policy: Any, spaces: tuple[Any, Any]) -> None:
+    """Refuse a policy that tells other spaces than those of the environment.
+
+    Raises:
+        ConfigError: Naming both.
+    """
+    for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
+        own = None if isinstance(policy, type) else getattr(policy, name, None)
+        if own is not None and own != space:
+            raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
+
+
+def _model_agent(model: nn.Module, deterministic: bool, slots: EnvSlots) -> SlotAgent:
+    return ModelAgent(model, len(slots), deterministic)

@@ -1,0 +1,206 @@
+"""Videos of episodes: H.264 in MP4, by the ffmpeg that the package imageio-ffmpeg brings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.errors import EnvError, MissingExtraError
+from maze_train.files import fsync_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import gymnasium
+
+    from maze_train.types import Array
+
+__all__ = ["VideoWriter", "check_render_mode", "ffmpeg_path", "frames_per_second"]
+
+DEFAULT_FPS = 30.0
+"""Frames per second, where an environment does not tell."""
+
+END_S = 60.0
+"""How long ffmpeg may take to finish a file."""
+
+BUILD = 'build the environment with render_mode="rgb_array"'
+
+
+class VideoWriter:
+    """Writes one video, which is complete or not there.
+
+    ffmpeg writes a file beside it, which takes its name when it is closed. The last line of
+    frames whose height or width is odd is repeated, since players show even ones only.
+
+    Args:
+        path: The file, ending in `.mp4`; a folder that is missing is created.
+        fps: Frames per second, > 0.
+
+    Raises:
+        MissingExtraError: If imageio-ffmpeg is not installed.
+    """
+
+    def __init__(self, path: Path, fps: float = DEFAULT_FPS) -> None:
+        self.path = path
+        self._fps = fps
+        self._ffmpeg = ffmpeg_path()
+        # The name that `remove_leftovers` removes when this process is dead.
+        self._beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._shape: tuple[int, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told: IO[bytes] | None = None
+
+    def add(self, frame: Any) -> None:
+        """Append a frame.
+
+        Args:
+            frame: `[H, W, 3]`, uint8; all of one size.
+
+        Raises:
+            EnvError: If it is something else.
+            OSError: If it can not be written.
+        """
+        checked = checked_frame(frame)
+        if self._process is None:
+            self._start(checked.shape)
+        if checked.shape != self._shape:
+            raise EnvError(
+                f"a frame has the shape {list(checked.shape)}, those before have "
+                f"{list(self._shape)}: expected frames of one size"
+            )
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(even_frame(checked).data)
+        except OSError as error:
+            raise self._failure() from error
+
+    def close(self) -> None:
+        """Finish the file; calling it again does nothing.
+
+        Raises:
+            OSError: If it can not be written; it is not there then.
+        """
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        try:
+            with suppress(BrokenPipeError):  # the exit code tells
+                process.stdin.close()
+            if process.wait(END_S):
+                raise self._failure()
+            with self._beside.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(self._beside, self.path)
+            fsync_directory(self.path.parent)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Stop writing and remove what is not finished; calling it again does nothing."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with suppress(OSError):  # what it did not take is lost
+                process.communicate()
+            self._beside.unlink(missing_ok=True)
+        if self._told is not None:
+            self._told.close()
+            self._told = None
+
+    def _start(self, shape: tuple[int, ...]) -> None:
+        """Start ffmpeg for frames of a shape."""
+        self._shape = shape
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as ffmpeg runs)
+        size = f"{shape[1] + shape[1] % 2}x{shape[0] + shape[0] % 2}"
+        raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size]
+        coded = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "20", "-pix_fmt", "yuv420p"]
+        command = [
+            *(self._ffmpeg, "-y", "-loglevel", "error", "-threads", "1"),
+            *(*raw, "-r", f"{self._fps:g}", "-i", "pipe:0", "-an"),
+            # One thread: the cores belong to environments.
+            *(*coded, "-threads", "1", "-movflags", "+faststart", "-f", "mp4"),
+            str(self._beside.absolute()),
+        ]
+        # In a session of its own: signals for this job, such as Ctrl+C, do not cut the file short.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._told,
+            start_new_session=True,
+        )
+
+    def _failure(self) -> OSError:
+        """What became of ffmpeg."""
+        told = ""
+        if self._told is not None:
+            self._told.seek(0)
+            told = self._told.read()[-1000:].decode(errors="replace").strip()
+        return OSError(f"the video {self.path} can not be written: {told or 'ffmpeg ended'}")
+
+
+def ffmpeg_path() -> str:
+    """Where ffmpeg is.
+
+    Raises:
+        MissingExtraError: If imageio-ffmpeg is not installed, or brings no ffmpeg.
+    """
+    try:
+        import imageio_ffmpeg  # only where there are videos
+
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
+    except (ImportError, RuntimeError) as error:
+        raise MissingExtraError("imageio-ffmpeg", "video", "writing videos") from error
+
+
+def check_render_mode(env: gymnasium.Env[Any, Any]) -> None:
+    """Refuse an environment that does not show itself as pictures.
+
+    Raises:
+        EnvError: If its render mode is another one.
+    """
+    if env.render_mode != "rgb_array":
+        raise EnvError(f"no video can be made with render_mode = {env.render_mode!r}: {BUILD}")
+
+
+def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
+    """Frames per second that the metadata of an environment tells under `render_fps`, or 30.
+
+    Raises:
+        EnvError: If it is no number > 0.
+    """
+    told = env.metadata.get("render_fps")
+    if told is None:
+        return DEFAULT_FPS
+    is_number = isinstance(told, (int, float, np.number)) and not isinstance(told, bool)
+    if not is_number or not 0.0 < float(told) < float("inf"):
+        raise EnvError(f"metadata['render_fps'] = {told!r}: expected a number > 0")
+    return float(told)
+
+
+def checked_frame(frame: Any) -> Array:
+    """A frame, if it is one."""
+    if isinstance(frame, np.ndarray) and frame.dtype == np.uint8:
+        found: Array = frame
+        if found.ndim == 3 and found.shape[2] == 3 and found.size:
+            return found
+    is_array = isinstance(frame, np.ndarray)
+    given = f"{frame.dtype} {list(frame.shape)}" if is_array else f"{type(frame).__name__}"
+    raise EnvError(f"env.render() gave {given}, expected a frame, uint8 [H, W, 3]: {BUILD}")
+
+
+def even_frame(frame: Array) -> Array:
+    """A frame of even height and width, with rows one after the other in memory."""
+    height, width = frame.shape[:2]
+    if height % 2 or width % 2:
+        # Repeated, not black: two lines share their colour in the file.
+        frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    return np.ascontiguousarray(frame)

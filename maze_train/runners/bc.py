@@ -1,0 +1,288 @@
+"""Runners of behavioral cloning."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.algorithms.bc.config import BCAlgorithmConfig
+from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
+from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
+from maze_train.algorithms.bc.metrics import ImitationMetrics
+from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.data.batch_loader import BatchLoader
+from maze_train.data.trajectory_store import open_dataset
+from maze_train.data.transition_data import TransitionData, split_episodes
+from maze_train.envs.factory import env_name
+from maze_train.envs.workers import available_cores
+from maze_train.errors import ConfigError, DatasetError
+from maze_train.learner.group import LearnerGroup
+from maze_train.nets.policy_model import PolicyModel, build_policy
+from maze_train.runners.base import TrainingRunner
+from maze_train.runners.machine import available_memory
+from maze_train.targets import build_target, locate
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from maze_train.algorithms.bc.trainer import BCTrainer
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.data.trajectory_store import TrajectoryDataset
+    from maze_train.envs.factory import EnvFactory
+    from maze_train.learner.learner import Learner
+    from maze_train.training.evaluators import Evaluator
+
+__all__ = ["BCDevRunner", "BCLocalRunner", "BCRunner"]
+
+MINARI = "minari:"
+DATASET = "runner.dataset"
+
+FORBIDDEN = -1e4
+"""Log-probability below which a uniform policy did not have a choice: a mask forbids it."""
+
+
+class BCRunner(TrainingRunner):
+    """Base of the runners of behavioral cloning.
+
+    The spaces are those of the data set. An environment serves evaluations; without one there are
+    no rollouts, and the policy is selected by the loss on the validation data.
+
+    Args:
+        config: The configuration; its algorithm is a `BCAlgorithmConfig`.
+        env_factory: Builds the environments instead of what `config.env` names.
+    """
+
+    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        source = config.runner.dataset
+        if isinstance(source, str) and not source.startswith(MINARI):
+            # As it is found from anywhere: the run may be continued in another directory.
+            runner = replace(config.runner, dataset=str(Path(source).absolute()))
+            config = replace(config, runner=runner)
+        super().__init__(config, env_factory)
+        if not isinstance(self.config.algorithm, BCAlgorithmConfig):
+            raise ConfigError("algorithm", "expected bc", type(config.algorithm).__name__)
+        self.algorithm = self.config.algorithm
+        if self.config.model.memory is not None:
+            raise ConfigError(
+                "model.memory", "bc learns from single transitions; leave it out", "a memory"
+            )
+        self._dataset: TrajectoryDataset | None = None
+        self._validation: TransitionData | None = None
+
+    @property
+    def dataset(self) -> TrajectoryDataset:
+        """The recorded episodes.
+
+        Raises:
+            ConfigError: If there is no data set.
+            DatasetError: If it is damaged.
+        """
+        if self._dataset is None:
+            source = self.config.runner.dataset
+            assert source is not None
+            spaces = self._env_spaces if isinstance(source, dict) else (None, None)
+            self._dataset = open_dataset(
+                source,
+                observation_space=spaces[0],
+                action_space=spaces[1],
+                on_damaged=self.algorithm.on_damaged,
+            )
+        return self._dataset
+
+    @property
+    def _env_spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of the environment; None without one."""
+        if not self.has_env:
+            return None, None
+        env = self.make_env(1, training=False)
+        found = (env.env_observation_space, env.single_action_space)
+        env.close()
+        return found
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of the data set."""
+        metadata = self.dataset.metadata
+        return metadata.observation_space, metadata.action_space
+
+    @property
+    def has_env(self) -> bool:
+        """Whether there is an environment to evaluate in."""
+        env = self.config.env
+        return env.id is not None or env.target is not None
+
+    @property
+    def task_name(self) -> str:
+        """The environment, or where the data were recorded."""
+        if self.has_env:
+            return env_name(self.config.env)
+        recorded_in = self.dataset.metadata.env.get("id")
+        return str(recorded_in or "dataset").replace("/", "-").replace(":", "-")
+
+    @property
+    def step_label(self) -> str:
+        """Steps were made before; each is counted as often as it was learned from."""
+        return "recorded steps"
+
+    @property
+    def selection_metric(self) -> str:
+        """The return, without an environment the loss on the validation data."""
+        config = self.config.evaluation
+        if config.metric or (self.has_env and config.n_episodes):
+            return config.selection_metric
+        return "train/policy_loss" if self._validation is None else "validation/loss"
+
+    @property
+    def n_loader_workers(self) -> int:
+        """Threads that read minibatches ahead."""
+        return 0
+
+    def build_model(self) -> PolicyModel:
+        """The policy for the spaces of the data set, its learner, and the data."""
+        observation_space, action_space = self.spaces
+        model = build_policy(
+            self.config.model, observation_space, action_space, self.seeds.integer("model")
+        )
+        assert isinstance(model, PolicyModel)
+        self._check_env()
+        self._take_data(model)
+        _check_legal(model, self._data)
+        if model.normalizer is not None and not self._has_checkpoint:
+            for obs, _ in self._data.blocks():
+                model.normalizer.update(obs)
+            if self.config.model.normalization.mode == "estimated":
+                model.normalizer.freeze()
+        self._loss = self._build_loss(model)
+        self._metrics = ImitationMetrics(model.distribution, action_space)
+        self._learner: Learner[Any, Any, Any] = locate(self.algorithm.learner_class)(
+            model, self.algorithm, self._loss, self._metrics, device=self.device
+        )
+        return model
+
+    def _check_env(self) -> None:
+        """Refuse an environment with other spaces than the data have."""
+        if not self.has_env:
+            return
+        found = zip(("observation", "action"), self.spaces, self._env_spaces, strict=True)
+        for name, recorded, own in found:
+            if recorded != own:
+                problem = f"has the {name} space {own}, the data set has {recorded}"
+                raise ConfigError("env", problem, env_name(self.config.env))
+
+    def _take_data(self, model: PolicyModel) -> None:
+        """Split the episodes, and convert them if they fit into memory."""
+        percentage = self.algorithm.validation_percentage
+        seed = self.seeds.integer("validation")
+        chosen = split_episodes(len(self.dataset), percentage, seed)
+        from_env = model.distribution.from_env
+        mapped = [TransitionData(self.dataset, k, from_env, in_memory=False) for k in chosen]
+        if self._fits_in_memory(sum(data.num_bytes for data in mapped)):
+            mapped = [TransitionData(self.dataset, k, from_env) for k in chosen]
+        self._data = mapped[0]
+        self._validation = mapped[1] if mapped[1].num_samples else None
+        if percentage and self._validation is None:
+            print("warning: a single episode is too few to validate on others", file=sys.stderr)
+
+    def _fits_in_memory(self, nbytes: int) -> bool:
+        if self.algorithm.storage != "auto":
+            return self.algorithm.storage == "memory"
+        free = available_memory(torch.device("cpu"))
+        return free is None or nbytes < free / 2
+
+    def _build_loss(self, model: PolicyModel) -> BCLoss:
+        config = self.algorithm
+        weights = None
+        if config.class_weights == "balanced":
+            actions = (actions for _, actions in self._data.blocks())
+            weights = balanced_weights(model.distribution, actions)
+            if not weights:
+                raise ConfigError(
+                    "algorithm.class_weights",
+                    f"no part of {self.spaces[1]} is discrete; expected none",
+                    config.class_weights,
+                )
+        key = "algorithm.loss"
+        loss = build_target(
+            config.loss,
+            model.distribution,
+            key=key,
+            box_loss=config.box_loss,
+            entropy_coef=config.entropy_coef,
+            class_weights=weights,
+        )
+        if not isinstance(loss, BCLoss):
+            raise ConfigError(key, "expected a subclass of maze_train.BCLoss", type(loss).__name__)
+        return loss
+
+    def build_evaluators(self) -> list[Evaluator]:
+        """Validation on recorded episodes, and rollouts where there is an environment."""
+        found: list[Evaluator] = []
+        if self._validation is not None:
+            found.append(BCValidationEvaluator(self._validation, self._loss, self._metrics))
+        return [*found, *(super().build_evaluators() if self.has_env else ())]
+
+    def build_trainer(self, model: nn.Module, **services: Any) -> BCTrainer:
+        """The trainer, with a loader of minibatches."""
+        loader = BatchLoader(
+            self._data,
+            self.algorithm.batch_size,
+            seed=self.seeds.integer("minibatches"),
+            n_workers=self.n_loader_workers,
+        )
+        self._closing.callback(loader.close)
+        trainer: BCTrainer = locate(self.algorithm.trainer_class)(
+            self.algorithm,
+            LearnerGroup(self._learner),
+            model,
+            loader=loader,
+            fingerprint=fingerprint(self.dataset),
+            **services,
+        )
+        return trainer
+
+
+class BCDevRunner(BCRunner):
+    """Behavioral cloning with `runner=dev`: everything in one process and thread."""
+
+
+class BCLocalRunner(BCRunner):
+    """Behavioral cloning with `runner=local`: threads read minibatches, processes play episodes."""
+
+    @property
+    def n_loader_workers(self) -> int:
+        """`runner.n_workers`, by default one per core."""
+        runner = self.config.runner
+        assert isinstance(runner, LocalRunnerConfig)
+        return runner.n_workers or available_cores()
+
+
+def fingerprint(dataset: TrajectoryDataset) -> str:
+    """What tells data sets apart: lengths and returns of all episodes."""
+    digest = hashlib.sha256(dataset.lengths.tobytes())
+    digest.update(dataset.returns.tobytes())
+    return digest.hexdigest()
+
+
+def _check_legal(model: PolicyModel, data: TransitionData) -> None:
+    """Refuse recorded actions that the masks of their observations forbid."""
+    if model.masking is None:
+        return
+    distribution, first = model.distribution, 0
+    for obs, actions in data.blocks():
+        n = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+        params = model.masking.apply(torch.zeros(n, distribution.param_size), obs)
+        is_illegal = distribution.log_prob(params, actions) < FORBIDDEN
+        if is_illegal.any():
+            row = int(is_illegal.nonzero()[0, 0])
+            action = tree_map(lambda x, row=row: x[row].tolist(), actions)  # type: ignore[misc]
+            raise DatasetError(
+                f"transition {first + row} of the training data: the mask of its observation "
+                f"forbids the recorded action {action}"
+            )
+        first += n

@@ -1,0 +1,85 @@
+"""Pieces of a run that do not depend on the algorithm."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from maze_train.errors import ConfigError, EnvError
+from maze_train.targets import build_target
+from maze_train.tracking.rows import read_rows
+from maze_train.training.evaluators import Evaluator, MultiEvaluator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.crew import SupportsClose
+    from maze_train.tracking.rows import MetricsRow
+    from maze_train.training.checkpoints import Checkpoint
+    from maze_train.training.config import EvaluationConfig
+
+__all__ = ["close_quietly", "joined", "own_evaluators", "past_rows", "shortened"]
+
+
+def shortened(config: TrainConfig) -> TrainConfig:
+    """The configuration, shortened if it is a trial of everything."""
+    if not config.runner.fast_dev_run:
+        return config
+    return replace(
+        config,
+        algorithm=config.algorithm.shortened(),
+        evaluation=replace(
+            config.evaluation,
+            n_episodes=min(2, config.evaluation.n_episodes),
+            max_episode_steps=min(200, config.evaluation.max_episode_steps or 200),
+        ),
+    )
+
+
+def own_evaluators(config: EvaluationConfig) -> list[Evaluator]:
+    """The evaluators of the user.
+
+    Raises:
+        ConfigError: If one can not be built, or is none.
+    """
+    evaluators: list[Evaluator] = []
+    for i, node in enumerate(config.evaluators):
+        key = f"evaluation.evaluators[{i}]"
+        evaluator = build_target(node, key=key)
+        if not isinstance(evaluator, Evaluator):
+            raise ConfigError(key, "expected a subclass of maze_train.Evaluator")
+        evaluators.append(evaluator)
+    return evaluators
+
+
+def joined(evaluators: Sequence[Evaluator]) -> Evaluator | None:
+    """Several evaluators as one; None: there is none."""
+    if len(evaluators) > 1:
+        return MultiEvaluator(evaluators)
+    return evaluators[0] if evaluators else None
+
+
+def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[MetricsRow, ...]:
+    """The metrics of a run up to the checkpoint from which it is continued.
+
+    Args:
+        run_dir: Directory of the run.
+        resumed: The checkpoint.
+        is_kept: Whether the run writes metrics.csv; then missing rows are told.
+    """
+    rows = read_rows(run_dir / "metrics.csv", resumed.epoch)
+    if is_kept and len(rows) < resumed.epoch:
+        missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
+        print(f"warning: metrics.csv lacks {missing} before {resumed.path.name}", file=sys.stderr)
+    return tuple(rows)
+
+
+def close_quietly(env: SupportsClose) -> None:
+    """Close environments; an error of theirs must not cost a finished training."""
+    try:
+        env.close()
+    except EnvError as error:
+        print(f"warning: {error}", file=sys.stderr)

@@ -1,0 +1,361 @@
+"""Plays the episodes that a configuration asks for, and writes what came of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from maze_train.config.loading import config_to_dict
+from maze_train.config.resuming import CONFIG_FILE
+from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
+from maze_train.envs.workers import available_cores
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.files import atomic_write
+from maze_train.rollout.player import PlaySettings, SequentialPlayer
+from maze_train.rollout.subproc_player import SubprocPlayer
+from maze_train.rollout.video import ffmpeg_path
+from maze_train.runners.machine import torch_threads
+from maze_train.runners.parts import close_quietly
+from maze_train.runners.rollout_policies import chosen_policy
+from maze_train.runners.rollout_report import (
+    EPISODES_FILE,
+    SUMMARY_FILE,
+    RolloutProgress,
+    RolloutSummary,
+    summarise,
+    versions,
+    write_episodes,
+    write_summary,
+)
+from maze_train.runners.run_dir import new_directory
+from maze_train.training.interruption import Interruption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import gymnasium
+
+    from maze_train.config.rollout_config import RolloutConfig
+    from maze_train.envs.config import EnvConfig
+    from maze_train.rollout.player import PlayedEpisode, RolloutPlayer
+
+__all__ = ["RolloutResult", "RolloutRunner"]
+
+ROLLOUT_FILE = "rollout.yaml"
+TRAJECTORIES, VIDEOS, ROLLOUTS = "trajectories", "videos", "rollouts"
+FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "error"
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """What a rollout gives back."""
+
+    output_dir: Path
+    """Directory of the results."""
+
+    episodes: list[PlayedEpisode]
+    """The episodes by their number, without their trajectories, which `record` writes."""
+
+    summary: RolloutSummary
+    """Numbers over the episodes."""
+
+
+class RolloutRunner:
+    """Plays episodes with a policy, and writes what came of them.
+
+    An episode is a function of the policy and its seed: `runner`, its processes and environments
+    make no difference.
+
+    Args:
+        config: The configuration; it is not changed.
+        env_factory: Builds the environments instead of what the configuration names.
+        policy: Plays instead of what `config.policy` names: see `RolloutGenerator`.
+
+    Raises:
+        ConfigError: If the parts of the configuration do not fit.
+        RunDirectoryError: If the run has no policy, or it is damaged.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        env_factory: EnvFactory | None = None,
+        policy: Any = None,
+    ) -> None:
+        self.policy = chosen_policy(config, policy)
+        if config.env is None:
+            config = replace(config, env=self.policy.env)
+        assert config.env is not None  # what __post_init__ of the configuration has checked
+        self.config = config
+        self.env_config = rendered(config.env, config.render_mode)
+        maker = None if env_factory is None else env_factory.maker
+        factory = EnvFactory(self.env_config, maker).for_evaluation()
+        limit = config.max_episode_steps
+        self.env_factory: Callable[[], gymnasium.Env[Any, Any]] = (
+            BoundedEnvFactory(factory, limit) if limit else factory
+        )
+        self.episodes: list[PlayedEpisode] = []
+        self._spaces: tuple[Any, Any] = (None, None)
+
+    def run(self) -> RolloutResult:
+        """Play all episodes.
+
+        Whatever ends the rollout, the episodes up to there are written.
+
+        Raises:
+            ConfigError: Before anything is written, if policy, environment and settings do not fit.
+            Interrupted: After SIGINT, SIGTERM or SIGUSR1.
+            MazeTrainError: If an environment, a policy or a worker failed.
+            RunDirectoryError: If the results can not be written.
+        """
+        config = self.config
+        with (
+            torch_threads(config.runner.torch_threads),
+            Interruption() as interruption,
+            ExitStack() as stack,
+        ):
+            self._check_environment()
+            writer = None
+            if config.record_dir is not None:
+                writer = self._trajectory_writer(Path(config.record_dir))
+            given = config.output_dir
+            was_there = given is not None and Path(given).exists()
+            output_dir = self._make_output_dir()
+            try:
+                player = self.make_player(output_dir / VIDEOS)
+            except BaseException:
+                if not was_there:
+                    with suppress(OSError):  # the default has parents that were made for it
+                        (os.removedirs if given is None else os.rmdir)(output_dir)
+                raise
+            stack.callback(close_quietly, player)
+            self._write_config(output_dir)
+            if config.record and writer is None:
+                writer = self._trajectory_writer(output_dir / TRAJECTORIES)
+            self._play(player, output_dir, writer, interruption)
+        return RolloutResult(output_dir, self.episodes, summarise(self.episodes))
+
+    def _play(
+        self,
+        player: RolloutPlayer,
+        output_dir: Path,
+        writer: TrajectoryWriter | None,
+        interruption: Interruption,
+    ) -> None:
+        """Play, and write results whatever happens."""
+        seeds = self.config.episode_seeds
+        reason, began = FAILED, time.monotonic()
+        progress = RolloutProgress(len(seeds), self.config.progress)
+        try:
+            progress.say([self._title])
+            with writer or nullcontext(), progress:
+                for episode in player.play(seeds, on_step=progress.steps):
+                    if writer is not None and episode.trajectory is not None:
+                        writer.add(episode.trajectory)
+                    self.episodes.append(replace(episode, trajectory=None))
+                    progress.ended(episode)
+            reason = FINISHED
+        except KeyboardInterrupt:
+            reason = INTERRUPTED
+            raise
+        finally:
+            with interruption.deferred():
+                spent = time.monotonic() - began
+                self._write_results(output_dir, reason, spent, player.worker_restarts)
+            if reason != FINISHED:
+                self._tell_what_is_there(output_dir)
+        progress.say(self._outcome(output_dir))
+
+    def make_player(self, video_dir: Path | None = None) -> RolloutPlayer:
+        """What plays the episodes: in this process or in others, as the runner says.
+
+        Args:
+            video_dir: Where videos go, if the configuration asks for them.
+        """
+        config, runner = self.config, self.config.runner
+        settings = PlaySettings(
+            deterministic=config.deterministic,
+            record=config.record,
+            video_dir=str(video_dir) if config.video else None,
+            video_every=config.video_interval,
+        )
+        concurrency = min(runner.concurrency, len(config.episode_seeds))
+        if not isinstance(runner, LocalRunnerConfig):
+            return SequentialPlayer(
+                self.env_factory,
+                self.policy.make_agent,
+                settings,
+                concurrency=concurrency,
+                on_non_finite=config.on_non_finite,
+            )
+        return SubprocPlayer(
+            self.env_factory,
+            self.policy.make_agent,
+            settings,
+            n_workers=min(runner.n_workers or available_cores(), concurrency),
+            concurrency=concurrency,
+            on_non_finite=config.on_non_finite,
+            start_method=runner.start_method,
+            timeout_s=runner.worker_timeout_s,
+            on_worker_failure=runner.on_worker_failure,
+            max_worker_restarts=runner.max_worker_restarts,
+        )
+
+    # -- checks ----------------------------------------------------------------------------------
+
+    def _check_environment(self) -> None:
+        """Build one environment, and refuse one that does not fit the policy or can not render."""
+        config, mode = self.config, self.config.render_mode
+        if config.video:
+            ffmpeg_path()
+        try:
+            env = self.env_factory()
+        except ConfigError as error:
+            if mode is None or error.key != "env.kwargs":
+                raise
+            key, value = ("video", True) if config.video else ("render", config.render)
+            problem = f"needs an environment that takes render_mode={mode!r}: {error.problem}"
+            raise ConfigError(key, problem, value) from error
+        try:
+            if mode is not None and env.render_mode != mode:
+                key, value = ("video", True) if config.video else ("render", config.render)
+                modes = env.metadata.get("render_modes")
+                raise ConfigError(
+                    key,
+                    f"needs the render mode {mode!r}; {env_name(self.env_config)} has {modes}",
+                    value,
+                )
+            self._spaces = (env.observation_space, env.action_space)
+            self.policy.check_spaces(env_name(self.env_config), *self._spaces)
+        finally:
+            env.close()
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def _make_output_dir(self) -> Path:
+        """Create the directory of the results."""
+        given = self.config.output_dir
+        try:
+            if given is None:
+                return new_directory(self._default_parent())
+            path = Path(given)
+            taken = (CONFIG_FILE, ROLLOUT_FILE, EPISODES_FILE, SUMMARY_FILE)
+            found = [name for name in taken if (path / name).exists()]
+            if found:
+                problem = f"holds results already ({found[0]}): name another directory, or null"
+                raise ConfigError("output_dir", problem, given)
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"can not be written: {error}"
+            where = given or str(self._default_parent())
+            raise ConfigError("output_dir", problem, where) from error
+        return path
+
+    def _default_parent(self) -> Path:
+        """The folder in which a directory named after the time is made."""
+        if self.policy.run_dir is not None:
+            return self.policy.run_dir / ROLLOUTS
+        return Path("outputs") / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
+
+    def _write_config(self, output_dir: Path) -> None:
+        """Write what repeats the rollout, in another directory."""
+        config = replace(self.config, output_dir=None)
+        if config.run is not None:
+            config = replace(config, run=str(Path(config.run).absolute()))
+        if config.record_dir is not None:
+            config = replace(config, record_dir=str(Path(config.record_dir).absolute()))
+        text = yaml.safe_dump(config_to_dict(config), sort_keys=False)
+        try:
+            with atomic_write(output_dir / ROLLOUT_FILE) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise ConfigError(
+                "output_dir", f"can not be written: {error}", str(output_dir)
+            ) from error
+
+    def _trajectory_writer(self, directory: Path) -> TrajectoryWriter:
+        """A data set for the episodes, new or appended to."""
+        observation_space, action_space = self._spaces
+        metadata = DatasetMetadata(
+            observation_space, action_space, env=self._env_settings, policy=self.policy.settings
+        )
+        return TrajectoryWriter(directory, metadata)
+
+    def _write_results(
+        self, output_dir: Path, reason: str, wall_time_s: float, worker_restarts: int
+    ) -> None:
+        """Write the episodes, and the numbers over them."""
+        seeds = self.config.episode_seeds
+        content = {
+            "stop_reason": reason,
+            "episodes_requested": len(seeds),
+            **summarise(self.episodes).as_dict(),
+            "seeds": [min(seeds), max(seeds)],
+            "deterministic": self.config.deterministic,
+            "env": self._env_settings,
+            "policy": self.policy.settings,
+            "wall_time_s": wall_time_s,
+            "worker_restarts": worker_restarts,
+            "versions": versions(),
+        }
+        try:
+            write_episodes(output_dir / EPISODES_FILE, self.episodes)
+            write_summary(output_dir, content)
+        except OSError as error:
+            raise RunDirectoryError(f"{output_dir} can not be written: {error}") from error
+
+    @property
+    def _env_settings(self) -> dict[str, Any]:
+        assert self.config.env is not None
+        return config_to_dict(self.config.env)
+
+    # -- what is told ----------------------------------------------------------------------------
+
+    @property
+    def _title(self) -> str:
+        count = len(self.config.episode_seeds)
+        episodes = f"{count:,} episode{'s' if count > 1 else ''}"
+        return f"{self.policy.title} on {env_name(self.env_config)}, {episodes}"
+
+    def _outcome(self, output_dir: Path) -> list[str]:
+        """The lines at the end: numbers, and where the files are."""
+        summary = summarise(self.episodes)
+        lines = ["", *(f"  {line}" for line in summary.lines()), ""]
+        if summary.lost:
+            lines.append(f"  lost      {summary.lost:,} episodes (numbers that are not finite)")
+        lines.append(f"  results   {output_dir}")
+        if self.config.record:
+            lines.append(f"  data set  {self.config.record_dir or output_dir / TRAJECTORIES}")
+        if self.config.video:
+            lines.append(f"  videos    {output_dir / VIDEOS}")
+        return lines
+
+    def _tell_what_is_there(self, output_dir: Path) -> None:
+        """Say where a rollout stopped that did not come to its end."""
+        count = f"{len(self.episodes):,} of {len(self.config.episode_seeds):,} episodes"
+        with suppress(OSError):
+            print(f"stopped after {count}; results: {output_dir}", file=sys.stderr, flush=True)
+
+
+def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:
+    """The settings of an environment that renders.
+
+    Raises:
+        ConfigError: If they ask for another way of rendering.
+    """
+    if mode is None:
+        return env
+    given = env.kwargs.get("render_mode", mode)
+    if given != mode:
+        problem = f"expected {mode!r}, or nothing, for the video or window that is asked for"
+        raise ConfigError("env.kwargs.render_mode", problem, given)
+    return replace(env, kwargs={**env.kwargs, "render_mode": mode})

@@ -1,0 +1,212 @@
+"""Who plays in a rollout: a saved policy, random actions, or a policy of the user."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from maze_train.config.rollout_config import RANDOM
+from maze_train.errors import ConfigError
+from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent
+from maze_train.rollout.rollout_generator import agent_maker, check_policy_spaces
+from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
+from maze_train.targets import TARGET, build_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from maze_train.config.rollout_config import RolloutConfig
+    from maze_train.envs.config import EnvConfig
+    from maze_train.envs.slots import EnvSlots
+    from maze_train.rollout.agents import SlotAgent
+
+__all__ = ["OwnPolicy", "RandomActions", "RolloutPolicy", "TrainedActions", "chosen_policy"]
+
+
+class RolloutPolicy(ABC):
+    """Who plays in a rollout; can be sent to other processes."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """A short name, which is fit for a directory."""
+
+    @property
+    def title(self) -> str:
+        """A short name for people."""
+        return self.name
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What tells it apart from others, as plain values."""
+
+    @abstractmethod
+    def make_agent(self, slots: EnvSlots) -> SlotAgent:
+        """What acts in some slots."""
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Directory of the run that it comes from; None: of none."""
+        return None
+
+    @property
+    def env(self) -> EnvConfig | None:
+        """Settings of the environment that it was trained in; None: of none."""
+        return None
+
+    def check_spaces(self, env: str, observation_space: Any, action_space: Any) -> None:  # noqa: B027 (most policies have none)
+        """Refuse an environment with other spaces than the policy has.
+
+        Args:
+            env: Name of the environment.
+            observation_space: Its observation space.
+            action_space: Its action space.
+
+        Raises:
+            ConfigError: If they differ.
+        """
+
+
+@dataclass(frozen=True)
+class TrainedActions(RolloutPolicy):
+    """A policy that training has saved.
+
+    Args:
+        saved: The policy.
+        deterministic: Whether the most likely action is taken instead of a sampled one.
+    """
+
+    saved: SavedPolicy
+    deterministic: bool = True
+
+    @property
+    def name(self) -> str:
+        """The algorithm."""
+        return self.saved.config.algorithm.name
+
+    @property
+    def title(self) -> str:
+        """The algorithm, as people write it."""
+        return self.name.upper()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Run, algorithm, and what selected the policy."""
+        score = self.saved.score.get("score")
+        is_number = isinstance(score, (int, float)) and math.isfinite(score)
+        return {
+            "run": str(self.saved.run_dir),
+            "algorithm": self.name,
+            "epoch": self.saved.score.get("epoch"),
+            "score": score if is_number else None,
+            "deterministic": self.deterministic,
+        }
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Directory of the run."""
+        return self.saved.run_dir
+
+    @property
+    def env(self) -> EnvConfig | None:
+        """Settings of the environment of the run."""
+        return self.saved.config.env
+
+    def make_agent(self, slots: EnvSlots) -> SlotAgent:
+        """The model with its weights."""
+        return ModelAgent(self.saved.make_model(), len(slots), self.deterministic)
+
+    def check_spaces(self, env: str, observation_space: Any, action_space: Any) -> None:
+        """Refuse an environment with other spaces than the policy has, see `RolloutPolicy`."""
+        pairs = {
+            "observation space": (self.saved.observation_space, observation_space),
+            "action space": (self.saved.action_space, action_space),
+        }
+        for what, (own, found) in pairs.items():
+            if own != found:
+                raise ConfigError(
+                    "env",
+                    f"the policy in {self.saved.directory} has the {what} {own}, this environment "
+                    f"has {found}: choose one with equal spaces",
+                    env,
+                )
+
+
+@dataclass(frozen=True)
+class RandomActions(RolloutPolicy):
+    """Actions that are uniformly random, and legal where observations have masks."""
+
+    @property
+    def name(self) -> str:
+        """The word in the configuration."""
+        return RANDOM
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The word in the configuration."""
+        return {"policy": RANDOM}
+
+    def make_agent(self, slots: EnvSlots) -> SlotAgent:
+        """Random actions."""
+        return RandomAgent(slots)
+
+
+@dataclass(frozen=True)
+class OwnPolicy(RolloutPolicy):
+    """A policy of the user.
+
+    Args:
+        node: What the configuration says, with the key `_target_`.
+        agent: Builds what acts in some slots.
+        given: The policy, where it is an object and not named by the configuration.
+    """
+
+    node: dict[str, Any]
+    agent: Callable[[EnvSlots], SlotAgent]
+    given: Any = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the dotted path."""
+        return str(self.node[TARGET]).replace(":", ".").rpartition(".")[2].strip("<>")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the configuration says."""
+        return {"policy": self.node}
+
+    def make_agent(self, slots: EnvSlots) -> SlotAgent:
+        """A policy for each slot, or a model for all of them."""
+        return self.agent(slots)
+
+    def check_spaces(self, env: str, observation_space: Any, action_space: Any) -> None:
+        """Refuse an environment with other spaces than a policy tells, see `RolloutPolicy`."""
+        check_policy_spaces(self.given, (observation_space, action_space))
+
+
+def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
+    """The policy that a configuration names.
+
+    Args:
+        config: The configuration.
+        policy: A policy of the user that takes the place of what `config.policy` names.
+
+    Raises:
+        ConfigError: If the saved policy is that of a class that is not there, or `policy` is none.
+        RunDirectoryError: If the run has no policy, or it is damaged.
+    """
+    if config.run is not None:
+        saved = read_saved_policy(config.run)
+        saved.make_model()  # what does not fit is told here, and not by a worker
+        return TrainedActions(saved, config.deterministic)
+    if not isinstance(config.policy, dict):
+        return RandomActions()
+    if policy is not None:
+        return OwnPolicy(config.policy, agent_maker(policy, config.deterministic), policy)
+    build = partial(build_target, config.policy, key="policy")
+    return OwnPolicy(config.policy, partial(PolicyAgent, build))

@@ -1,0 +1,275 @@
+"""What a rollout tells: numbers over its episodes, files, and progress for people."""
+
+from __future__ import annotations
+
+import csv
+import math
+import platform
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.text import Text
+
+from maze_train.files import atomic_write
+from maze_train.tracking.console import Screen, make_bar
+from maze_train.tracking.formatting import compact, duration, readable
+from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.writers import JSONSummaryWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from maze_train.rollout.player import PlayedEpisode
+    from maze_train.tracking.console import ProgressMode
+
+__all__ = [
+    "EPISODES_FILE",
+    "SUMMARY_FILE",
+    "RolloutProgress",
+    "RolloutSummary",
+    "summarise",
+    "versions",
+    "write_episodes",
+    "write_summary",
+]
+
+EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
+COLUMNS = (
+    "number", "seed", "return", "length", "success", "terminated", "truncated", "lost"
+)  # fmt: skip
+PACKAGES = ("maze-train", "torch", "numpy", "gymnasium")
+INTERVAL_S = {"bar": 0.1, "lines": 1.0}
+"""Least time between two refreshes of the display, by its mode."""
+
+
+@dataclass(frozen=True)
+class RolloutSummary:
+    """Numbers over the episodes of a rollout; NaN where there is nothing to tell.
+
+    Episodes that were lost count in `lost` and `env_steps` only. Deviations are those of the
+    episodes themselves (divided by n).
+    """
+
+    episodes: int
+    """Episodes that were played, lost ones included."""
+
+    lost: int
+    """Episodes that were lost: the environment returned numbers that are not finite."""
+
+    env_steps: int
+    """Steps of all episodes."""
+
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    length_std: float
+    length_min: float
+    length_max: float
+
+    success_rate: float
+    """Share of successes among the episodes that told whether they were one."""
+
+    def as_dict(self) -> dict[str, float]:
+        """The numbers by name."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The numbers as a table for people."""
+        rows = [("", "mean", "std", "min", "max")]
+        for name in ("return", "length"):
+            numbers = (getattr(self, f"{name}_{part}") for part in rows[0][1:])
+            rows.append((name, *map(readable, numbers)))  # type: ignore[arg-type]
+        if math.isfinite(self.success_rate):
+            rows.append(("success", readable(self.success_rate), "", "", ""))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return [
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+            for row in rows
+        ]
+
+
+def summarise(episodes: Iterable[PlayedEpisode]) -> RolloutSummary:
+    """The numbers over some episodes."""
+    episodes = list(episodes)
+    whole = [episode for episode in episodes if not episode.lost]
+    told = [episode.success for episode in whole if not math.isnan(episode.success)]
+    return RolloutSummary(
+        len(episodes),
+        len(episodes) - len(whole),
+        sum(episode.length for episode in episodes),
+        *spread([episode.episode_return for episode in whole]),
+        *spread([float(episode.length) for episode in whole]),
+        float(np.mean(told)) if told else math.nan,
+    )
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
+    """Mean, standard deviation, least and largest of some numbers; NaN of none."""
+    if not values:
+        return (math.nan,) * 4
+    array = np.array(values, np.float64)
+    return float(array.mean()), float(array.std()), float(array.min()), float(array.max())
+
+
+def write_episodes(path: Path, episodes: Iterable[PlayedEpisode]) -> None:
+    """Write one row per episode as CSV; flags are 0 or 1, an unknown success is empty.
+
+    Raises:
+        OSError: If the file can not be written; what was there stays.
+    """
+    buffer = StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for episode in episodes:
+        success = "" if math.isnan(episode.success) else repr(float(episode.success))
+        flags = (int(episode.terminated), int(episode.truncated), int(episode.lost))
+        total = repr(float(episode.episode_return))
+        writer.writerow((episode.number, episode.seed, total, episode.length, success, *flags))
+    with atomic_write(path) as file:
+        file.write(buffer.getvalue().encode())
+
+
+def write_summary(directory: Path, content: Mapping[str, Any]) -> None:
+    """Write `summary.json`; NaN becomes null.
+
+    Raises:
+        OSError: If the file can not be written; what was there stays.
+    """
+    writer = JSONSummaryWriter(SUMMARY_FILE)
+    writer.start(RunInfo(run_dir=directory))
+    writer.finish(content)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of what the numbers of a rollout depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        key = name.replace("-", "_")
+        try:
+            found[key] = version(name)
+        except PackageNotFoundError:  # a copy of the sources that is not installed
+            found[key] = "unknown"
+    return found
+
+
+class RolloutProgress:
+    """Shows how many episodes were played; a context manager, which gives the terminal back.
+
+    A reader of standard output that goes away costs the display, not the rollout.
+
+    Args:
+        total: Episodes to play.
+        mode: `bar`, `lines`, `quiet`, or `auto`: a bar on a terminal, lines elsewhere.
+        console: Where to print; None: standard output.
+        clock: Time in seconds, any origin.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        mode: ProgressMode = "auto",
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = Screen() if console is None else console
+        if mode == "auto":
+            is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
+            mode = "bar" if is_screen else "lines"
+        self._mode = mode
+        self._total = total
+        self._clock = clock
+        self._bar: Progress | None = None
+        self._started_at = self._shown_at = clock()
+        self._played = 0
+        self._steps = 0
+        self._sum_of_returns = 0.0
+        self._counted = 0
+
+    def __enter__(self) -> RolloutProgress:
+        if self._mode == "bar":
+            self._bar = make_bar(self._console)
+            self._bar.add_task("", total=float(self._total), status="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            bar, self._bar = self._bar, None
+            with suppress(OSError):
+                self._fill(bar)
+                bar.stop()
+
+    def say(self, lines: Iterable[str]) -> None:
+        """Print lines, unless everything is quiet."""
+        for line in lines:
+            self._print(line)
+
+    def steps(self, count: int) -> None:
+        """Take in that so many steps were made."""
+        self._steps += count
+        self._show()
+
+    def ended(self, episode: PlayedEpisode) -> None:
+        """Take in an episode."""
+        self._played += 1
+        if not episode.lost:
+            self._counted += 1
+            self._sum_of_returns += episode.episode_return
+        self._show()
+
+    def _show(self) -> None:
+        interval, now = INTERVAL_S.get(self._mode, math.inf), self._clock()
+        if now - self._shown_at < interval:
+            return
+        self._shown_at = now
+        if self._bar is None:
+            self._print(f"{self._episodes_text()}  {self._status()}")
+            return
+        self._fill(self._bar)
+        try:
+            self._bar.refresh()
+        except OSError:
+            self._mode = "quiet"
+
+    def _fill(self, bar: Progress) -> None:
+        bar.update(
+            bar.task_ids[0],
+            description=self._episodes_text(),
+            completed=float(self._played),
+            status=self._status(),
+        )
+
+    def _episodes_text(self) -> str:
+        return f"episode {self._played:>{len(str(self._total))}}/{self._total}"
+
+    def _status(self) -> str:
+        elapsed = self._clock() - self._started_at
+        parts = [f"{compact(self._steps):>5} steps"]
+        if elapsed > 0:
+            parts.append(f"{compact(self._steps / elapsed):>5}/s")
+        if self._played:
+            left = elapsed * (self._total - self._played) / self._played
+            parts.append(f"eta {duration(left)}")
+        if self._counted:
+            parts.append(f"return {readable(self._sum_of_returns / self._counted)}")
+        return "  ".join(parts)
+
+    def _print(self, text: str) -> None:
+        if self._mode == "quiet":
+            return
+        try:
+            # No wrapping and no markup: lines are for files and pipes as well.
+            self._console.print(Text(text), soft_wrap=True, highlight=False)
+        except OSError:
+            self._mode = "quiet"

@@ -1,0 +1,127 @@
+"""Policies that training has saved, with the configuration that they come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from maze_train.config.loading import load_config
+from maze_train.config.resuming import CONFIG_FILE
+from maze_train.errors import RunDirectoryError
+from maze_train.targets import locate
+from maze_train.training.policy_files import SCORE, read_spaces, read_weights
+
+if TYPE_CHECKING:
+    import torch
+    from gymnasium import spaces
+    from torch import nn
+
+    from maze_train.config.train_config import TrainConfig
+
+__all__ = ["SavedPolicy", "read_saved_policy"]
+
+BEST, POLICIES = "best", "policies"
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A saved policy, read from its directory; it can be sent to other processes.
+
+    Attributes:
+        directory: Where it lies.
+        config: Configuration of the run that saved it.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        weights: Weights by name, on the CPU.
+        score: What selected it: `score` (null: nothing) and `epoch`; empty if it is not known.
+    """
+
+    directory: Path
+    config: TrainConfig
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    weights: dict[str, torch.Tensor]
+    score: dict[str, Any]
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory of the run that saved it, as far as the name of its own directory tells."""
+        if self.directory.name == BEST:
+            return self.directory.parent
+        if self.directory.parent.name == POLICIES:
+            return self.directory.parent.parent
+        return self.directory
+
+    def make_model(self) -> nn.Module:
+        """A new model with the weights, in evaluation mode.
+
+        Raises:
+            RunDirectoryError: If the weights do not fit the configuration.
+        """
+        algorithm = self.config.algorithm
+        build_model = locate(algorithm.model_builder)
+        model: nn.Module = build_model(
+            self.config.model,
+            self.observation_space,
+            self.action_space,
+            seed=0,
+            **algorithm.model_settings,
+        )
+        try:
+            model.load_state_dict(self.weights)
+        except RuntimeError as error:
+            raise RunDirectoryError(
+                f"the weights in {self.directory} do not fit its config.yaml: {error}"
+            ) from error
+        return model.eval()
+
+
+def read_saved_policy(run_dir: str | Path) -> SavedPolicy:
+    """The best policy of a run.
+
+    Args:
+        run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`).
+
+    Raises:
+        ConfigError: If its configuration names a class that is not there.
+        RunDirectoryError: If no policy was saved there, or a file is damaged.
+    """
+    directory = Path(run_dir)
+    if (directory / BEST).is_dir():
+        directory = directory / BEST
+    weights = read_weights(directory)
+    observation_space, action_space = read_spaces(directory)
+    path = directory / CONFIG_FILE
+    try:
+        node = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
+    if not isinstance(node, dict):
+        raise RunDirectoryError(f"{path} is damaged: expected the configuration of a run")
+    return SavedPolicy(
+        directory,
+        load_config(node),
+        observation_space,
+        action_space,
+        weights,
+        read_score(directory / SCORE),
+    )
+
+
+def read_score(path: Path) -> dict[str, Any]:
+    """What selected a policy; empty if no file tells it.
+
+    Raises:
+        RunDirectoryError: If the file is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        score = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    return score if isinstance(score, dict) else {}

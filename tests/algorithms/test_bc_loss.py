@@ -1,0 +1,226 @@
+"""The loss of behavioral cloning against formulas written out, in double precision."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+
+from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
+from maze_train.distributions.categorical import impossible_logit
+from maze_train.distributions.mapping import distribution_for
+from maze_train.errors import ConfigError, ShapeError
+
+GRIP = spaces.Discrete(4, start=2)
+KEYS = spaces.MultiDiscrete([3, 2])
+BITS = spaces.MultiBinary(3)
+ARM = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
+HYBRID = spaces.Dict(OrderedDict(arm=ARM, grip=GRIP, keys=KEYS, bits=BITS))
+ALL = {"grip": GRIP, "keys": KEYS, "bits": BITS, "arm": ARM, "hybrid": HYBRID}
+FAMILIES = ("diagonal_gaussian", "squashed_gaussian", "truncated_gaussian", "beta")
+
+
+def drawn(space, n=6, **families):
+    """A distribution, parameters [n, P] in float64, and the agent's actions of drawn ones."""
+    distribution = distribution_for(space, families)
+    generator = torch.Generator().manual_seed(3)
+    params = torch.randn(n, distribution.param_size, generator=generator, dtype=torch.float64)
+    noise = distribution.draw_noise((n,), generator).double()
+    return distribution, params, distribution.sample(params, noise)
+
+
+def test_discrete_is_the_cross_entropy():
+    """-log softmax at the recorded choice."""
+    distribution, params, actions = drawn(GRIP)
+    expected = F.cross_entropy(params, actions)
+    torch.testing.assert_close(BCLoss(distribution)(params, actions), expected)
+
+
+def test_multi_discrete_sums_over_its_choices():
+    """One cross-entropy for each of the choices that are made at once."""
+    distribution, params, actions = drawn(KEYS)
+    expected = F.cross_entropy(params[:, :3], actions[:, 0])
+    expected = expected + F.cross_entropy(params[:, 3:], actions[:, 1])
+    torch.testing.assert_close(BCLoss(distribution)(params, actions), expected)
+
+
+def test_multi_binary_is_the_binary_cross_entropy():
+    """Summed over bits."""
+    distribution, params, actions = drawn(BITS)
+    loss = F.binary_cross_entropy_with_logits(params, actions.double(), reduction="none")
+    torch.testing.assert_close(BCLoss(distribution)(params, actions), loss.sum(1).mean())
+
+
+def test_gaussian_likelihood():
+    """Σ_i (a_i - μ_i)² / 2σ_i² + log σ_i + ½ log 2π, with deviations that are free parameters."""
+    distribution, params, actions = drawn(ARM, Box="diagonal_gaussian")
+    mean, log_std = params[:, :2], params[:, 2:]
+    terms = ((actions - mean) / log_std.exp()) ** 2 / 2 + log_std + 0.5 * math.log(2 * math.pi)
+    torch.testing.assert_close(BCLoss(distribution)(params, actions), terms.sum(1).mean())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mean_squared_error_of_scaled_actions(family):
+    """Mode and recorded action, both in [-1, 1] over the bounds, mean over dimensions."""
+    distribution, params, actions = drawn(ARM, Box=family)
+    low, high = torch.tensor([-2.0, 0.0]).double(), torch.tensor([2.0, 5.0]).double()
+
+    def scaled(x):
+        return 2 * (x.double() - low) / (high - low) - 1
+
+    loss = BCLoss(distribution, box_loss="mse")(params, actions)
+    wanted = distribution.critic_input(distribution.mode(params))
+    inside = (distribution.critic_input(actions).abs() <= 1).all(1)
+    recorded = scaled(distribution.to_env(actions))
+    torch.testing.assert_close(
+        distribution.critic_input(actions)[inside], recorded[inside], atol=1e-5, rtol=1e-5
+    )
+    expected = (wanted - distribution.critic_input(actions)).square().mean()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_hybrid_actions_sum_over_their_parts():
+    """The loss of a Dict is the sum of the losses of its leaves, also with mixed kinds of loss."""
+    distribution, params, actions = drawn(HYBRID)
+    for box_loss in ("nll", "mse"):
+        total = torch.zeros((), dtype=torch.float64)
+        for (key, part), own in zip(
+            distribution.parts.items(), distribution.split(params), strict=True
+        ):
+            total = total + BCLoss(part, box_loss=box_loss)(own, actions[key])
+        loss = BCLoss(distribution, box_loss=box_loss)(params, actions)
+        torch.testing.assert_close(loss, total)
+
+
+@pytest.mark.parametrize("box_loss", ["nll", "mse"])
+@pytest.mark.parametrize("space", ALL)
+def test_gradient_is_that_of_the_loss(space, box_loss):
+    """Terms agree with automatic differentiation of the loss as it is called."""
+    distribution, params, actions = drawn(ALL[space])
+    loss = BCLoss(distribution, box_loss=box_loss, entropy_coef=0.3)
+    leaf = params.clone().requires_grad_()
+    value = loss(leaf, actions)
+    (expected,) = torch.autograd.grad(value, leaf)
+    terms = loss.terms(params, actions)
+    torch.testing.assert_close(terms.loss, value.detach())
+    torch.testing.assert_close(terms.d_params, expected)
+    torch.testing.assert_close(terms.policy_loss - 0.3 * terms.entropy, terms.loss)
+    torch.testing.assert_close(terms.entropy, distribution.entropy(params).mean())
+
+
+def test_class_weights_of_a_discrete_action():
+    """Each sample counts as its choice does."""
+    distribution, params, actions = drawn(GRIP, n=40)
+    weights = torch.tensor([0.5, 2.0, 1.0, 0.0])
+    loss = BCLoss(distribution, class_weights={"": weights})
+    expected = F.cross_entropy(params, actions, weight=weights.double(), reduction="sum") / 40
+    torch.testing.assert_close(loss(params, actions), expected)
+
+
+def test_class_weights_of_choices_made_at_once():
+    """Every choice, and every bit, has weights of its own."""
+    distribution, params, actions = drawn(spaces.Dict(OrderedDict(keys=KEYS, bits=BITS)), n=20)
+    keys = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.1])
+    bits = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    loss = BCLoss(distribution, class_weights={"keys": keys, "bits": bits})
+    own_keys, own_bits = distribution.split(params)
+    expected = F.cross_entropy(own_keys[:, :3], actions["keys"][:, 0], weight=keys[:3].double(),
+                               reduction="sum")  # fmt: skip
+    expected += F.cross_entropy(own_keys[:, 3:], actions["keys"][:, 1], weight=keys[3:].double(),
+                                reduction="sum")  # fmt: skip
+    places = distribution.parts["bits"].choices(actions["bits"])
+    each = F.binary_cross_entropy_with_logits(own_bits, actions["bits"].double(), reduction="none")
+    expected += (bits.double()[places] * each).sum()
+    torch.testing.assert_close(loss(params, actions), expected / 20)
+
+
+def test_balanced_weights_give_every_choice_the_same_say():
+    """Weights are total / (K n): the mean over the data is 1; what was never chosen has none."""
+    distribution = distribution_for(spaces.Discrete(4), {})
+    batches = [torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 2, 1])]
+    weights = balanced_weights(distribution, batches)[""]
+    torch.testing.assert_close(weights, torch.tensor([8 / 15, 8 / 6, 8 / 3, 0.0]))
+    data = torch.cat(batches)
+    assert float(weights[data].mean()) == pytest.approx(1.0)
+
+
+def test_balanced_weights_of_several_kinds():
+    """Choices made at once are balanced among themselves, bits as well; a Box has no weights."""
+    distribution = distribution_for(HYBRID, {})
+    actions = {
+        "arm": torch.zeros(4, 2),
+        "grip": torch.tensor([0, 0, 0, 3]),
+        "keys": torch.tensor([[0, 0], [1, 0], [1, 1], [1, 1]]),
+        "bits": torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 1], [0, 1, 0]]).to(
+            distribution.parts["bits"].action_dtype
+        ),
+    }
+    weights = balanced_weights(distribution, [actions])
+    assert set(weights) == {"grip", "keys", "bits"}
+    torch.testing.assert_close(weights["grip"], torch.tensor([4 / 6, 0.0, 0.0, 2.0]))
+    torch.testing.assert_close(weights["keys"], torch.tensor([2.0, 4 / 6, 0.0, 1.0, 1.0]))
+    for key, part in distribution.parts.items():
+        if key in weights:
+            chosen = weights[key][part.choices(actions[key])]
+            torch.testing.assert_close(chosen.mean(0), torch.ones_like(chosen.mean(0)))
+
+
+def test_illegal_choices_take_no_part():
+    """Among what a mask leaves, the loss is the cross-entropy of the legal choices alone."""
+    distribution, params, _ = drawn(GRIP)
+    actions = torch.tensor([0, 2, 2, 0, 0, 2])
+    masked = params.clone()
+    masked[:, [1, 3]] = impossible_logit(masked.dtype)
+    expected = F.cross_entropy(params[:, [0, 2]], actions // 2)
+    loss = BCLoss(distribution)
+    torch.testing.assert_close(loss(masked, actions), expected)
+    assert (loss.terms(masked, actions).d_params[:, [1, 3]] == 0).all()
+    weighted = BCLoss(distribution, class_weights={"": torch.ones(4)})
+    torch.testing.assert_close(weighted(masked, actions), expected)
+
+
+@pytest.mark.parametrize("box_loss", ["nll", "mse"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_actions_at_and_beyond_the_bounds(family, box_loss):
+    """Actions on the bounds, and rounding errors beyond them, have a finite loss and gradient."""
+    distribution = distribution_for(ARM, {"Box": family})
+    recorded = torch.tensor([[-2.0, 0.0], [2.0, 5.0], [2.1, -0.1], [0.0, 2.5]])
+    actions = distribution.from_env(recorded)
+    terms = BCLoss(distribution, box_loss=box_loss).terms(
+        torch.zeros(4, distribution.param_size), actions
+    )
+    assert torch.isfinite(terms.loss)
+    assert torch.isfinite(terms.d_params).all()
+    assert terms.d_params.abs().sum() > 0
+
+
+def test_own_loss_of_actions():
+    """A subclass with another loss per sample gets the gradient of that loss."""
+
+    class Doubled(BCLoss):
+        def per_sample(self, params, actions):
+            return 2 * super().per_sample(params, actions)
+
+    distribution, params, actions = drawn(GRIP)
+    once, twice = BCLoss(distribution), Doubled(distribution)
+    torch.testing.assert_close(
+        twice.terms(params, actions).d_params, 2 * once.terms(params, actions).d_params
+    )
+
+
+def test_wrong_settings():
+    """Unknown losses, negative coefficients and weights that do not fit are refused."""
+    distribution = distribution_for(GRIP, {})
+    with pytest.raises(ConfigError, match="box_loss"):
+        BCLoss(distribution, box_loss="huber")
+    with pytest.raises(ConfigError, match="entropy_coef"):
+        BCLoss(distribution, entropy_coef=-1.0)
+    with pytest.raises(
+        ShapeError, match=r"class_weights\[''\] has the shape \[3\], expected \[4\]"
+    ):
+        BCLoss(distribution, class_weights={"": torch.ones(3)})

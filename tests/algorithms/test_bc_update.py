@@ -1,0 +1,184 @@
+"""Updates of behavioral cloning against a plain training loop, in double precision."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze_train.algorithms.bc.config import BCAlgorithmConfig
+from maze_train.algorithms.bc.learner import METRICS_INTERVAL, BCBatch, BCLearner
+from maze_train.algorithms.bc.loss import BCLoss
+from maze_train.algorithms.bc.metrics import ImitationMetrics
+from maze_train.errors import ConfigError, TrainingError
+from maze_train.learner.config import Schedule
+from maze_train.learner.progress import Progress
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.policy_model import build_policy
+
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+ARM = spaces.Box(-1.0, 1.0, (2,), np.float32)
+HYBRID = spaces.Dict(OrderedDict(arm=ARM, grip=spaces.Discrete(4), bits=spaces.MultiBinary(2)))
+UPDATES = 5
+
+
+class OwnNet(nn.Module):
+    """A network of a user, without gradients by hand."""
+
+    def __init__(self, observation_space, output_size):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(observation_space.shape[0], 5), nn.Softplus(), nn.Linear(5, output_size)
+        )
+
+    def forward(self, obs):
+        return self.layers(obs)
+
+
+def make_model(action_space, **settings):
+    """A small policy in float64."""
+    config = ModelConfig(**{"hidden_sizes": [4, 3], **settings})
+    return build_policy(config, BOX, action_space, seed=1).double()
+
+
+def batches(model, n=7):
+    """Minibatches with actions that the policy could take."""
+    generator = torch.Generator().manual_seed(5)
+    distribution = model.distribution
+    for _ in range(UPDATES):
+        obs = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+        noise = distribution.draw_noise((n,), generator).double()
+        params = torch.randn(n, distribution.param_size, generator=generator).double()
+        actions = distribution.sample(params, noise)
+        yield BCBatch(obs, actions)
+
+
+def slow_losses(model, config, loss):
+    """What a plain loop does: loss, backward, clip, Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, eps=1e-8)
+    losses = []
+    for batch in batches(model):
+        value = loss(model.policy_params(batch.obs), batch.actions)
+        optimizer.zero_grad()
+        value.backward()
+        if config.max_grad_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return losses
+
+
+SETTINGS = {
+    "discrete": (spaces.Discrete(4), {}, {}),
+    "continuous": (ARM, {}, {}),
+    "squared error": (ARM, {"box_loss": "mse"}, {}),
+    "hybrid": (HYBRID, {}, {}),
+    "hybrid, squared error": (HYBRID, {"box_loss": "mse"}, {}),
+    "entropy": (HYBRID, {"entropy_coef": 0.2}, {}),
+    "clipped": (spaces.Discrete(4), {"max_grad_norm": 0.05}, {}),
+    "trunk": (spaces.Discrete(4), {}, {"shared_trunk": True}),
+    "own network": (HYBRID, {}, {"policy": {"_target_": "test_bc_update.OwnNet"}}),
+    "normalised": (
+        ARM,
+        {},
+        {"normalization": ObservationNormalizationConfig(mode="running")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_updates_equal_a_plain_loop(name):
+    """Weights after some updates, and the losses on the way."""
+    space, changes, model_settings = SETTINGS[name]
+    config = BCAlgorithmConfig(**{"lr": 0.05, **changes})
+    model = make_model(space, **model_settings)
+    if model.normalizer is not None:
+        obs = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)) * 3 + 1
+        model.normalizer.update(obs)
+    reference = copy.deepcopy(model)
+    loss = BCLoss(model.distribution, box_loss=config.box_loss, entropy_coef=config.entropy_coef)
+    learner = BCLearner(model, config, loss)
+    found = []
+    for batch in batches(model):
+        row = learner.update(batch, Progress()).reduce()
+        found.append(row["train/policy_loss"] - config.entropy_coef * row["train/policy_entropy"])
+    expected = slow_losses(reference, config, loss)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    for own, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-10)
+
+
+def test_learning_rate_follows_its_schedule():
+    """The rate of each update is that of the progress of the run."""
+    model = make_model(spaces.Discrete(3))
+    config = BCAlgorithmConfig(lr=Schedule(start=0.1, end=0.0))
+    learner = BCLearner(model, config, BCLoss(model.distribution))
+    rates = [
+        learner.update(batch, Progress(fraction=k / UPDATES)).reduce()["train/learning_rate"]
+        for k, batch in enumerate(batches(model))
+    ]
+    assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
+
+
+def test_metrics_of_some_minibatches():
+    """Of every 16th, so that looking takes little of the time."""
+    model = make_model(spaces.Discrete(3))
+    loss = BCLoss(model.distribution)
+    metrics = ImitationMetrics(model.distribution, spaces.Discrete(3))
+    learner = BCLearner(model, BCAlgorithmConfig(), loss, metrics)
+    batch = next(batches(model))
+    norm = torch.linalg.vector_norm(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    rows = [learner.update(batch, Progress()).reduce() for _ in range(2 * METRICS_INTERVAL)]
+    looked = [k for k, row in enumerate(rows) if "train/discrete_accuracy" in row]
+    assert looked == [0, METRICS_INTERVAL]
+    assert rows[0]["train/policy_l2_norm"] == pytest.approx(float(norm))
+
+
+def test_a_bad_number_ends_training_or_is_left_out():
+    """A loss that is not finite is told; with `skip` its step is left out."""
+    bad = BCBatch(torch.full((2, 3), torch.nan, dtype=torch.float64), torch.tensor([0, 1]))
+    model = make_model(spaces.Discrete(3))
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(TrainingError, match="gradient of minibatch 0 is not finite"):
+        BCLearner(model, BCAlgorithmConfig(), BCLoss(model.distribution)).update(bad, Progress())
+    learner = BCLearner(model, BCAlgorithmConfig(on_non_finite="skip"), BCLoss(model.distribution))
+    row = learner.update(bad, Progress()).reduce()
+    assert row["train/skipped_steps"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"lr": 0.0}, "lr"),
+        ({"box_loss": "huber"}, "box_loss"),
+        ({"validation_percentage": 100}, "validation_percentage"),
+        ({"validation_percentage": -1}, "validation_percentage"),
+        ({"entropy_coef": -0.1}, "entropy_coef"),
+        ({"class_weights": "some"}, "class_weights"),
+        ({"epoch_length": -1}, "epoch_length"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm"),
+        ({"storage": "cloud"}, "storage"),
+        ({"on_damaged": "repair"}, "on_damaged"),
+        ({"optimizer": {"lr": 1.0}}, "optimizer"),
+        ({"optimizer": {"_target_": "torch.optim.Adam", "lr": 1.0}}, "optimizer.lr"),
+        ({"loss": {}}, "loss"),
+    ],
+)
+def test_wrong_settings(settings, key):
+    """Each is refused with its key."""
+    with pytest.raises(ConfigError) as caught:
+        BCAlgorithmConfig(**settings)
+    assert caught.value.key == key
+
+
+def test_legal_settings():
+    """No validation, whole passes as epochs, and a trial of two updates."""
+    config = BCAlgorithmConfig(validation_percentage=0, epoch_length=0)
+    assert (config.shortened().epoch_length, config.shortened().n_epochs) == (2, 1)

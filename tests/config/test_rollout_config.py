@@ -1,0 +1,219 @@
+"""The settings of a rollout: what they mean, what is refused, where the environment comes from."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from maze_train.config.documentation import field_docs, render_primary
+from maze_train.config.loading import config_to_dict
+from maze_train.config.rollout_config import RolloutConfig
+from maze_train.config.rollout_loading import (
+    is_rollout,
+    joined_env,
+    load_rollout_config,
+    policy_directory,
+)
+from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
+from maze_train.envs.config import EnvConfig
+from maze_train.errors import ConfigError, RunDirectoryError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
+WRAPPER = {"_target_": "my.Wrapper"}
+STORED = {
+    "id": "Maze-v0",
+    "_target_": None,
+    "kwargs": {"size": 3, "walls": True},
+    "wrappers": [WRAPPER],
+    "max_episode_steps": 40,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The directory of a run, as far as the configuration looks at it."""
+    for place in ("best", "policies/epoch_000002"):
+        folder = tmp_path / "run" / place
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump({"env": STORED}))
+        (folder / "policy.pt").write_bytes(b"")
+    return tmp_path / "run"
+
+
+def test_every_default_is_that_of_the_class() -> None:
+    """A policy and an environment are enough; the runner has a number of environments."""
+    config = load_rollout_config(RANDOM)
+    assert config.env == EnvConfig(id="CartPole-v1")
+    assert isinstance(config.runner, DevRunnerConfig)
+    assert config.runner.concurrency == 8
+    assert config.episode_seeds == list(range(50))
+    assert config.render_mode is None
+
+
+def test_options_are_named_and_single_values_set() -> None:
+    """Strings choose options; dotted names set values in sections."""
+    config = load_rollout_config(
+        {**RANDOM, "runner": "local", "runner.n_workers": 2, "env.kwargs.a": 1, "n_episodes": "1e2"}
+    )
+    assert isinstance(config.runner, LocalRunnerConfig)
+    assert config.runner.n_workers == 2
+    assert config.env == EnvConfig(id="CartPole-v1", kwargs={"a": 1})
+    assert config.n_episodes == 100
+
+
+def test_a_policy_and_an_environment_of_ones_own() -> None:
+    """Both are named by dotted paths."""
+    config = load_rollout_config(
+        {"policy._target_": "my.Policy", "policy.a": 1, "env._target_": "my.Env"}
+    )
+    assert config.policy == {"_target_": "my.Policy", "a": 1}
+    assert config.env == EnvConfig(target="my.Env")
+
+
+def test_seeds_of_the_episodes() -> None:
+    """One after the other from `seed`, or as listed."""
+    assert load_rollout_config({**RANDOM, "seed": 7, "n_episodes": 2}).episode_seeds == [7, 8]
+    assert load_rollout_config({**RANDOM, "seeds": [5, 3, 5]}).episode_seeds == [5, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"env": "CartPole-v1"}, "run = None: expected one of run=<directory of a run>, policy="),
+        ({"policy": "random"}, "env: choose one: env=<registered id>"),
+        ({"policy": "random", "env": {"kwargs": {"a": 1}}}, "env: choose one"),
+        ({**RANDOM, "run": "x"}, "run = 'x': expected one of"),
+        ({**RANDOM, "policy": "rnadom"}, "policy = 'rnadom': expected `random`, or a mapping"),
+        ({**RANDOM, "policy": {"a": 1}}, "policy = {'a': 1}: expected `random`"),
+        ({**RANDOM, "policy": 5}, "policy = 5: expected a string or a mapping"),
+        ({**RANDOM, "n_episode": 3}, "n_episode = 3: unknown; did you mean n_episodes?"),
+        ({**RANDOM, "runner.n_worker": 3}, "runner.n_worker = 3: unknown"),
+        ({**RANDOM, "env.kwarg.a": 3}, "did you mean env.kwargs?"),
+        ({**RANDOM, "n_episodes": 0}, "n_episodes = 0: expected a number >= 1"),
+        ({**RANDOM, "seed": -1}, "seed = -1: expected a number >= 0"),
+        ({**RANDOM, "seed": None}, "seed = None: expected an integer"),
+        ({**RANDOM, "seeds": []}, "seeds = []: expected at least one seed"),
+        ({**RANDOM, "seeds": [1, -1]}, "seeds[1] = -1: expected a number >= 0"),
+        ({**RANDOM, "max_episode_steps": -1}, "max_episode_steps = -1"),
+        ({**RANDOM, "video_interval": 0}, "video_interval = 0"),
+        ({**RANDOM, "record_dir": "d"}, "record_dir = 'd': needs record=true"),
+        ({**RANDOM, "output_dir": " "}, "output_dir = ' ': expected the name of a directory"),
+        ({**RANDOM, "runner.fast_dev_run": True}, "runner.fast_dev_run = True: is for training"),
+        ({**RANDOM, "runner.max_wall_time_s": 5}, "runner.max_wall_time_s = 5.0: is for training"),
+        ({**RANDOM, "env.backend": "native"}, "env.backend = 'native': every episode"),
+        ({**RANDOM, "on_non_finite": "ignore"}, "on_non_finite = 'ignore': expected one of"),
+        ({**RANDOM, "progress": "loud"}, "progress = 'loud': expected one of"),
+        ({**RANDOM, "render": "window"}, "render = 'window': expected one of none, human"),
+        ({**RANDOM, "render": "human", "video": True}, "shows a window, and films nothing"),
+        ({**RANDOM, "render": "human", "runner": "local"}, "set runner=dev"),
+        ({**RANDOM, "render": "human", "runner.concurrency": 2}, "set runner.concurrency=1"),
+    ],
+)
+def test_wrong_settings_are_told(settings: dict[str, Any], message: str) -> None:
+    """The message has key, value and remedy."""
+    with pytest.raises(ConfigError) as caught:
+        load_rollout_config(settings)
+    assert message in str(caught.value)
+
+
+def test_what_is_rendered() -> None:
+    """Videos need pictures; a window belongs to one environment."""
+    assert load_rollout_config({**RANDOM, "video": True}).render_mode == "rgb_array"
+    config = load_rollout_config({**RANDOM, "render": "human"})
+    assert (config.render_mode, config.runner.concurrency) == ("human", 1)
+
+
+def test_the_environment_of_a_run(run: Path) -> None:
+    """Without `env` it is that of the run, of a saved policy as well."""
+    expected = EnvConfig(
+        id="Maze-v0", kwargs=STORED["kwargs"], wrappers=[WRAPPER], max_episode_steps=40
+    )
+    assert load_rollout_config({"run": run}).env == expected
+    assert load_rollout_config({"run": str(run / "policies/epoch_000002")}).env == expected
+    assert policy_directory(run) == run / "best"
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ({}, {}),
+        ({"kwargs": {"size": 5}}, {"kwargs": {"size": 5, "walls": True}}),
+        ({"id": "Maze-v0", "kwargs": {"size": 5}}, {"kwargs": {"size": 5, "walls": True}}),
+        ({"max_episode_steps": None}, {"max_episode_steps": None}),
+        ({"wrappers": []}, {"wrappers": []}),
+        ({"id": None, "wrappers": []}, {"wrappers": []}),
+    ],
+)
+def test_single_settings_change_the_environment_of_a_run(
+    given: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    """Arguments are joined one by one; other settings take the place of those of the run."""
+    assert joined_env(STORED, given) == {**STORED, **changed}
+
+
+@pytest.mark.parametrize("name", [{"id": "Other-v0"}, {"_target_": "my.Env"}])
+def test_another_environment_brings_its_own_arguments(name: dict[str, Any]) -> None:
+    """Wrappers stay; arguments and limit of the environment of the run go."""
+    assert joined_env(STORED, {**name, "kwargs": {"a": 1}}) == {
+        "wrappers": [WRAPPER],
+        **name,
+        "kwargs": {"a": 1},
+    }
+
+
+def test_joining_twice_is_joining_once(run: Path) -> None:
+    """The configuration that a rollout writes repeats it."""
+    config = load_rollout_config({"run": run, "env": "Other-v0", "env.kwargs.a": 1})
+    again = load_rollout_config(config_to_dict(config))
+    assert again == config
+    assert load_rollout_config(yaml.safe_load(yaml.safe_dump(config_to_dict(config)))) == config
+
+
+def test_a_run_without_environment_asks_for_one(run: Path) -> None:
+    """One that learned from recorded episodes needs none."""
+    (run / "best/config.yaml").write_text(yaml.safe_dump({"env": {"id": None, "_target_": None}}))
+    with pytest.raises(ConfigError, match="env: choose one"):
+        load_rollout_config({"run": run})
+    assert load_rollout_config({"run": run, "env": "CartPole-v1"}).env is not None
+
+
+def test_a_directory_without_policy(tmp_path: Path, run: Path) -> None:
+    """A run that is not there, or has saved nothing yet, is told with what is missing."""
+    with pytest.raises(ConfigError, match=r"run = '.*nowhere': there is no saved policy"):
+        load_rollout_config({"run": tmp_path / "nowhere"})
+    (run / "best/policy.pt").unlink()
+    with pytest.raises(ConfigError, match=r"with policy\.pt"):
+        load_rollout_config({"run": run})
+
+
+@pytest.mark.parametrize("text", ["[1", "5", "env: 5", "seed: 1", "\x00"])
+def test_a_damaged_configuration_of_a_run(run: Path, text: str) -> None:
+    """The message names the file."""
+    (run / "best/config.yaml").write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"best/config\.yaml is damaged"):
+        load_rollout_config({"run": run})
+
+
+def test_the_generated_file_is_the_default_instance() -> None:
+    """`conf/rollout.yaml` holds every default below its text, and no section that is a choice."""
+    text = render_primary(RolloutConfig, {"env": "null", "runner": "dev"})
+    content = OmegaConf.to_container(OmegaConf.create(text))
+    assert isinstance(content, dict)
+    assert content.pop("defaults") == [{"env": None}, {"runner": "dev"}, "_self_"]
+    assert set(content) == {f.name for f in fields(RolloutConfig)} - {"env", "runner"}
+    assert load_rollout_config({**content, **RANDOM}) == load_rollout_config(RANDOM)
+    assert all(field_docs(RolloutConfig).values())
+
+
+def test_a_rollout_is_known_by_its_name_or_its_settings() -> None:
+    """A primary config of the user that extends ours is one as well."""
+    assert is_rollout("rollout", {})
+    assert is_rollout("mine", {"run": None, "policy": None, "n_episodes": 5, "more": 1})
+    assert not is_rollout("train", {"run_dir": None, "total_steps": 5})

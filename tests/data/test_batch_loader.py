@@ -1,0 +1,104 @@
+"""Minibatches of a data set: every sample once per pass, whoever reads them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from maze_train.data.batch_loader import BatchLoader
+from maze_train.errors import ConfigError, TrainingError
+
+
+class Numbers:
+    """Samples that are their own numbers."""
+
+    def __init__(self, num_samples, fails_at=None):
+        self.num_samples = num_samples
+        self.fails_at = fails_at
+        self.threads = set()
+
+    def batch(self, indices):
+        """Observations [n, 1] and actions [n]."""
+        self.threads.add(threading.get_ident())
+        if self.fails_at is not None and self.fails_at in indices:
+            raise OSError("the disk failed")
+        return indices[:, None].float(), indices.clone()
+
+
+def taken(loader, count):
+    """The next minibatches as lists of numbers."""
+    return [loader.next()[1].tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_each_pass_has_every_sample_once(n_workers):
+    """In another order each time; the last minibatch is smaller."""
+    loader = BatchLoader(Numbers(10), 4, seed=1, n_workers=n_workers)
+    assert loader.batches_per_pass == 3
+    passes = [taken(loader, 3) for _ in range(3)]
+    loader.close()
+    for batches in passes:
+        assert [len(batch) for batch in batches] == [4, 4, 2]
+        assert sorted(k for batch in batches for k in batch) == list(range(10))
+    assert len({str(batches) for batches in passes}) == 3
+
+
+def test_orders_follow_from_the_seed():
+    """Same seed, same minibatches; another seed, others."""
+    first, again, other = (taken(BatchLoader(Numbers(50), 8, seed=s), 9) for s in (1, 1, 2))
+    assert first == again != other
+
+
+def test_workers_change_nothing():
+    """Threads read ahead and across passes, and the order stays; this thread reads nothing."""
+    alone = taken(BatchLoader(Numbers(23), 5, seed=3), 40)
+    source = Numbers(23)
+    loader = BatchLoader(source, 5, seed=3, n_workers=3)
+    assert taken(loader, 40) == alone
+    loader.close()
+    loader.close()
+    assert threading.get_ident() not in source.threads
+    assert not [t for t in threading.enumerate() if t.name.startswith("batch-loader")]
+
+
+@pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2), (2, 2)])
+@pytest.mark.parametrize("position", [0, 1, 4, 5, 13])
+def test_continues_where_it_was(position, workers):
+    """A loader with the state of another gives what that would have given next (trap: position)."""
+    first = BatchLoader(Numbers(23), 5, seed=3, n_workers=workers[0])
+    taken(first, position)
+    state = first.state_dict()
+    second = BatchLoader(Numbers(23), 5, seed=3, n_workers=workers[1])
+    taken(second, 2)
+    second.load_state_dict(state)
+    assert taken(second, 12) == taken(first, 12)
+    first.close()
+    second.close()
+
+
+def test_failure_of_a_worker_reaches_the_caller():
+    """It is raised where its minibatch is asked for, and not hidden."""
+    loader = BatchLoader(Numbers(6, fails_at=3), 6, n_workers=1)
+    with pytest.raises(OSError, match="the disk failed"):
+        loader.next()
+    loader.close()
+
+
+def test_wrong_settings():
+    """No samples, and sizes below 1, are refused."""
+    with pytest.raises(TrainingError, match="no transition"):
+        BatchLoader(Numbers(0), 4)
+    with pytest.raises(ConfigError, match="batch_size"):
+        BatchLoader(Numbers(3), 0)
+    with pytest.raises(ConfigError, match="n_workers"):
+        BatchLoader(Numbers(3), 1, n_workers=-1)
+
+
+def test_large_orders_are_kept_for_two_passes_only():
+    """Orders of past passes are let go."""
+    loader = BatchLoader(Numbers(4), 2)
+    taken(loader, 40)
+    assert len(loader._orders) <= 2
+    assert all(isinstance(order, torch.Tensor) for order in loader._orders.values())

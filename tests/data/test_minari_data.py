@@ -1,0 +1,376 @@
+"""Data sets of Minari: what either side writes, the other reads."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import replace
+from warnings import catch_warnings, simplefilter
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from trajectory_cases import (
+    FLOATS,
+    NESTED,
+    ODD_SPACES,
+    SPACES,
+    assert_same,
+    random_trajectories,
+)
+
+from maze_train.data import minari_data
+from maze_train.data.minari_data import load_minari, save_minari
+from maze_train.data.trajectory_store import (
+    DatasetMetadata,
+    TrajectoryDataset,
+    TrajectoryWriter,
+    open_dataset,
+)
+from maze_train.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
+
+if sys.version_info < (3, 11):
+    pytest.skip("this Minari needs Python 3.11", allow_module_level=True)
+
+import minari
+from minari.data_collector import EpisodeBuffer
+from minari.dataset.minari_storage import MinariStorage
+
+CHOICE = spaces.Discrete(3)
+NAME = "own/folder/test-v3"
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    """An empty folder of Minari, and no network."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection to the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    return tmp_path / "minari"
+
+
+def in_memory(observation_space=FLOATS, action_space=CHOICE, lengths=(2, 1, 4), **about):
+    """A data set of random episodes."""
+    trajectories = random_trajectories(observation_space, action_space, lengths)
+    metadata = DatasetMetadata(observation_space, action_space, **about)
+    return TrajectoryDataset.from_trajectories(trajectories, metadata)
+
+
+def assert_same_datasets(found, expected):
+    """Refuse another number of episodes, or another bit in one."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same(ours, theirs)
+
+
+def by_minari(buffers, observation_space=FLOATS, action_space=CHOICE, **options):
+    """A data set that Minari writes."""
+    with catch_warnings():
+        simplefilter("ignore")  # it asks for an author and more
+        return minari.create_dataset_from_buffers(
+            NAME,
+            buffers,
+            observation_space=observation_space,
+            action_space=action_space,
+            **options,
+        )
+
+
+def buffer(length=3, **changes):
+    """An episode of Minari, as its collector makes them: lists of values."""
+    content = {
+        "observations": [np.full(3, t, np.float32) for t in range(length + 1)],
+        "actions": [np.int64(t % 3) for t in range(length)],
+        "rewards": [float(t) for t in range(length)],
+        "terminations": [False] * (length - 1) + [True],
+        "truncations": [False] * length,
+        "infos": {},
+    }
+    return EpisodeBuffer(**{**content, **changes})
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_space_comes_back(name):
+    """Observations and actions of each kind of space come back bit for bit, images included."""
+    expected = in_memory(SPACES[name], SPACES[name])
+    save_minari(expected, NAME)
+    found = load_minari(NAME)
+    assert_same_datasets(found, expected)
+    assert found.metadata == expected.metadata
+
+
+def test_a_small_data_type_of_a_discrete_space():
+    """Minari writes int64 for all of them: numbers stay, the data type does not."""
+    space = ODD_SPACES["small_discrete"]
+    expected = in_memory(space, space)
+    save_minari(expected, NAME)
+    found = load_minari(NAME)
+    assert found.metadata.action_space == spaces.Discrete(3, start=250)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours.actions, theirs.actions)
+
+
+def test_the_order_of_keys_does_not_matter():
+    """Minari sorts the keys of a Dict space; episodes still have the right leaves."""
+    space = spaces.Dict(OrderedDict([("b", CHOICE), ("a", FLOATS)]))
+    expected = in_memory(space)
+    save_minari(expected, NAME)
+    found = load_minari(NAME)
+    assert list(found.metadata.observation_space) == ["a", "b"]
+    assert_same_datasets(found, expected)
+
+
+@pytest.mark.parametrize("name", ["integer_keys", "odd_keys"])
+def test_keys_that_hdf5_can_not_keep(root, name):
+    """The key is named, and nothing is written."""
+    space = spaces.Tuple((CHOICE, ODD_SPACES[name]))
+    with pytest.raises(SpaceError, match=r"the key .* can not be kept in a Minari data set"):
+        save_minari(in_memory(space), NAME)
+    assert not root.exists() or list(root.iterdir()) == []
+
+
+def test_minari_reads_what_is_written(root):
+    """Its own loader gives nested arrays, ends and seeds."""
+    expected = in_memory(NESTED, NESTED, [3, 2])
+    path = save_minari(expected, NAME, author="Ada", description="two episodes")
+    assert path == root / NAME
+    assert minari.list_local_datasets()[NAME]["author"] == ["Ada"]
+    found = minari.load_dataset(NAME)
+    assert (found.total_episodes, found.total_steps, found.env_spec) == (2, 5, None)
+    assert found.observation_space == NESTED
+    for number, (ours, theirs) in enumerate(zip(found.iterate_episodes(), expected, strict=True)):
+        for tree, flat in ((ours.observations, theirs.obs), (ours.actions, theirs.actions)):
+            np.testing.assert_array_equal(tree["goal"], flat["goal"], strict=True)
+            camera = tree["robot"][1]["camera"]
+            np.testing.assert_array_equal(camera, flat["robot/1/camera"], strict=True)
+        np.testing.assert_array_equal(ours.rewards, theirs.rewards, strict=True)
+        assert ours.terminations.tolist() == [False] * (len(ours) - 1) + [number == 0]
+        assert ours.truncations.tolist() == [False] * (len(ours) - 1) + [number == 0]
+    seeds = [end["seed"] for end in found.storage.get_episode_metadata([0, 1])]
+    assert seeds == [0, 1]
+
+
+def test_the_environment_can_be_recovered():
+    """An id that Gymnasium knows becomes the specification of Minari, with its arguments."""
+    env = gymnasium.make("CartPole-v1")
+    kwargs = {"sutton_barto_reward": True}
+    about = {"id": "CartPole-v1", "kwargs": kwargs, "max_episode_steps": 77, "wrappers": []}
+    save_minari(in_memory(env.observation_space, env.action_space, env=about), NAME)
+    recovered = minari.load_dataset(NAME).recover_environment()
+    assert recovered.spec.id == "CartPole-v1"
+    assert recovered.unwrapped._sutton_barto_reward is True
+    assert recovered.spec.max_episode_steps == 77
+    assert gymnasium.registry["CartPole-v1"] == env.spec
+    assert load_minari(NAME).metadata.env == about
+
+
+@pytest.fixture
+def registered():
+    """An environment that a function makes."""
+    gymnasium.register("OwnMinari-v0", entry_point=lambda: None)
+    yield "OwnMinari-v0"
+    del gymnasium.registry["OwnMinari-v0"]
+
+
+def test_environments_that_gymnasium_can_not_describe(registered):
+    """Unknown ids, functions, wrappers of ours: episodes are written all the same."""
+    wrapped = {"id": "CartPole-v1", "wrappers": [{"_target_": "my.Wrapper"}]}
+    abouts = [{"id": registered}, {"id": "Unknown-v0"}, {"id": None, "target": "my.Env"}, wrapped]
+    for number, about in enumerate(abouts):
+        save_minari(in_memory(env=about), f"test-v{number}")
+        assert minari.load_dataset(f"test-v{number}").env_spec is None
+        assert load_minari(f"test-v{number}").metadata.env == about
+
+
+def test_details_and_origin():
+    """Arguments come first, then texts of `policy`; `env` and `policy` come back as they were."""
+    policy = {"algorithm_name": "PPO", "author": "Ada", "score": 3.5}
+    expected = in_memory(env={"id": "Own-v0", "x": [1, 2]}, policy=policy)
+    save_minari(expected, NAME, author="Grace")
+    known = minari.load_dataset(NAME).storage.metadata
+    assert known["algorithm_name"] == "PPO"
+    assert known["author"] == {"Grace"}
+    found = load_minari(NAME)
+    assert (found.metadata.env, found.metadata.policy) == (expected.metadata.env, policy)
+
+
+def test_what_minari_writes_is_read():
+    """Lists of steps, seeds, the specification of the environment, authors."""
+    spec = gymnasium.spec("CartPole-v1")
+    by_minari(
+        [buffer(3, seed=7), buffer(2, terminations=[False, False], truncations=[False, True])],
+        env=spec,
+        author={"Grace", "Ada"},
+        algorithm_name="by hand",
+    )
+    found = load_minari(NAME)
+    assert found.lengths.tolist() == [3, 2]
+    assert found.seeds == [7, None]
+    assert [(x.terminated, x.truncated) for x in found] == [(True, False), (False, True)]
+    assert found[0].obs.tolist() == [[t] * 3 for t in range(4)]
+    assert found[0].actions.dtype == np.int64
+    assert found[0].rewards.tolist() == [0.0, 1.0, 2.0]
+    assert found.metadata.env["id"] == "CartPole-v1"
+    assert found.metadata.env["env_spec"]["max_episode_steps"] == 500
+    assert found.metadata.policy == {
+        "minari": NAME,
+        "algorithm_name": "by hand",
+        "author": ["Ada", "Grace"],
+    }
+
+
+def test_a_round_trip_keeps_the_environment_of_minari(tmp_path):
+    """Minari to our own format and back: episodes, specification and details are the same."""
+    by_minari([buffer(3, seed=2**64 - 1), buffer(2)], env=gymnasium.spec("CartPole-v1"))
+    first = open_dataset(f"minari:{NAME}")
+    with TrajectoryWriter(tmp_path / "data", first.metadata) as writer:
+        for trajectory in first:
+            writer.add(trajectory)
+    own = TrajectoryDataset.open(tmp_path / "data")
+    assert_same_datasets(own, first)
+    save_minari(own, "again-v0")
+    second = load_minari("again-v0")
+    assert_same_datasets(second, first)
+    assert second.metadata == first.metadata
+    specs = [minari.load_dataset(name).env_spec for name in (NAME, "again-v0")]
+    assert specs[0] == specs[1]
+
+
+def test_a_data_set_without_a_specification():
+    """Nothing is known of the environment then; the episodes are there."""
+    by_minari([buffer()])
+    found = load_minari(NAME)
+    assert found.metadata.env == {}
+    assert found.lengths.tolist() == [3]
+
+
+def test_what_minari_wrote_with_loss_is_read():
+    """Images as JPEG come with their shape."""
+    space = spaces.Box(0, 255, (40, 32, 3), np.uint8)
+    frames = [np.full(space.shape, 20 * t, np.uint8) for t in range(4)]
+    by_minari([buffer(observations=frames)], observation_space=space)
+    (found,) = load_minari(NAME)
+    assert found.obs.shape == (4, 40, 32, 3)
+    np.testing.assert_allclose(found.obs, frames, atol=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"observations": [np.zeros(3)] * 3}, DatasetError, r"episode 1 is no .*obs.*\[3, 3\]"),
+        ({"observations": [np.zeros(2)] * 4}, ShapeError, r"trajectory 1: obs .*\[4, 2\]"),
+        ({"actions": [0, 1, 3]}, SpaceError, "trajectory 1: actions: 3 .*not in Discrete"),
+        ({"rewards": [0.0, np.nan, 0.0]}, DatasetError, r"episode 1 is no .*rewards\[1\] = nan"),
+        ({"terminations": [True, False, True]}, DatasetError, "episode 1 goes on after"),
+    ],
+)
+def test_episodes_that_are_no_trajectories(changes, error, text):
+    """The data set, the episode and the array are named."""
+    by_minari([buffer(), buffer(**changes)])
+    with pytest.raises(error, match=f"minari:{NAME}: .*{text}"):
+        load_minari(NAME)
+
+
+def test_text_is_refused():
+    """A space that the package can not describe is named by its leaf."""
+    space = spaces.Dict({"x": FLOATS, "word": spaces.Text(3)})
+    tree = {"x": np.zeros((4, 3), np.float32), "word": ["a"] * 4}
+    by_minari([buffer(observations=tree)], observation_space=space)
+    with pytest.raises(SpaceError, match="'word' is Text"):
+        load_minari(NAME)
+
+
+def test_data_sets_that_are_not_there(root):
+    """The id and the remedy are named, and nothing is fetched."""
+    with pytest.raises(DatasetError, match=f"minari:{NAME} is not on this machine.*download"):
+        load_minari(NAME)
+    for name in ("cartpole", "../../x-v0", "/x-v0", "a//../x-v0", "", "x-v"):
+        for use in (load_minari, lambda name: save_minari(in_memory(), name)):
+            with pytest.raises(DatasetError, match="is no name of a Minari data set"):
+                use(name)
+    assert not list(root.rglob("metadata.json"))
+
+
+def test_what_is_there_is_not_replaced():
+    """A second data set of one name is refused; the first one stays."""
+    save_minari(in_memory(lengths=[2]), NAME)
+    with pytest.raises(DatasetError, match="exists: choose another name or version"):
+        save_minari(in_memory(lengths=[5]), NAME)
+    assert load_minari(NAME).lengths.tolist() == [2]
+
+
+def test_a_failed_export_leaves_nothing(root, monkeypatch):
+    """Seeds that HDF5 can not keep, and a full disk."""
+    dataset = in_memory()
+    (part,) = dataset.parts
+    odd = TrajectoryDataset([replace(part, seeds=[1, 2**64, 3])], dataset.metadata)
+    with pytest.raises(DatasetError, match=f"seed {2**64} of episode 1"):
+        save_minari(odd, NAME)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(minari_data, "_buffers", full)
+    with pytest.raises(DatasetError, match=r"could not be written.*No space left"):
+        save_minari(dataset, NAME)
+    assert [path for path in root.rglob("*test-v3*")] == []
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"data_format": "hdf5"}', '{"data_format": "x"}'])
+def test_damaged_metadata(content):
+    """What Minari makes of it is one error that names the data set."""
+    path = save_minari(in_memory(), NAME)
+    (path / "data" / "metadata.json").write_text(content)
+    with pytest.raises(DatasetError, match=f"minari:{NAME} can not be read"):
+        load_minari(NAME)
+
+
+def test_damaged_data():
+    """A file that was cut short, and one that lacks an episode."""
+    path = save_minari(in_memory(), NAME)
+    metadata = path / "data" / "metadata.json"
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "total_episodes": 4}))
+    with pytest.raises(DatasetError, match="can not be read"):
+        load_minari(NAME)
+    data = path / "data" / "main_data.hdf5"
+    data.write_bytes(data.read_bytes()[:1000])
+    with pytest.raises(DatasetError, match="can not be read"):
+        load_minari(NAME)
+
+
+@pytest.mark.parametrize("package", ["minari", "h5py"])
+def test_a_missing_extra(monkeypatch, package):
+    """The package, the extra and the purpose are named."""
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"writing.*'{package}'.*maze-train\[minari\]"):
+        save_minari(in_memory(), NAME)
+    if package == "minari":
+        with pytest.raises(MissingExtraError, match="reading a Minari data set"):
+            open_dataset(f"minari:{NAME}")
+
+
+def test_an_old_minari(monkeypatch):
+    """One that keeps images with loss only is not written with."""
+    monkeypatch.setattr(MinariStorage, "new", lambda data_path, env_spec=None: None)
+    with pytest.raises(MissingExtraError, match=r"'minari>=0\.5\.4'"):
+        save_minari(in_memory(), NAME)
+
+
+@pytest.mark.slow
+def test_minari_is_imported_late():
+    """The store works without it, and neither side needs jax."""
+    code = (
+        "import sys, maze_train.data.trajectory_store as s; print('minari' in sys.modules); "
+        "sys.modules['jax'] = None; s.open_dataset(sys.argv[1])"
+    )
+    save_minari(in_memory(), NAME)
+    command = [sys.executable, "-c", code, f"minari:{NAME}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.returncode) == ("False\n", 0), result.stderr

@@ -1,0 +1,724 @@
+"""Data sets of trajectories: what is written comes back, and what is damaged is noticed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import mmap
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trajectory_cases import (
+    FLOATS,
+    NESTED,
+    ODD_SPACES,
+    SPACES,
+    assert_same,
+    random_trajectories,
+    random_trajectory,
+)
+
+from maze_train.data import trajectory_writer
+from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectory_files import DATASET, MANIFEST, sealed
+from maze_train.data.trajectory_store import (
+    DatasetMetadata,
+    TrajectoryDataset,
+    TrajectoryWriter,
+    open_dataset,
+)
+from maze_train.errors import ConfigError, DatasetError, ShapeError, SpaceError
+from maze_train.files import process_runs
+
+CHOICE = spaces.Discrete(3)
+METADATA = DatasetMetadata(FLOATS, CHOICE, env={"id": "Own-v0"}, policy={"policy": "random"})
+EVERY_SPACE = {**SPACES, **ODD_SPACES}
+
+
+def write(directory, trajectories, metadata=METADATA, **options):
+    """A data set of these episodes."""
+    with TrajectoryWriter(directory, metadata, **options) as writer:
+        for trajectory in trajectories:
+            writer.add(trajectory)
+    return directory
+
+
+def episodes(*lengths):
+    """Random episodes of the usual spaces."""
+    return random_trajectories(FLOATS, CHOICE, lengths)
+
+
+def names(directory):
+    """All files and directories of a data set."""
+    return sorted(str(path.relative_to(directory)) for path in Path(directory).rglob("*"))
+
+
+def change_json(path, **changes):
+    """Write other values into a sealed file, and seal it again."""
+    path.write_bytes(sealed({**json.loads(path.read_bytes()), **changes}))
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """The directory of a data set of three parts, each of one episode."""
+    return write(tmp_path / "data", episodes(2, 3, 4), part_nbytes=1)
+
+
+# -- round trips -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("name", EVERY_SPACE)
+def test_every_space_comes_back(tmp_path, name, mapped):
+    """Observations and actions of each kind of space come back bit for bit, spaces too."""
+    space = EVERY_SPACE[name]
+    trajectories = random_trajectories(space, space, [1, 4, 2, 3, 1])
+    size = 2 * sum(x.nbytes for x in (trajectories[1].rewards, *leaves(trajectories[1].obs)))
+    metadata = replace(METADATA, observation_space=space, action_space=space)
+    found = TrajectoryDataset.open(
+        write(tmp_path / "data", trajectories, metadata, part_nbytes=size), mmap=mapped
+    )
+    assert len(found) == 5
+    for ours, theirs in zip(found, trajectories, strict=True):
+        assert_same(ours, theirs)
+    assert found.metadata == metadata
+    in_memory = TrajectoryDataset.from_trajectories(trajectories, metadata)
+    for ours, theirs in zip(in_memory, trajectories, strict=True):
+        assert_same(ours, theirs)
+
+
+def leaves(tree):
+    """The arrays of a tree."""
+    return list(tree.values()) if isinstance(tree, dict) else [tree]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), nbytes=st.integers(1, 600))
+def test_parts_of_any_size(tmp_path_factory, lengths, nbytes):
+    """However episodes fall into parts, all are there, in their order, by every index."""
+    trajectories = episodes(*lengths)
+    path = write(tmp_path_factory.mktemp("data"), trajectories, part_nbytes=nbytes)
+    found = TrajectoryDataset.open(path)
+    np.testing.assert_array_equal(found.lengths, lengths, strict=False)
+    assert found.lengths.dtype == np.int64
+    np.testing.assert_array_equal(
+        found.returns, [x.episode_return for x in trajectories], strict=True
+    )
+    assert found.seeds == [x.seed for x in trajectories]
+    assert found.num_steps == sum(lengths)
+    assert found.nbytes == sum(lengths) * (12 + 8 + 8) + len(lengths) * 12
+    assert sum(part.num_episodes for part in found.parts) == len(found) == len(lengths)
+    for number, trajectory in enumerate(trajectories):
+        assert_same(found[number], trajectory)
+        assert_same(found[number - len(lengths)], trajectory)
+    for rows in (slice(1, 5), slice(None, None, -2), slice(-3, None)):
+        for ours, theirs in zip(found[rows], trajectories[rows], strict=True):
+            assert_same(ours, theirs)
+    for number in (len(lengths), -len(lengths) - 1):
+        with pytest.raises(IndexError):
+            found[number]
+
+
+def test_numpy_alone_reads_a_part(tmp_path):
+    """The files are what the documents say: plain .npy, T + 1 observations for T steps."""
+    trajectories = random_trajectories(NESTED, CHOICE, [2, 3])
+    path = write(tmp_path, trajectories, DatasetMetadata(NESTED, CHOICE)) / "part-000000"
+    manifest = json.loads((path / MANIFEST).read_text())
+    assert manifest["lengths"] == [2, 3]
+    assert manifest["seeds"] == [0, 1]
+    assert manifest["terminated"] == [True, False]
+    assert manifest["truncated"] == [True, False]
+    files = {(entry["column"], entry["key"]): entry for entry in manifest["arrays"]}
+    assert sorted(entry["file"] for entry in manifest["arrays"]) == [
+        *("actions.npy", "obs.0.npy", "obs.1.npy", "obs.2.npy", "rewards.npy")
+    ]
+    camera = np.load(path / files["obs", "robot/1/camera"]["file"], mmap_mode="r")
+    assert camera.dtype == np.uint8
+    np.testing.assert_array_equal(camera[3:7], trajectories[1].obs["robot/1/camera"])
+    rewards = np.load(path / "rewards.npy")
+    np.testing.assert_array_equal(rewards[2:], trajectories[1].rewards, strict=True)
+
+
+def test_files_are_mapped_and_views_are_given(dataset):
+    """Nothing is copied: arrays lie in mapped files, read-only; without mmap they lie in memory."""
+    trajectory = TrajectoryDataset.open(dataset)[1]
+    base = trajectory.obs
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert isinstance(base, mmap.mmap)
+    assert not trajectory.obs.flags.writeable
+    found = TrajectoryDataset.open(dataset, mmap=False)
+    shutil.rmtree(dataset)
+    assert np.shares_memory(found[1].obs, found.parts[1].obs)
+    assert_same(found[2], episodes(2, 3, 4)[2])
+
+
+def test_what_is_added_may_change_afterwards(tmp_path):
+    """Environments use their arrays again: the writer has copies."""
+    (trajectory,) = episodes(3)
+    with TrajectoryWriter(tmp_path, METADATA) as writer:
+        writer.add(trajectory)
+        for array in (trajectory.obs, trajectory.actions, trajectory.rewards):
+            array[:] = 2
+    assert_same(TrajectoryDataset.open(tmp_path)[0], *episodes(3))
+
+
+def test_numbers_of_other_types_are_converted_where_nothing_is_lost(tmp_path):
+    """Integers of any size that fit, rewards of any type; floats are rounded."""
+    given = Trajectory(
+        obs=np.full((3, 3), 0.1),
+        actions=np.array([1, 2], np.uint8),
+        rewards=np.array([1, 0], np.int32),
+        terminated=np.bool_(True),
+        truncated=False,
+        seed=np.int64(4),
+    )
+    found = TrajectoryDataset.open(write(tmp_path, [given]))[0]
+    np.testing.assert_array_equal(found.obs, np.full((3, 3), 0.1, np.float32), strict=True)
+    np.testing.assert_array_equal(found.actions, np.array([1, 2]), strict=True)
+    np.testing.assert_array_equal(found.rewards, np.array([1.0, 0.0]), strict=True)
+    assert (found.terminated, found.truncated, found.seed) == (True, False, 4)
+
+
+COUNTS = spaces.Box(-9, 9, (1,), np.int64)
+LEVEL = spaces.Dict({"level": spaces.Box(0, 255, (1,), np.uint8)})
+
+
+@pytest.mark.parametrize(
+    ("space", "changes", "error", "text"),
+    [
+        (FLOATS, {"obs": np.zeros((3, 2), np.float32)}, ShapeError, r"obs has the shape \[3, 2\]"),
+        (FLOATS, {"obs": {"a": np.zeros((3, 3))}}, ShapeError, "obs.*'a'.*expected"),
+        (LEVEL, {"obs": np.zeros((3, 1), np.uint8)}, ShapeError, "'level'"),
+        (FLOATS, {"obs": np.zeros((3, 3), np.complex64)}, SpaceError, "complex64.*float32"),
+        (FLOATS, {"obs": np.zeros((3, 3), object)}, SpaceError, "object.*float32"),
+        (FLOATS, {"obs": np.full((3, 3), 1e300)}, SpaceError, r"obs\[0\].*1.e\+300.*float32"),
+        (FLOATS, {"obs": np.full((3, 3), 2**24 + 1)}, SpaceError, r"16777217.*float32"),
+        (LEVEL, {"obs": {"level": np.zeros((3, 1))}}, SpaceError, "'level'.*float64.*uint8"),
+        (LEVEL, {"obs": {"level": np.full((3, 1), 256)}}, SpaceError, "256.*uint8"),
+        (LEVEL, {"obs": {"level": np.full((3, 1), -1)}}, SpaceError, "-1.*uint8"),
+        (COUNTS, {"obs": np.full((3, 1), 2**64 - 1, np.uint64)}, SpaceError, "18446.*int64"),
+        (FLOATS, {"actions": np.array([0, 3])}, SpaceError, "actions: 3.* not in Discrete"),
+        (FLOATS, {"actions": np.array([0.0, 1.0])}, SpaceError, "actions of dtype float64"),
+        (FLOATS, {"actions": np.zeros((2, 1), int)}, ShapeError, r"actions has the shape \[2, 1\]"),
+        (FLOATS, {"rewards": np.array(["a", "b"])}, SpaceError, "rewards has the data type <U1"),
+    ],
+)
+def test_episodes_that_do_not_fit_are_refused(tmp_path, space, changes, error, text):
+    """The array is named; episodes before and after are kept."""
+    metadata = replace(METADATA, observation_space=space)
+    good = random_trajectory(space, CHOICE, 2)
+    with TrajectoryWriter(tmp_path, metadata) as writer:
+        writer.add(good)
+        with pytest.raises(error, match=f"(?s)^trajectory 1.*{text}"):
+            writer.add(replace(good, **changes))
+        writer.add(good)
+        assert (writer.num_episodes, writer.num_steps) == (2, 4)
+    assert TrajectoryDataset.open(tmp_path).lengths.tolist() == [2, 2]
+
+
+def test_spaces_without_a_form_are_refused(tmp_path):
+    """A Text leaf is named, before anything is written."""
+    with pytest.raises(SpaceError, match="'word' is Text"):
+        DatasetMetadata(spaces.Dict({"word": spaces.Text(3)}), CHOICE)
+    metadata = DatasetMetadata(spaces.Dict({(1, 2): CHOICE}), CHOICE)
+    with pytest.raises(SpaceError, match=r"the key \(1, 2\)"):
+        TrajectoryWriter(tmp_path / "data", metadata)
+    for env in ({"f": print}, {"a": {1, 2}}, {1: 2}):
+        with pytest.raises(DatasetError, match=r"env = .* expected"):
+            TrajectoryWriter(tmp_path / "data", replace(METADATA, env=env))
+    assert not (tmp_path / "data").exists()
+
+
+# -- writers -----------------------------------------------------------------------------------
+
+
+def test_a_writer_appends(tmp_path):
+    """A second writer adds parts; the first one's description of env and policy stays."""
+    trajectories = episodes(2, 3, 4)
+    write(tmp_path, trajectories[:1])
+    write(tmp_path, trajectories[1:], replace(METADATA, env={"id": "Other-v0"}))
+    write(tmp_path, [])
+    found = TrajectoryDataset.open(tmp_path)
+    assert [part.num_episodes for part in found.parts] == [1, 2]
+    assert found.metadata == METADATA
+    for ours, theirs in zip(found, trajectories, strict=True):
+        assert_same(ours, theirs)
+
+
+def test_other_spaces_are_not_appended(dataset):
+    """Bounds count as well; the message has both spaces, and nothing is written."""
+    before = names(dataset)
+    for space in (spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-9, 9, (3,), np.float64)):
+        with pytest.raises(DatasetError, match=r"observation_space Box\(-inf.*have Box\(-") as told:
+            TrajectoryWriter(dataset, replace(METADATA, observation_space=space))
+        assert str(dataset) in str(told.value)
+    with pytest.raises(DatasetError, match=r"action_space Discrete\(3\).*Discrete\(3, start=1\)"):
+        TrajectoryWriter(dataset, replace(METADATA, action_space=spaces.Discrete(3, start=1)))
+    assert names(dataset) == before
+
+
+def test_directories_of_others_are_not_written_to(tmp_path):
+    """Files of others stay alone, as does a file in the place of the directory."""
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(DatasetError, match=r"holds \['thesis.txt'\] and no dataset.json"):
+        TrajectoryWriter(tmp_path, METADATA)
+    with pytest.raises(DatasetError, match="can not be written"):
+        TrajectoryWriter(tmp_path / "thesis.txt", METADATA)
+    assert names(tmp_path) == ["thesis.txt"]
+    with pytest.raises(ConfigError, match="part_nbytes"):
+        TrajectoryWriter(tmp_path / "new", METADATA, part_nbytes=0)
+
+
+def test_episodes_before_an_exception_are_written(tmp_path):
+    """Whatever ends the block, an interrupt included, what was added is on disk."""
+
+    def add_and_raise(error):
+        with TrajectoryWriter(tmp_path, METADATA) as writer:
+            writer.add(episodes(2)[0])
+            raise error
+
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error):
+            add_and_raise(error)
+    assert len(TrajectoryDataset.open(tmp_path)) == 2
+
+
+def test_a_closed_writer_takes_nothing(tmp_path):
+    """It says so; closing twice is no error, and flushing nothing writes nothing."""
+    writer = TrajectoryWriter(tmp_path, METADATA)
+    writer.flush()
+    assert names(tmp_path) == [DATASET]
+    writer.add(episodes(2)[0])
+    writer.close()
+    writer.close()
+    with pytest.raises(DatasetError, match="closed"):
+        writer.add(episodes(2)[0])
+    assert len(TrajectoryDataset.open(tmp_path)) == 1
+
+
+def test_two_writers_at_once(tmp_path):
+    """Parts of one never take the place of parts of the other."""
+    first, second = (TrajectoryWriter(tmp_path, METADATA, part_nbytes=1) for _ in range(2))
+    trajectories = episodes(*range(1, 11))
+    for mine, yours in zip(trajectories[::2], trajectories[1::2], strict=True):
+        first.add(mine)
+        second.add(yours)
+    for ours, theirs in zip(TrajectoryDataset.open(tmp_path), trajectories, strict=True):
+        assert_same(ours, theirs)
+
+
+def test_a_number_that_was_taken_meanwhile(tmp_path, monkeypatch):
+    """Another writer, which the listing did not show yet, keeps its part."""
+    trajectories = episodes(2, 3)
+    write(tmp_path, trajectories[:1])
+    monkeypatch.setattr(trajectory_writer, "part_paths", lambda directory: {})
+    write(tmp_path, trajectories[1:])
+    for ours, theirs in zip(TrajectoryDataset.open(tmp_path), trajectories, strict=True):
+        assert_same(ours, theirs)
+
+
+def _write_many(directory, offset):
+    trajectories = random_trajectories(FLOATS, CHOICE, [2] * 40)
+    numbered = [replace(x, seed=offset + i) for i, x in enumerate(trajectories)]
+    write(directory, numbered, part_nbytes=1)
+
+
+@pytest.mark.slow
+def test_processes_write_at_once(tmp_path):
+    """Three processes create one data set and append to it: every episode is there once."""
+    context = get_context("spawn")
+    path = tmp_path / "data"
+    writers = [context.Process(target=_write_many, args=(path, 100 * k)) for k in range(3)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join(60)
+    assert [process.exitcode for process in writers] == [0, 0, 0]
+    found = TrajectoryDataset.open(path)
+    assert sorted(found.seeds) == sorted(100 * k + i for k in range(3) for i in range(40))
+    assert [name for name in os.listdir(path) if name.startswith(".")] == []
+
+
+def dead_pid():
+    """Number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert not process_runs(process.pid)
+    return process.pid
+
+
+@pytest.mark.slow
+def test_leftovers_of_dead_processes_are_removed(dataset):
+    """Those of living processes and of other machines stay; none of them is read."""
+    host, pid = socket.gethostname(), dead_pid()
+    kept = [f".part-{host}-{os.getppid()}-0", f".part-other.host-{pid}-0"]
+    for name in (*kept, f".part-{host}-{pid}-3"):
+        (dataset / name).mkdir()
+        (dataset / name / "obs.npy").write_bytes(b"half")
+    (dataset / f".{DATASET}.{pid}.tmp").write_bytes(b"half")
+    TrajectoryWriter(dataset, METADATA).close()
+    assert sorted(name for name in os.listdir(dataset) if name[0] == ".") == sorted(kept)
+    assert len(TrajectoryDataset.open(dataset)) == 3
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from maze_train.data import trajectory_files, trajectory_writer
+from test_trajectory_store import METADATA, episodes
+
+writer = trajectory_writer.TrajectoryWriter(sys.argv[1], METADATA, part_nbytes=1)
+writer.add(episodes(2)[0])
+trajectory_files.write_synced = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+writer.add(episodes(3)[0])
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed(tmp_path):
+    """Between two files of a part: the part is not there, those before it are whole."""
+    folder = str(Path(__file__).parent)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "data"), folder]
+    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    assert [name[:6] for name in names(tmp_path / "data") if name[0] == "."][:1] == [".part-"]
+    assert TrajectoryDataset.open(tmp_path / "data").lengths.tolist() == [2]
+    write(tmp_path / "data", episodes(4))
+    assert [name for name in names(tmp_path / "data") if name[0] == "."] == []
+    assert TrajectoryDataset.open(tmp_path / "data").lengths.tolist() == [2, 4]
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    """A part that can not be written leaves no trace; its episodes are written later."""
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with TrajectoryWriter(tmp_path, METADATA, part_nbytes=1) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(trajectory_writer, "write_part", full)
+            with pytest.raises(
+                DatasetError, match=r"No space left.*1 episodes are still in memory"
+            ):
+                writer.add(episodes(2)[0])
+            assert names(tmp_path) == [DATASET]
+        writer.add(episodes(3)[0])
+    assert TrajectoryDataset.open(tmp_path).lengths.tolist() == [2, 3]
+
+
+def test_an_interrupt_right_after_a_part_has_its_name(tmp_path, monkeypatch):
+    """The part is not written twice."""
+
+    def interrupted(source, target):
+        os.replace(source, target)
+        raise ArithmeticError  # as a signal would
+
+    monkeypatch.setattr(trajectory_writer.os, "rename", interrupted)
+    with TrajectoryWriter(tmp_path, METADATA) as writer:
+        writer.add(episodes(2)[0])
+        with pytest.raises(ArithmeticError):
+            writer.flush()
+    assert TrajectoryDataset.open(tmp_path).lengths.tolist() == [2]
+
+
+def test_a_file_system_without_links(tmp_path, monkeypatch):
+    """A data set can be created there, too."""
+
+    def no_link(*args):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(trajectory_writer.os, "link", no_link)
+    write(tmp_path / "data", episodes(2))
+    assert len(TrajectoryDataset.open(tmp_path / "data")) == 1
+    assert names(tmp_path / "data")[0] == DATASET
+
+
+# -- damage ------------------------------------------------------------------------------------
+
+
+def flip(path, place=-1):
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "a flipped bit of obs": (lambda p: flip(p / "obs.npy"), "obs.npy: damaged: its sha256"),
+    "a flipped bit of rewards": (lambda p: flip(p / "rewards.npy"), "rewards.npy: damaged"),
+    "a flipped bit of the header": (lambda p: flip(p / "actions.npy", 20), "actions.npy: damaged"),
+    "a flipped bit of the manifest": (lambda p: flip(p / MANIFEST, 40), MANIFEST),
+    "a file cut short": (
+        lambda p: os.truncate(p / "obs.npy", 130),
+        "obs.npy: is 130 bytes long, expected",
+    ),
+    "a file grown": (
+        lambda p: (p / "obs.npy").write_bytes((p / "obs.npy").read_bytes() + b"0"),
+        "obs.npy: is 177 bytes long, expected 176",
+    ),
+    "an empty manifest": (lambda p: (p / MANIFEST).write_bytes(b""), "damaged, or no JSON"),
+    "a missing file": (lambda p: (p / "actions.npy").unlink(), "actions.npy: missing"),
+    "a missing manifest": (lambda p: (p / MANIFEST).unlink(), f"{MANIFEST}: missing"),
+    "a pipe": (
+        lambda p: ((p / "rewards.npy").unlink(), os.mkfifo(p / "rewards.npy")),
+        "rewards.npy: missing, or no file",
+    ),
+    "a newer part": (lambda p: change_json(p / MANIFEST, version=2), "version 2.*up to 1"),
+    "another length": (lambda p: change_json(p / MANIFEST, lengths=[2]), "arrays are not those"),
+    "a length of 0": (lambda p: change_json(p / MANIFEST, lengths=[4, 0]), "steps >= 1"),
+    "no number": (lambda p: change_json(p / MANIFEST, lengths=["a"]), "lengths: .*list of int"),
+    "a flag too many": (lambda p: change_json(p / MANIFEST, truncated=[True] * 2), "one length"),
+    "no arrays": (lambda p: change_json(p / MANIFEST, arrays=None), "arrays are not those"),
+    "odd arrays": (lambda p: change_json(p / MANIFEST, arrays=[1]), "not the content"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_noticed(dataset, capsys, name):
+    """The file and the damage are named; the part can be left out, the others are whole."""
+    damage, text = DAMAGE[name]
+    damage(dataset / "part-000001")
+    with pytest.raises(DatasetError, match=text) as told:
+        TrajectoryDataset.open(dataset)
+    assert str(dataset / "part-000001") in str(told.value)
+    assert 'on_damaged="skip" leaves it out' in str(told.value)
+    found = TrajectoryDataset.open(dataset, on_damaged="skip")
+    assert found.lengths.tolist() == [2, 4]
+    assert_same(found[1], episodes(2, 3, 4)[2])
+    warning = capsys.readouterr().err
+    assert warning.startswith(f"warning: {dataset / 'part-000001'}")
+    assert warning.endswith("part-000001 is left out\n")
+    assert warning.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["a file cut short", "a missing file", "another length"])
+def test_sizes_are_compared_without_verification(dataset, name):
+    """Without digests, what would end in a crash of a mapped file is still noticed."""
+    damage, text = DAMAGE[name]
+    damage(dataset / "part-000001")
+    with pytest.raises(DatasetError, match=text):
+        TrajectoryDataset.open(dataset, verify=False)
+
+
+def test_without_verification_contents_are_not_read(dataset):
+    """A flipped bit passes then, which is what is asked for."""
+    flip(dataset / "part-000001" / "rewards.npy")
+    assert len(TrajectoryDataset.open(dataset, verify=False)) == 3
+
+
+def test_all_parts_damaged(dataset, capsys):
+    """Nothing is left: that is an error even if damage is passed over."""
+    for part in dataset.glob("part-*"):
+        flip(part / "obs.npy")
+    with pytest.raises(DatasetError, match="all 3 parts are damaged"):
+        TrajectoryDataset.open(dataset, on_damaged="skip")
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+def other_array(path, data):
+    """Put another file in the place of an array, with a manifest that fits."""
+    path.write_bytes(data)
+    arrays = json.loads((path.parent / MANIFEST).read_bytes())["arrays"]
+    for entry in arrays:
+        if entry["file"] == path.name:
+            entry.update(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+    change_json(path.parent / MANIFEST, arrays=arrays)
+
+
+def npy(array):
+    """The bytes of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+class Bomb:
+    """Tells when it is unpickled."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was read",))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (pickle.dumps(Bomb()), "no array of numbers"),
+        (npy(np.array([Bomb()] * 4, object)), "no array of numbers.*objects"),
+        (b"", "no array of numbers"),
+        (npy(np.zeros((4, 4))), r"holds float64\[4, 4\], expected float32\[4, 3\]"),
+        (npy(np.zeros((5, 3), np.float32)), r"holds float32\[5, 3\], expected float32\[4, 3\]"),
+        (npy(np.zeros((4, 3), ">f4")), "expected float32"),
+        (npy(np.full((4, 3), np.nan, np.float32)), r"obs\[0\] = .*expected finite numbers"),
+    ],
+)
+def test_arrays_of_strangers(dataset, data, text):
+    """Digests may fit and the content still not: no pickle is read, all numbers are finite."""
+    other_array(dataset / "part-000001" / "obs.npy", data)
+    with pytest.raises(DatasetError, match=f"(?s){text}"):
+        TrajectoryDataset.open(dataset)
+
+
+def test_actions_of_strangers(dataset):
+    """An action that is none of the space is refused when contents are read."""
+    other_array(dataset / "part-000001" / "actions.npy", npy(np.array([0, 1, 7])))
+    with pytest.raises(DatasetError, match=r"actions: 7 .*not in Discrete"):
+        TrajectoryDataset.open(dataset)
+
+
+@pytest.mark.parametrize("name", ["../../secret.npy", "/etc/passwd", "obs.npy/../obs.npy", 7])
+def test_names_can_not_lead_out_of_a_part(dataset, name):
+    """Only the names that the spaces give are opened."""
+    arrays = json.loads((dataset / "part-000001" / MANIFEST).read_bytes())["arrays"]
+    arrays[0]["file"] = name
+    shutil.copy(dataset / "part-000001" / "obs.npy", dataset.parent / "secret.npy")
+    change_json(dataset / "part-000001" / MANIFEST, arrays=arrays)
+    with pytest.raises(DatasetError, match="its arrays are not those of the spaces"):
+        TrajectoryDataset.open(dataset)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda p: None, "is no directory"),
+        (lambda p: p.mkdir(), "is no data set of trajectories: there is no dataset.json"),
+        (lambda p: write(p, []), "it has no episodes"),
+        (lambda p: change_json(write(p, episodes(2)) / DATASET, schema="other"), "schema 'other'"),
+        (lambda p: change_json(write(p, episodes(2)) / DATASET, version=2), "version 2 .*newer"),
+        (lambda p: change_json(write(p, episodes(2)) / DATASET, version=0), "version 0, expected"),
+        (lambda p: change_json(write(p, episodes(2)) / DATASET, env=3), "expected mappings"),
+        (lambda p: change_json(write(p, episodes(2)) / DATASET, action_space={}), "not the cont"),
+        (lambda p: flip(write(p, episodes(2)) / DATASET, 60), "dataset.json"),
+        (lambda p: (write(p, episodes(2)) / DATASET).write_text("[1]"), "schema 'list'"),
+        (lambda p: (write(p, episodes(2)) / DATASET).write_bytes(b"\xff"), "no JSON"),
+    ],
+)
+def test_foreign_directories(tmp_path, make, text):
+    """What is no data set of this version says what it is, and what was expected."""
+    make(tmp_path / "data")
+    for on_damaged in ("raise", "skip"):
+        with pytest.raises(DatasetError, match=text) as told:
+            TrajectoryDataset.open(tmp_path / "data", on_damaged=on_damaged)
+        assert str(tmp_path / "data") in str(told.value)
+
+
+def test_too_many_open_files(dataset, monkeypatch):
+    """A limit of the system is no damage, and the remedy is told."""
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", refuse)
+    with pytest.raises(DatasetError, match=r"mmap=False.*larger parts"):
+        TrajectoryDataset.open(dataset, on_damaged="skip")
+
+
+def test_unknown_ways_to_handle_damage(dataset):
+    """A typo is not taken for `raise`."""
+    with pytest.raises(ConfigError, match="did you mean 'skip'"):
+        TrajectoryDataset.open(dataset, on_damaged="skipp")
+
+
+# -- data sets in memory, and sources ----------------------------------------------------------
+
+
+def test_data_sets_without_episodes():
+    """There is always at least one episode."""
+    with pytest.raises(DatasetError, match="nothing holds no episodes"):
+        TrajectoryDataset.from_trajectories([], METADATA, "nothing")
+    with pytest.raises(DatasetError, match="without episodes"):
+        TrajectoryDataset([], METADATA)
+
+
+def test_parts_of_other_spaces_are_refused(dataset):
+    """Parts that somebody made are compared with the spaces."""
+    parts = TrajectoryDataset.open(dataset).parts
+    assert len(TrajectoryDataset([*parts, *parts], METADATA)) == 6
+    for space, text in ((NESTED, "has the arrays"), (SPACES["float64"], r"float32\[3, 3\], exp")):
+        with pytest.raises(DatasetError, match=text):
+            TrajectoryDataset(parts, replace(METADATA, observation_space=space))
+
+
+def make_dataset():
+    """A data set of a user."""
+    return TrajectoryDataset.from_trajectories(episodes(2, 3), METADATA)
+
+
+def make_trajectories(*lengths):
+    """Episodes of a user, one after the other."""
+    yield from episodes(*lengths)
+
+
+def make_something(value):
+    """No data set."""
+    return value
+
+
+def target(name, **arguments):
+    """A node of a configuration that names a function of this file."""
+    return {"_target_": f"{__name__}.{name}", **arguments}
+
+
+def test_open_dataset(dataset):
+    """A directory as text or path; a function that gives a data set."""
+    assert len(open_dataset(str(dataset))) == len(open_dataset(dataset, mmap=False)) == 3
+    assert open_dataset(target("make_dataset")).lengths.tolist() == [2, 3]
+    flip(dataset / "part-000000" / "obs.npy")
+    assert len(open_dataset(dataset, verify=False)) == 3
+    assert len(open_dataset(dataset, on_damaged="skip")) == 2
+
+
+def test_open_dataset_from_trajectories():
+    """Trajectories need spaces; those of a mistake are named."""
+    both = {"observation_space": FLOATS, "action_space": CHOICE}
+    node = {"_target_": f"{__name__}.make_something", "value": episodes(2, 3)}
+    found = open_dataset(node, **both)
+    assert found.metadata.policy == {"source": f"{__name__}.make_something"}
+    assert_same(found[1], episodes(2, 3)[1])
+    assert found.parts[0].name == f"{__name__}.make_something"
+    with pytest.raises(DatasetError, match=r"spaces are not known.*observation_space"):
+        open_dataset(node)
+    with pytest.raises(DatasetError, match="spaces are not known"):
+        open_dataset(target("make_trajectories"), observation_space=FLOATS)
+    with pytest.raises(DatasetError, match="holds no episodes"):
+        open_dataset(target("make_trajectories"), **both)
+    with pytest.raises(DatasetError, match="item 1 is a int"):
+        open_dataset(target("make_something", value=[*episodes(2), 7]), **both)
+
+
+@pytest.mark.parametrize("value", [None, 3, "data", {"a": 1}])
+def test_functions_that_return_something_else(value):
+    """The function and what it returned are named."""
+    with pytest.raises(DatasetError, match=f"make_something returned {type(value).__name__}"):
+        open_dataset(target("make_something", value=value))
+
+
+@pytest.mark.parametrize("source", ["", None, 3, {"directory": "x"}])
+def test_sources_that_are_none(source):
+    """What would have been a source is told."""
+    with pytest.raises(DatasetError, match=r"names no data set.*_target_"):
+        open_dataset(source)
+
+
+def test_episode_return():
+    """Sum of the rewards in float64, whatever type they have."""
+    (trajectory,) = episodes(3)
+    rewards = np.array([1, 2**24, 1], np.float32)
+    assert replace(trajectory, rewards=rewards).episode_return == 2**24 + 2
+    assert replace(trajectory, rewards=np.array([1, 2, 4])).episode_return == 7.0
+    assert isinstance(trajectory.episode_return, float)

@@ -1,0 +1,184 @@
+"""Transitions of recorded episodes: which there are, and that they are right wherever they lie."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectory_parts import DatasetMetadata
+from maze_train.data.trajectory_store import TrajectoryDataset
+from maze_train.data.transition_data import TransitionData, split_episodes
+from maze_train.distributions.mapping import distribution_for
+from maze_train.errors import SpaceError
+
+LINE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+GRIP = spaces.Discrete(5, start=3)
+
+
+def numbered(lengths, metadata, per_part=100):
+    """Episodes whose observations and actions tell which they are: 1000 k + t, and t mod 5."""
+    parts = []
+    for first in range(0, len(lengths), per_part):
+        trajectories = [
+            Trajectory(
+                obs=(1000.0 * k + np.arange(n + 1, dtype=np.float32))[:, None],
+                actions=3 + np.arange(n) % 5,
+                rewards=np.ones(n),
+                terminated=False,
+                truncated=True,
+            )
+            for k, n in list(enumerate(lengths))[first : first + per_part]
+        ]
+        parts += TrajectoryDataset.from_trajectories(trajectories, metadata).parts
+    return TrajectoryDataset(parts, metadata)
+
+
+def all_of(data, size):
+    """Observations and actions of all transitions, read in blocks."""
+    blocks = list(data.blocks(size))
+    return torch.cat([obs for obs, _ in blocks]), torch.cat([actions for _, actions in blocks])
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("per_part", [1, 2, 100])
+def test_every_step_of_the_chosen_episodes(in_memory, per_part):
+    """In order, without the last observations, actions as the agent has them."""
+    dataset = numbered([3, 1, 4, 2], DatasetMetadata(LINE, GRIP), per_part)
+    from_env = distribution_for(GRIP, {}).from_env
+    data = TransitionData(dataset, np.array([0, 2, 3]), from_env, in_memory=in_memory)
+    assert data.num_samples == 9
+    wanted = [0, 1, 2, 2000, 2001, 2002, 2003, 3000, 3001]
+    for size in (1, 4, 100):
+        obs, actions = all_of(data, size)
+        assert obs.flatten().tolist() == wanted
+        assert actions.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1]
+    obs, actions = data.batch(torch.tensor([8, 0, 5, 5]))
+    assert obs.flatten().tolist() == [3001, 0, 2002, 2002]
+    assert actions.tolist() == [1, 0, 2, 2]
+    assert obs.dtype == torch.float32
+
+
+def test_no_episode_no_transition():
+    """An empty choice has no samples and no blocks."""
+    dataset = numbered([3], DatasetMetadata(LINE, GRIP))
+    data = TransitionData(dataset, np.array([], np.int64), distribution_for(GRIP, {}).from_env)
+    assert (data.num_samples, data.num_bytes, list(data.blocks())) == (0, 0, [])
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_dict_spaces_keep_types(in_memory):
+    """Images stay bytes, double precision becomes single, parts of actions stay parts."""
+    obs_space = spaces.Dict(
+        OrderedDict(
+            image=spaces.Box(0, 255, (4, 4, 3), np.uint8),
+            speed=spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            goal=spaces.Discrete(3),
+        )
+    )
+    action_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)))
+    metadata = DatasetMetadata(obs_space, action_space)
+    rng = np.random.default_rng(0)
+    trajectories = [
+        Trajectory(
+            obs={
+                "image": rng.integers(0, 256, (n + 1, 4, 4, 3), np.uint8),
+                "speed": rng.standard_normal((n + 1, 2)),
+                "goal": rng.integers(0, 3, n + 1),
+            },
+            actions={
+                "0": rng.integers(0, 3, n),
+                "1": rng.uniform(-0.9, 0.9, (n, 2)).astype(np.float32),
+            },
+            rewards=np.ones(n),
+            terminated=True,
+            truncated=False,
+        )
+        for n in (4, 2)
+    ]
+    dataset = TrajectoryDataset.from_trajectories(trajectories, metadata)
+    from_env = distribution_for(action_space, {}).from_env
+    data = TransitionData(dataset, np.array([0, 1]), from_env, in_memory=in_memory)
+    obs, actions = data.batch(torch.tensor([5, 1]))
+    assert obs["image"].dtype == torch.uint8
+    assert obs["speed"].dtype == torch.float32
+    np.testing.assert_array_equal(obs["image"][0].numpy(), trajectories[1].obs["image"][1])
+    np.testing.assert_allclose(obs["speed"][1].numpy(), trajectories[0].obs["speed"][1], rtol=1e-6)
+    assert actions["0"].tolist() == [
+        trajectories[1].actions["0"][1],
+        trajectories[0].actions["0"][1],
+    ]
+    np.testing.assert_array_equal(actions["1"][1].numpy(), trajectories[0].actions["1"][1])
+    image = 4 * 4 * 3
+    assert data.num_bytes == 6 * (image + 2 * 4 + 8 + 8 + 2 * 4)
+
+
+def test_actions_outside_of_the_space():
+    """What is no action of the space is refused, also where the file was not checked."""
+    metadata = DatasetMetadata(LINE, spaces.Discrete(9))
+    dataset = numbered([3], metadata)
+    part = dataset.parts[0]
+    part.actions[1] = 100
+    with pytest.raises(SpaceError, match="100"):
+        TransitionData(dataset, np.array([0]), distribution_for(spaces.Discrete(9), {}).from_env)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    per_part=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_memory_and_disk_give_the_same(lengths, per_part, seed):
+    """Any episodes in any parts: batches are equal, and complete."""
+    dataset = numbered(lengths, DatasetMetadata(LINE, GRIP), per_part)
+    chosen, rest = split_episodes(len(lengths), 30, seed)
+    from_env = distribution_for(GRIP, {}).from_env
+    kept, read = (
+        TransitionData(dataset, chosen, from_env, in_memory=in_memory)
+        for in_memory in (True, False)
+    )
+    numbers = torch.from_numpy(np.random.default_rng(seed).integers(0, kept.num_samples, 20))
+    for first, second in zip(kept.batch(numbers), read.batch(numbers), strict=True):
+        assert torch.equal(first, second)
+    others = TransitionData(dataset, rest, from_env)
+    assert kept.num_samples + others.num_samples == sum(lengths)
+
+
+# -- the split --------------------------------------------------------------------------------
+
+
+@given(
+    num_episodes=st.integers(1, 300),
+    percentage=st.floats(0, 99.9),
+    seed=st.integers(0, 2**32),
+)
+def test_split_is_a_partition_of_episodes(num_episodes, percentage, seed):
+    """Every episode is on one side, in order; there is always one to train on (trap 51)."""
+    train, validation = split_episodes(num_episodes, percentage, seed)
+    assert sorted([*train, *validation]) == list(range(num_episodes))
+    assert (np.diff(train) > 0).all()
+    assert (np.diff(validation) > 0).all()
+    assert len(train) >= 1
+    assert abs(len(validation) - num_episodes * percentage / 100) <= 1
+    if percentage > 0 and num_episodes > 1:
+        assert len(validation) >= 1
+
+
+def test_split_follows_from_the_seed():
+    """The same seed gives the same split, another one another."""
+    first, again, other = (split_episodes(50, 20, seed)[1] for seed in (1, 1, 2))
+    assert first.tolist() == again.tolist() != other.tolist()
+    assert len(first) == 10
+
+
+def test_nothing_for_validation():
+    """0 % is legal."""
+    train, validation = split_episodes(7, 0, 3)
+    assert (len(train), len(validation)) == (7, 0)

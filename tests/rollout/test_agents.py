@@ -1,0 +1,322 @@
+"""What acts in slots: policies of users in all their forms, chance, models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from actor_envs import ACTIONS, OBSERVATIONS, ActorEnv
+from es_problems import WalkEnv, make_slots, model_for
+from gymnasium import spaces
+
+from maze_train.envs.slots import EpisodeError
+from maze_train.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent, UniformPolicy
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from maze_train.envs.slots import EnvSlots
+
+
+def started(make: Any, count: int = 3) -> EnvSlots:
+    """Slots with an episode each."""
+    slots = make_slots(make, count)
+    for slot in range(count):
+        slots.start(slot, 10 + slot)
+    return slots
+
+
+def acting(make: Any, make_policy: Any, count: int = 3) -> Any:
+    """Actions of policies at the beginning of episodes."""
+    slots = started(make, count)
+    agent = PolicyAgent(make_policy, slots)
+    for slot in range(count):
+        agent.begin(slot, slot)
+    return agent.act(count, slots)
+
+
+# -- policies of users ---------------------------------------------------------------------------
+
+
+def test_observations_are_those_of_the_environment() -> None:
+    """Nested, in the types of the space, and copies."""
+    seen: list[Any] = []
+
+    def policy(observation: Any) -> Any:
+        seen.append(observation)
+        return {"gear": 2, "force": [0.5, -1]}
+
+    make = partial(ActorEnv, "dict", "dict")
+    actions = acting(make, lambda: policy)
+    assert all(OBSERVATIONS["dict"].contains(observation) for observation in seen)
+    envs = [make() for _ in range(3)]
+    for i, env in enumerate(envs):
+        np.testing.assert_array_equal(seen[i]["a"], env.reset(seed=10 + i)[0]["a"])
+    assert actions["gear"].tolist() == [2, 2, 2]
+    assert actions["force"].tolist() == [[0.5, -1.0]] * 3
+    assert actions["force"].dtype == np.float32
+    slots = started(make)
+    agent = PolicyAgent(lambda: policy, slots)
+    seen.clear()
+    agent.act(3, slots)
+    before = [observation["a"].copy() for observation in seen]
+    for column in slots.obs.values():
+        column[:] = 0
+    for observation, kept in zip(seen, before, strict=True):
+        np.testing.assert_array_equal(observation["a"], kept)
+
+
+class Book:
+    """Keeps a book of its calls."""
+
+    calls: list[Any]
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def act(self, observation: Any) -> int:
+        """Action 1."""
+        self.calls.append("act")
+        return 1
+
+
+class Named(Book):
+    def reset(self, *, options: Any = None, seed: int = 7) -> None:
+        self.calls.append(seed)
+
+
+class Unnamed(Book):
+    def reset(self, number: int, /) -> None:
+        self.calls.append(number)
+
+
+class Without(Book):
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+
+class Optional(Book):
+    def reset(self, ended: Any = None) -> None:
+        assert ended is None
+        self.calls.append("reset")
+
+
+class Builtin(Book):
+    """Its method is one without a signature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset = {}.clear
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Named, [41, "act", "act", 42]),
+        (Unnamed, [41, "act", "act", 42]),
+        (Without, ["reset", "act", "act", "reset"]),
+        (Optional, ["reset", "act", "act", "reset"]),
+        (Builtin, ["act", "act"]),
+        (Book, ["act", "act"]),
+    ],
+)
+def test_the_beginning_of_episodes(policy: Any, expected: list[Any]) -> None:
+    """It is told to policies that want to know, with a seed if they take one."""
+    built: list[Any] = []
+
+    def make_policy() -> Any:
+        built.append(policy())
+        return built[-1]
+
+    slots = started(WalkEnv)
+    agent = PolicyAgent(make_policy, slots)
+    assert len(built) == 3
+    agent.begin(1, 41)
+    agent.swap(1, 0)
+    agent.act(1, slots)
+    agent.act(1, slots)
+    agent.begin(0, 42)
+    assert [one.calls for one in built] == [[], expected, []]
+
+
+def test_trained_policies_are_policies_of_users_too() -> None:
+    """Also those whose reset takes something else than a seed."""
+    from maze_train.training.policy_files import TrainedPolicy
+
+    slots = started(WalkEnv)
+    found = slots.env_observation_space, slots.single_action_space
+    model = model_for(WalkEnv)
+    agent = PolicyAgent(lambda: TrainedPolicy(model, *found), slots)
+    agent.begin(0, 5)
+    expected = ModelAgent(model, 3).act(3, slots)
+    np.testing.assert_array_equal(agent.act(3, slots), tree_map(lambda x: x[:3], expected))
+
+
+@pytest.mark.parametrize(
+    ("actions", "given", "expected"),
+    [
+        ("discrete", np.int8(3), 3),
+        ("discrete", np.array(2), 2),
+        ("discrete", True, 1),
+        ("box", (0.25, -0.5), [0.25, -0.5]),
+        ("box", np.array([0, 0]), [0.0, 0.0]),
+        ("box", np.array([0.1, 0.2]), [np.float32(0.1), np.float32(0.2)]),
+    ],
+)
+def test_numbers_are_converted(actions: str, given: Any, expected: Any) -> None:
+    """Those of another size, as long as they mean the same."""
+    found = acting(partial(WalkEnv, "box", actions), lambda: lambda _: given)
+    assert found.dtype == ACTIONS[actions].dtype
+    assert found.tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("actions", "given"),
+    [
+        ("discrete", 0),
+        ("discrete", 4),
+        ("discrete", 1.0),
+        ("discrete", [1]),
+        ("discrete", None),
+        ("discrete", "1"),
+        ("discrete", 2**70),
+        ("box", [0.3, 0.0]),
+        ("box", [float("nan"), 0.0]),
+        ("box", [float("-inf"), 0.0]),
+        ("box", [0.0]),
+        ("box", [[0.0], [0.0, 0.1]]),
+        ("box", 0.0),
+        ("dict", {"gear": 1}),
+        ("dict", {"gear": 3, "force": [0, 0]}),
+        ("dict", [0, 0, 0]),
+    ],
+)
+def test_what_is_no_action(actions: str, given: Any) -> None:
+    """The error names policy, action, space, step and seed."""
+
+    def stubborn(observation: Any) -> Any:
+        return given
+
+    with pytest.raises(EpisodeError) as caught:
+        acting(partial(WalkEnv, "box", actions), lambda: stubborn)
+    told = str(caught.value)
+    name = "test_agents.test_what_is_no_action.<locals>.stubborn"
+    assert told.startswith(f"policy {name} failed at step 1 of the episode with seed 10: it ")
+    assert f"returned {given!r}, which is not in the action space {ACTIONS[actions]}" in told
+    assert caught.value.seed == 10
+
+
+def test_small_numbers_do_not_wrap() -> None:
+    """300 is not taken for 44 where a space has bytes, nor a huge number for an infinity."""
+
+    class Bytes(WalkEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = spaces.Box(0, 255, (1,), np.uint8)
+
+    class Free(WalkEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    assert acting(Bytes, lambda: lambda _: [44]).tolist() == [[44]] * 3
+    for make, given in ((Bytes, [300]), (Bytes, [-1]), (Free, [1e300])):
+        with pytest.raises(EpisodeError, match="not in the action space"):
+            acting(make, lambda given=given: lambda _: given)
+
+
+def test_policies_that_raise() -> None:
+    """In act or in reset; the cause is kept."""
+
+    class Fails(Book):
+        def reset(self, seed: int) -> None:
+            if seed == 1:
+                raise ValueError("not this one")
+
+        def act(self, observation: Any) -> int:
+            raise KeyError("speed")
+
+    slots = started(WalkEnv)
+    agent = PolicyAgent(Fails, slots)
+    agent.begin(0, 0)
+    with pytest.raises(EpisodeError, match=r"Fails failed .* seed 11: ValueError: not this one"):
+        agent.begin(1, 1)
+    with pytest.raises(EpisodeError, match=r"Fails failed at step 1 .* seed 10: Key") as caught:
+        agent.act(3, slots)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_what_is_no_policy() -> None:
+    """Neither callable nor with a method; the same object for all; one that can not be built."""
+    slots = started(WalkEnv)
+    with pytest.raises(ConfigError, match=r"^policy = 5: expected a method act"):
+        PolicyAgent(lambda: 5, slots)
+    shared = Named()
+    with pytest.raises(ConfigError, match=r"same object twice; let it build a new one"):
+        PolicyAgent(lambda: shared, slots)
+    with pytest.raises(ConfigError, match="building it failed: ZeroDivisionError"):
+        PolicyAgent(lambda: 1 / 0, slots)  # type: ignore[arg-type]  # what is tested
+
+    def refuses() -> Any:
+        raise MazeTrainError("not today")
+
+    with pytest.raises(MazeTrainError, match=r"^not today$"):
+        PolicyAgent(refuses, slots)
+
+
+# -- chance --------------------------------------------------------------------------------------
+
+
+def test_random_actions_are_uniform() -> None:
+    """Over the legal ones; which they are follows from the seed of the episode alone."""
+    space = spaces.Dict({"action_mask": spaces.MultiBinary(5)})
+    actions = spaces.MultiDiscrete([3, 2], start=[4, 7])
+    policy = UniformPolicy(space, actions)
+    policy.reset(3)
+    mask = np.array([1, 0, 1, 0, 1], np.int8)
+    drawn = [tuple(policy.act({"action_mask": mask}).tolist()) for _ in range(600)]
+    found = Counter(drawn)
+    assert found.keys() == {(4, 8), (6, 8)}
+    assert max(found.values()) < 360
+    policy.reset(3)
+    assert [tuple(policy.act({"action_mask": mask}).tolist()) for _ in range(600)] == drawn
+    policy.reset(4)
+    assert [tuple(policy.act({"action_mask": mask}).tolist()) for _ in range(600)] != drawn
+    with pytest.raises(SpaceError, match="no action of choice 1 is legal"):
+        policy.act({"action_mask": np.array([1, 0, 1, 0, 0], np.int8)})
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_random_actions_lie_in_the_space(kind: str) -> None:
+    """All of it is reached."""
+    slots = started(partial(WalkEnv, "box", kind), 8)
+    agent = RandomAgent(slots)
+    for slot in range(8):
+        agent.begin(slot, slot)
+    drawn = [agent.act(8, slots) for _ in range(40)]
+    if kind == "discrete":
+        assert set(np.ravel(drawn)) == {1, 2, 3}
+    elif kind == "box":
+        found = np.concatenate(drawn)
+        assert -0.5 <= found.min() < -0.45
+        assert 0.2 < found.max() <= 0.25
+        assert len(np.unique(found)) == found.size
+    else:
+        assert set(np.ravel([actions["gear"] for actions in drawn])) == {0, 1, 2}
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["plain", "memory", "own"])
+def test_models_act_as_they_are(policy: str) -> None:
+    """A model without anything to train as well; its mode and weights are not touched."""
+    model = model_for(WalkEnv, policy)
+    slots = started(WalkEnv)
+    expected = ModelAgent(model, 3).act(3, slots)
+    frozen = model_for(WalkEnv, policy).requires_grad_(False)
+    np.testing.assert_array_equal(ModelAgent(frozen, 3).act(3, slots), expected)
+    assert slots.single_action_space.contains(expected[0])

@@ -1,0 +1,202 @@
+"""Episodes from Python: every form of environment and policy, the same numbers everywhere."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import pytest
+from es_problems import model_for
+from player_problems import (
+    FailsForSeedEnv,
+    RememberingPolicy,
+    UnequalEnv,
+    WalkEnv,
+    bits,
+)
+
+from maze_train.envs.config import EnvConfig
+from maze_train.errors import ConfigError, EnvError, WorkerError
+from maze_train.rollout.player import PlaySettings
+from maze_train.rollout.rollout_generator import RolloutGenerator
+from maze_train.training.policy_files import TrainedPolicy
+
+if TYPE_CHECKING:
+    from maze_train.data.trajectories import Trajectory
+
+
+def generated(env: Any, policy: Any = "random", n: int = 4, **settings: Any) -> list[Trajectory]:
+    """Trajectories of the first episodes."""
+    with RolloutGenerator(env, policy, **settings) as generator:
+        return generator.rollout(n)
+
+
+def assert_equal(ours: list[Trajectory], theirs: list[Trajectory]) -> None:
+    """The same episodes."""
+    assert [one.seed for one in ours] == [one.seed for one in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one.obs, other.obs)
+        np.testing.assert_array_equal(one.actions, other.actions)
+        np.testing.assert_array_equal(one.rewards, other.rewards)
+
+
+def cartpole() -> Any:
+    """A function that makes an environment."""
+    return gymnasium.make("CartPole-v1")
+
+
+def lean(observation: Any) -> int:
+    """Goes where the pole falls."""
+    return int(observation[2] > 0)
+
+
+class Leaning:
+    """The same as a class."""
+
+    def act(self, observation: Any) -> Any:
+        """Goes where the pole falls."""
+        return lean(observation)
+
+
+@pytest.mark.parametrize("env", [cartpole, EnvConfig(id="CartPole-v1"), "CartPole-v1"])
+@pytest.mark.parametrize("policy", [lean, Leaning, Leaning(), lambda obs: lean(obs)])
+def test_all_forms(env: Any, policy: Any) -> None:
+    """Environments and policies by name, class, object or function."""
+    found = generated(env, policy)
+    assert [one.seed for one in found] == [0, 1, 2, 3]
+    assert all(20 <= one.num_steps <= 80 for one in found)
+    assert_equal(found, generated("CartPole-v1", lean))
+
+
+def test_models_and_what_holds_one() -> None:
+    """A trained policy acts as its model does, which may be sampled from."""
+    model = model_for(WalkEnv, "memory")
+    env = WalkEnv()
+    trained = TrainedPolicy(model, env.observation_space, env.action_space)
+    likely = generated(WalkEnv, model)
+    assert_equal(likely, generated(WalkEnv, trained, concurrency=1))
+    sampled = generated(WalkEnv, model, deterministic=False)
+    assert_equal(sampled, generated(WalkEnv, trained, deterministic=False, concurrency=3))
+    assert any(len(a.rewards) != len(b.rewards) for a, b in zip(likely, sampled, strict=True))
+
+
+def test_an_object_stays_as_it_is() -> None:
+    """Each environment gets a copy."""
+    policy = RememberingPolicy()
+    policy.seen.append("mine")
+    found = generated(WalkEnv, policy)
+    assert policy.seen == ["mine"]
+    assert_equal(found, generated(WalkEnv, RememberingPolicy, concurrency=1))
+
+
+def test_seeds_go_on() -> None:
+    """Each call plays the next ones, or those that it is told."""
+    with RolloutGenerator(WalkEnv, seed=7) as generator:
+        first = generator.rollout(3)
+        told = generator.rollout(2, seeds=[3, 8])
+        second = generator.rollout(2)
+        assert [one.seed for one in (*first, *told, *second)] == [7, 8, 9, 3, 8, 10, 11]
+        assert_equal([told[1]], [first[1]])
+        assert [episode.seed for episode in generator.episodes([5, 6])] == [5, 6]
+        assert generator.spaces == (WalkEnv().observation_space, WalkEnv().action_space)
+
+
+def test_limits_of_steps() -> None:
+    """Episodes are truncated there, with the true last observation."""
+    found = generated("CartPole-v1", lean, max_episode_steps=10)
+    assert all((one.num_steps, one.truncated) == (10, True) for one in found)
+    longer = generated("CartPole-v1", lean)
+    for one, other in zip(found, longer, strict=True):
+        np.testing.assert_array_equal(one.obs, other.obs[:11])
+
+
+def test_wrappers_of_training_are_left_out() -> None:
+    """Those for both are not."""
+    wrapper = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 10.0}
+    plain = generated("CartPole-v1")
+    for name, scale in (("wrappers", 10.0), ("training_wrappers", 1.0)):
+        config: Any = EnvConfig(id="CartPole-v1", **{name: [wrapper]})
+        for one, other in zip(generated(config), plain, strict=True):
+            np.testing.assert_array_equal(one.rewards, scale * other.rewards)
+
+
+def test_lost_episodes_are_left_out() -> None:
+    """Or they are an error."""
+    make = partial(FailsForSeedEnv, "nan", 2)
+    found = generated(make, on_non_finite="skip")
+    assert [one.seed for one in found] == [0, 1, 3]
+    with pytest.raises(EnvError, match="seed 2"):
+        generated(make)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"policy": "rendom"}, r"policy = 'rendom': expected 'random', a model"),
+        ({"policy": 3}, r"policy = 3: expected 'random', a model"),
+        ({"seed": -1}, "seed"),
+        ({"n_workers": -1}, "n_workers"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"max_episode_steps": 0}, "max_episode_steps"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], words: str) -> None:
+    """Settings, with what is expected."""
+    with pytest.raises(ConfigError, match=words):
+        RolloutGenerator(WalkEnv, **settings)
+
+
+def test_what_is_refused_later() -> None:
+    """Numbers of episodes and of seeds."""
+    with RolloutGenerator(WalkEnv) as generator:
+        for given, words in (((0,), "n_episodes"), ((2, [1]), "seeds = .* expected 2 of them")):
+            with pytest.raises(ConfigError, match=words):
+                generator.rollout(*given)
+    with (
+        RolloutGenerator(WalkEnv, settings=PlaySettings()) as generator,
+        pytest.raises(ConfigError, match=r"settings\.record"),
+    ):
+        generator.rollout(1)
+
+
+def test_policies_of_other_spaces() -> None:
+    """The error names both spaces; the environments are closed."""
+    closed: list[Any] = []
+
+    class Closing(WalkEnv):
+        def close(self) -> None:
+            closed.append(self)
+
+    other = partial(WalkEnv, "box", "box")()
+    trained = TrainedPolicy(model_for(WalkEnv), other.observation_space, other.action_space)
+    with pytest.raises(ConfigError, match=r"its action_space is Box.*environment is Discrete"):
+        RolloutGenerator(Closing, trained)
+    assert len(closed) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_processes() -> None:
+    """The same trajectories; their settings are passed on."""
+    model = model_for(WalkEnv)
+    for policy in (model, "random", RememberingPolicy()):
+        expected = generated(WalkEnv, policy, 9, deterministic=False)
+        settings = {"n_workers": 2, "concurrency": 4, "start_method": "fork"}
+        assert_equal(generated(WalkEnv, policy, 9, deterministic=False, **settings), expected)
+    with (
+        RolloutGenerator(
+            partial(FailsForSeedEnv, "raise", 2),
+            n_workers=2,
+            start_method="fork",
+            on_worker_failure="restart",
+            max_worker_restarts=0,
+        ) as generator,
+        pytest.raises(WorkerError, match="max_worker_restarts = 0"),
+    ):
+        generator.rollout(4)
+    with RolloutGenerator(UnequalEnv, n_workers=1, start_method="fork") as generator:
+        found = [bits(episode) for episode in generator.episodes(range(3))]
+    with RolloutGenerator(UnequalEnv) as generator:
+        assert [bits(episode) for episode in generator.episodes(range(3))] == found

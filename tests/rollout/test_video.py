@@ -1,0 +1,278 @@
+"""Videos: what was shown is in the file, which is complete or not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import pytest
+from player_problems import FailsForSeedEnv, PictureEnv, WalkEnv, play_alone
+
+from maze_train.errors import EnvError, MissingExtraError
+from maze_train.rollout.agents import RandomAgent
+from maze_train.rollout.player import PlaySettings, SequentialPlayer
+from maze_train.rollout.video import (
+    VideoWriter,
+    check_render_mode,
+    ffmpeg_path,
+    frames_per_second,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
+
+
+def decoded(path: Path, height: int, width: int) -> Any:
+    """The frames of a video, `[n, height, width, 3]`."""
+    command = [ffmpeg, "-loglevel", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24"]
+    raw = subprocess.run([*command, "-"], capture_output=True, check=True).stdout
+    return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3).astype(int)
+
+
+def described(path: Path) -> str:
+    """What ffmpeg says about the stream in a file."""
+    told = subprocess.run([ffmpeg, "-i", str(path)], capture_output=True, text=True).stderr
+    return next(line for line in told.splitlines() if "Video:" in line)
+
+
+def frames(n: int, height: int, width: int) -> Any:
+    """Frames whose halves have a colour of their own, which changes with time."""
+    found = np.zeros((n, height, width, 3), np.uint8)
+    for t in range(n):
+        found[t, :, : width // 2] = (20 * t, 200, 30)
+        found[t, :, width // 2 :] = (60, 10 * t, 220)
+    return found
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 48), (33, 51), (33, 48), (1, 1)])
+def test_frames_come_back(height: int, width: int, tmp_path: Path) -> None:
+    """All of them, in their order, within what the compression loses; odd sizes get a line more."""
+    path, shown = tmp_path / "new" / "folder" / "a.mp4", frames(9, height, width)
+    writer = VideoWriter(path, 12.5)
+    for frame in shown:
+        writer.add(frame)
+    assert not path.exists()
+    writer.close()
+    writer.close()
+    even = height + height % 2, width + width % 2
+    found = decoded(path, *even)
+    assert len(found) == 9
+    if height > 1:
+        middle = (slice(None), slice(4, 28), [8, 40])
+        assert np.abs(found[middle] - shown[middle]).max() < 16
+        last = found[:, -1, [8, 40]], found[:, 8, -1]
+        assert np.abs(last[0] - shown[:, -1, [8, 40]]).max() < 16
+        assert np.abs(last[1] - shown[:, 8, -1]).max() < 16
+    assert re.search(rf"h264.*yuv420p.*{even[1]}x{even[0]}.*12\.5.* fps", described(path))
+    assert [file.name for file in path.parent.iterdir()] == ["a.mp4"]
+
+
+def test_frames_of_any_layout(tmp_path: Path) -> None:
+    """Views and read-only arrays are fine; a video of before is replaced."""
+    shown = frames(4, 32, 48)
+    for order in (shown, np.asfortranarray(shown), shown[:, ::-1][:, ::-1]):
+        order.flags.writeable = False
+        writer = VideoWriter(tmp_path / "a.mp4")
+        for frame in order:
+            writer.add(frame)
+        writer.close()
+        found = decoded(tmp_path / "a.mp4", 32, 48)
+        assert np.abs(found[:, 8, 8] - shown[:, 8, 8]).max() < 16
+
+
+@pytest.mark.parametrize(
+    ("frame", "given"),
+    [
+        (None, "NoneType"),
+        ([], "list"),
+        (np.zeros((4, 4, 3)), r"float64 \[4, 4, 3\]"),
+        (np.zeros((4, 4, 4), np.uint8), r"uint8 \[4, 4, 4\]"),
+        (np.zeros((4, 4), np.uint8), r"uint8 \[4, 4\]"),
+        (np.zeros((0, 4, 3), np.uint8), r"uint8 \[0, 4, 3\]"),
+    ],
+)
+def test_what_is_no_frame(frame: Any, given: str, tmp_path: Path) -> None:
+    """The error says what to do; nothing is left."""
+    writer = VideoWriter(tmp_path / "a.mp4")
+    words = rf"gave {given}, expected a frame, uint8 \[H, W, 3\]: build .*render_mode=\"rgb_array\""
+    with pytest.raises(EnvError, match=words):
+        writer.add(frame)
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_of_another_size(tmp_path: Path) -> None:
+    """They are refused, and what was written can be discarded."""
+    writer = VideoWriter(tmp_path / "a.mp4")
+    writer.add(np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(EnvError, match=r"\[8, 6, 3\], those before have \[8, 8, 3\]"):
+        writer.add(np.zeros((8, 6, 3), np.uint8))
+    writer.discard()
+    writer.discard()
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_can_not_be_written(tmp_path: Path) -> None:
+    """The error tells why; there is no half of a file."""
+    folder = tmp_path / "a.mp4"
+    folder.mkdir()
+    writer = VideoWriter(folder)
+    writer.add(np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(OSError, match=r"a\.mp4"):
+        writer.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_an_ffmpeg_that_dies(tmp_path: Path) -> None:
+    """That is an error, at the latest at the end."""
+    writer = VideoWriter(tmp_path / "a.mp4")
+    writer.add(np.zeros((8, 8, 3), np.uint8))
+    process: Any = writer._process
+    process.kill()
+    process.wait()
+    with pytest.raises(OSError, match=r"a\.mp4 can not be written: ffmpeg ended"):
+        writer.close()
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_package_is_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without it the error names the extra."""
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    for call in (ffmpeg_path, partial(VideoWriter, tmp_path / "a.mp4")):
+        with pytest.raises(MissingExtraError, match=r'pip install "maze-train\[video\]"'):
+            call()
+    with pytest.raises(MissingExtraError, match="imageio-ffmpeg"):
+        SequentialPlayer(PictureEnv, RandomAgent, PlaySettings(video_dir=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_the_package_is_imported_late() -> None:
+    """Not before there are videos."""
+    code = "import sys, maze_train.rollout.player; print('imageio_ffmpeg' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False"
+
+
+def test_frames_per_second() -> None:
+    """Those that the environment tells, or 30."""
+    env = PictureEnv()
+    for told, expected in ((None, 30.0), (4, 4.0), (12.5, 12.5), (np.float32(2.0), 2.0)):
+        env.metadata = {} if told is None else {"render_fps": told}
+        assert frames_per_second(env) == expected
+    for bad in (0, -1, "fast", True, float("nan"), float("inf")):
+        env.metadata = {"render_fps": bad}
+        with pytest.raises(EnvError, match=r"metadata\['render_fps'\] = .*expected a number > 0"):
+            frames_per_second(env)
+
+
+@pytest.mark.parametrize("mode", [None, "human", "rgb_array_list"])
+def test_other_render_modes(mode: Any, tmp_path: Path) -> None:
+    """They are refused before anything is played."""
+    with pytest.raises(EnvError, match=rf"render_mode = {mode!r}: build the environment with"):
+        check_render_mode(PictureEnv(render_mode=mode))
+    settings = PlaySettings(video_dir=str(tmp_path))
+    with pytest.raises(EnvError, match="rgb_array"):
+        SequentialPlayer(partial(PictureEnv, render_mode=mode), RandomAgent, settings)
+
+
+# -- episodes ------------------------------------------------------------------------------------
+
+
+def test_videos_of_episodes(tmp_path: Path) -> None:
+    """T + 1 frames of every k-th episode, whatever is played beside it; numbers are the same."""
+    settings = PlaySettings(video_dir=str(tmp_path / "videos"), video_every=2)
+    with SequentialPlayer(PictureEnv, RandomAgent, settings, concurrency=3) as player:
+        found = list(player.play([5, 6, 7, 8, 9]))
+    names = ["episode_000000.mp4", "episode_000002.mp4", "episode_000004.mp4"]
+    assert sorted(os.listdir(tmp_path / "videos")) == names
+    told = [episode.video for episode in found]
+    assert told[1::2] == [None, None]
+    assert told[::2] == [str(tmp_path / "videos" / name) for name in names]
+    for episode in found[::2]:
+        greys = decoded(tmp_path / "videos" / names[episode.number // 2], 34, 50)[:, 16, 25, 0]
+        expected = 40 * np.arange(episode.length + 1)
+        assert np.abs(greys - expected).max() < 8
+    plain = play_alone(PictureEnv, RandomAgent, [5, 6, 7, 8, 9], PlaySettings())
+    assert [(episode.length, episode.seed) for episode in found] == [(e[3], e[1]) for e in plain]
+
+
+class FailingPictureEnv(FailsForSeedEnv):
+    """Has a picture until it fails."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        """A picture; of another size in the episode of seed 2."""
+        return np.zeros((8, 10 if self.t and not self.is_bad and self.seed == 2 else 8, 3), "u1")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self.seed = seed
+        return super().reset(seed=seed, options=options)
+
+
+def test_episodes_that_fail_leave_no_video(tmp_path: Path) -> None:
+    """Those that ended have theirs; the error names the seed."""
+    settings = PlaySettings(video_dir=str(tmp_path))
+    for seed, words in ((1, "seed 1: RuntimeError"), (2, "filming the episode with seed 2 failed")):
+        make = partial(FailingPictureEnv, "raise", 1)
+        with (
+            SequentialPlayer(make, RandomAgent, settings, concurrency=2) as player,
+            pytest.raises(EnvError, match=words),
+        ):
+            list(player.play([seed, 0]))
+        assert list(tmp_path.iterdir()) == []
+
+
+class DarkEnv(WalkEnv):
+    """Can not be shown."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        """Raises."""
+        raise RuntimeError("no light")
+
+
+def test_an_environment_whose_rendering_raises(tmp_path: Path) -> None:
+    """The error names the seed."""
+    settings = PlaySettings(video_dir=str(tmp_path))
+    with (
+        SequentialPlayer(DarkEnv, RandomAgent, settings) as player,
+        pytest.raises(EnvError, match="seed 4: RuntimeError: no light"),
+    ):
+        list(player.play([4]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:builtin type .* has no __module__:DeprecationWarning")
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3"])
+def test_known_environments(env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a display; the first frame is what the environment shows."""
+    monkeypatch.delenv("DISPLAY", raising=False)
+    pytest.importorskip("pygame")
+
+    def make() -> Any:
+        return gymnasium.make(env_id, render_mode="rgb_array")
+
+    settings = PlaySettings(video_dir=str(tmp_path))
+    with SequentialPlayer(make, RandomAgent, settings, concurrency=1) as player:
+        (episode,) = player.play([3])
+    found = decoded(tmp_path / "episode_000000.mp4", 400, 600)
+    assert len(found) == episode.length + 1
+    assert "50 fps" in described(tmp_path / "episode_000000.mp4")
+    env = make()
+    env.reset(seed=3)
+    assert np.abs(found[0] - env.render()).mean() < 3.0
+    assert np.abs(found[-1] - found[0]).mean() > 0.1
+    env.close()

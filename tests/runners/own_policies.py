@@ -1,0 +1,27 @@
+"""Policies that a user writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Counting:
+    """Remembers: its actions are -1, 0, 1 in turn."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self.t = 0
+
+    def reset(self, seed: int) -> None:
+        """Begin anew."""
+        self.t = 0
+
+    def act(self, observation: Any) -> int:
+        """The next one in turn."""
+        self.t += 1
+        return (self.first + self.t - 1) % 3 - 1
+
+
+def always_one(observation: Any) -> int:
+    """The same action always."""
+    return 1

@@ -1,0 +1,300 @@
+"""Runs of behavioral cloning: spaces, selection, data of all kinds, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from own_envs import ACTION_SPACES, SpacesEnv
+from recorded import cartpole_heuristic, record
+from short_runs import rows
+
+from maze_train import load_policy, train
+from maze_train.data.trajectory_store import TrajectoryDataset
+from maze_train.errors import ConfigError, DatasetError
+
+SMALL: dict[str, Any] = {
+    "algorithm": "bc",
+    "algorithm.n_epochs": 3,
+    "algorithm.batch_size": 16,
+    "model.hidden_sizes": [8],
+    "evaluation.n_episodes": 2,
+    "evaluation.max_episode_steps": 20,
+    "seed": 1,
+    "tracking.progress": "quiet",
+    "tracking.plot": False,
+    "tracking.tensorboard": False,
+}
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten episodes of a heuristic."""
+    directory = tmp_path_factory.mktemp("data") / "cartpole"
+    return record(directory, gymnasium.make("CartPole-v1"), cartpole_heuristic)
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """Rows of metrics.csv as numbers."""
+    return [{k: float(v) for k, v in row.items() if v != ""} for row in rows(run_dir)]
+
+
+def start(run_dir: Path, dataset: Any, env: Any = None, **changes: Any) -> Any:
+    """A run of three passes."""
+    dataset = str(dataset) if isinstance(dataset, Path) else dataset
+    given = {"runner.dataset": dataset, "run_dir": run_dir, **SMALL, **changes}
+    if env is not None:
+        given["env"] = env
+    return train(**given)
+
+
+def same_weights(run_dir: Path, other: Path) -> bool:
+    """Whether two runs found the same policy, to the bit."""
+    one, two = (load_policy(path).model.state_dict() for path in (run_dir, other))
+    return all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize("action", sorted(ACTION_SPACES))
+def test_every_kind_of_action(tmp_path, action):
+    """All of them, with observations in a Dict, validation and rollouts together."""
+    data = record(tmp_path / "data", SpacesEnv(obs="dict", action=action))
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": action}}
+    result = start(tmp_path / "run", data, env, **{"model.normalization.mode": "running"})
+    row = read_metrics(tmp_path / "run")[-1]
+    assert row["eval/episodes"] == 2
+    assert np.isfinite(row["validation/loss"])
+    assert row["env_steps"] == 3 * 8 * 5  # 20 % of ten episodes of five steps are left out
+    assert int(result.policy.model.normalizer.count) == 8 * 5
+    obs = SpacesEnv(obs="dict").observation_space.sample()
+    assert SpacesEnv(action=action).action_space.contains(result.policy.act(obs))
+    own, again = result.policy.model.state_dict(), load_policy(tmp_path / "run").model.state_dict()
+    assert all(torch.equal(own[key], again[key]) for key in own)
+
+
+def test_without_an_environment_the_validation_loss_selects(tmp_path, cartpole):
+    """No rollouts; the smallest loss wins; spaces are those of the data."""
+    result = start(tmp_path / "run", cartpole)
+    rows = read_metrics(tmp_path / "run")
+    assert not [name for name in rows[-1] if name.startswith("eval/")]
+    losses = [row["validation/loss"] for row in rows]
+    assert result.summary.best_metric == pytest.approx(min(losses))
+    assert losses[-1] < losses[0]
+    assert result.policy.act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_with_an_environment_the_return_selects(tmp_path, cartpole):
+    """Both are measured, and the return of rollouts selects, unless the settings say otherwise."""
+    result = start(tmp_path / "run", cartpole, "CartPole-v1")
+    rows = read_metrics(tmp_path / "run")
+    assert result.summary.best_metric == max(row["eval/episode_return_mean"] for row in rows)
+    changes = {"evaluation.metric": "validation/discrete_accuracy"}
+    result = start(tmp_path / "other", cartpole, "CartPole-v1", **changes)
+    assert result.summary.best_metric == max(row["validation/discrete_accuracy"] for row in rows)
+
+
+def test_no_validation(tmp_path, cartpole):
+    """0 % is legal: all episodes are learned from, and the loss of training selects."""
+    result = start(tmp_path / "run", cartpole, **{"algorithm.validation_percentage": 0})
+    rows = read_metrics(tmp_path / "run")
+    assert not [name for name in rows[-1] if name.startswith("validation/")]
+    assert rows[-1]["env_steps"] == 3 * TrajectoryDataset.open(cartpole).num_steps
+    assert result.summary.best_metric == pytest.approx(
+        min(row["train/policy_loss"] for row in rows)
+    )
+
+
+def test_a_single_episode_is_not_validated(tmp_path, capsys):
+    """There would be nothing to learn from; that is told."""
+    data = record(tmp_path / "data", SpacesEnv(), n_episodes=1)
+    start(tmp_path / "run", data)
+    assert "too few to validate" in capsys.readouterr().err
+
+
+def test_early_stopping(tmp_path, cartpole):
+    """Patience counts evaluations without a smaller loss on the validation data."""
+    changes = {"algorithm.n_epochs": 500, "algorithm.patience": 2, "algorithm.lr": 0.3}
+    result = start(tmp_path / "run", cartpole, **changes)
+    assert result.summary.stop_reason == "patience"
+    losses = [row["validation/loss"] for row in read_metrics(tmp_path / "run")]
+    assert result.summary.epochs == int(np.argmin(losses)) + 1 + 2
+    assert result.summary.best_epoch == int(np.argmin(losses)) + 1
+
+
+def test_where_the_data_lie_changes_nothing(tmp_path, cartpole):
+    """Memory, mapped files, and threads that read ahead: the same numbers to the bit."""
+    start(tmp_path / "memory", cartpole, **{"algorithm.storage": "memory"})
+    start(tmp_path / "disk", cartpole, **{"algorithm.storage": "disk"})
+    local = {"runner": "local", "runner.n_workers": 2, "algorithm.storage": "disk"}
+    start(tmp_path / "local", cartpole, **local)
+    assert same_weights(tmp_path / "memory", tmp_path / "disk")
+    assert same_weights(tmp_path / "memory", tmp_path / "local")
+
+
+def test_passes_and_steps_end_a_run(tmp_path, cartpole):
+    """An epoch is a pass, or as many updates as are asked for; steps are samples."""
+    changes = {"algorithm.epoch_length": 2, "algorithm.n_epochs": 0, "total_steps": 100}
+    result = start(tmp_path / "run", cartpole, **changes)
+    assert (result.summary.stop_reason, result.summary.updates) == ("total_steps", 7)
+    assert result.summary.env_steps == 7 * 16
+
+
+def test_a_function_that_gives_trajectories(tmp_path, cartpole, monkeypatch):
+    """Data of one's own kind: with an environment, whose spaces they have, or as a data set."""
+    monkeypatch.setenv("RECORDED", str(cartpole))
+    node = {"_target_": "test_bc_runs.own_trajectories"}
+    start(tmp_path / "own", node, "CartPole-v1")
+    start(tmp_path / "run", cartpole, "CartPole-v1")
+    assert same_weights(tmp_path / "own", tmp_path / "run")
+    start(tmp_path / "set", {"_target_": "test_bc_runs.own_dataset"})
+
+
+def no_loss(*args: Any, **kwargs: Any) -> None:
+    """Takes what a loss takes, and is none."""
+
+
+def own_trajectories() -> Any:
+    """Trajectories without spaces."""
+    return list(own_dataset())
+
+
+def own_dataset() -> TrajectoryDataset:
+    """A data set."""
+    import os
+
+    return TrajectoryDataset.open(os.environ["RECORDED"])
+
+
+def test_balanced_classes_and_own_loss(tmp_path, cartpole):
+    """Both reach the learner."""
+    start(tmp_path / "run", cartpole)
+    start(tmp_path / "balanced", cartpole, **{"algorithm.class_weights": "balanced"})
+    start(tmp_path / "entropy", cartpole, **{"algorithm.entropy_coef": 0.5})
+    assert not same_weights(tmp_path / "run", tmp_path / "balanced")
+    assert not same_weights(tmp_path / "run", tmp_path / "entropy")
+    with pytest.raises(ConfigError, match=r"algorithm\.loss.*subclass of maze_train\.BCLoss"):
+        start(
+            tmp_path / "bad", cartpole, **{"algorithm.loss": {"_target_": "test_bc_runs.no_loss"}}
+        )
+
+
+def test_estimated_statistics_are_frozen(tmp_path, cartpole):
+    """They are those of the training data, and part of the policy."""
+    result = start(tmp_path / "run", cartpole, **{"model.normalization.mode": "estimated"})
+    normalizer = result.policy.model.normalizer
+    assert bool(normalizer.frozen)
+    dataset = TrajectoryDataset.open(cartpole)
+    everything = np.concatenate([episode.obs[:-1] for episode in dataset])
+    assert int(normalizer.count) < len(everything)
+    np.testing.assert_allclose(normalizer.mean, everything.mean(0), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"runner.dataset": None}, ConfigError, "runner.dataset: bc learns from recorded episodes"),
+        ({"runner.dataset": "nowhere"}, DatasetError, "nowhere"),
+        ({"env": "Pendulum-v1"}, ConfigError, "env = 'Pendulum-v1': has the observation space"),
+        ({"model.memory.size": 4}, ConfigError, "model.memory"),
+        (
+            {"algorithm.class_weight": "balanced"},
+            ConfigError,
+            "did you mean algorithm.class_weights",
+        ),
+        ({"evaluation.metric": "validation/accurcy"}, ConfigError, "validation/accurcy"),
+    ],
+)
+def test_what_is_refused(tmp_path, cartpole, changes, error, message):
+    """With the key, what is expected, and the remedy."""
+    given = {"runner.dataset": str(cartpole), "run_dir": tmp_path / "run", **SMALL, **changes}
+    if "model.memory.size" in changes:
+        given["model"] = "vector_rnn"
+    with pytest.raises(error) as caught:
+        train(**given)
+    assert message in str(caught.value)
+
+
+def test_other_algorithms_take_no_data_set(cartpole):
+    """A data set that nobody reads is a mistake."""
+    with pytest.raises(ConfigError, match=r"runner\.dataset.*choose algorithm=bc"):
+        train(env="CartPole-v1", algorithm="ppo", **{"runner.dataset": str(cartpole)})
+
+
+def test_damaged_parts(tmp_path, capsys, cartpole):
+    """An error names the file; on request the other parts are learned from."""
+    data = shutil.copytree(cartpole, tmp_path / "data")
+    victim = sorted(data.glob("part-*"))[0] / "rewards.npy"
+    victim.write_bytes(victim.read_bytes()[:-3])
+    with pytest.raises(DatasetError, match=r"rewards\.npy"):
+        start(tmp_path / "run", data)
+    start(tmp_path / "run", data, **{"algorithm.on_damaged": "skip"})
+    assert "rewards.npy" in capsys.readouterr().err
+
+
+def test_recorded_actions_that_masks_forbid(tmp_path):
+    """They are an error of the data: no policy with masks could take them."""
+    env = MaskedEnv()
+    data = record(tmp_path / "data", env, lambda obs: int(np.argmax(obs["action_mask"])))
+    result = start(tmp_path / "run", data)
+    assert result.policy.act(env.reset(seed=3)[0]) in (0, 1, 2)
+    wrong = record(tmp_path / "wrong", env, lambda obs: int(np.argmin(obs["action_mask"])))
+    with pytest.raises(DatasetError, match="mask of its observation forbids the recorded action"):
+        start(tmp_path / "bad", wrong)
+
+
+class MaskedEnv(gymnasium.Env[Any, Any]):
+    """One of three actions is illegal at a time."""
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "x": gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32),
+                "action_mask": gymnasium.spaces.MultiBinary(3),
+            }
+        )
+        self.action_space = gymnasium.spaces.Discrete(3)
+
+    def _observe(self) -> Any:
+        mask = np.ones(3, np.int8)
+        mask[self.np_random.integers(3)] = 0
+        return {"x": self.np_random.uniform(-1, 1, 2).astype(np.float32), "action_mask": mask}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self._observe(), 1.0, self.t >= 6, False, {}
+
+
+def test_validation_data_are_other_episodes(tmp_path, cartpole, monkeypatch):
+    """No episode is on both sides, and the split follows from the seed of the run (trap 51)."""
+    from maze_train.runners import bc
+
+    seen = []
+    original = bc.split_episodes
+
+    def noted(*args: Any) -> Any:
+        seen.append(original(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(bc, "split_episodes", noted)
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        start(tmp_path / name, cartpole, seed=seed, **{"algorithm.validation_percentage": 50})
+    splits = [[side.tolist() for side in split] for split in seen]
+    assert splits[0] == splits[1] != splits[2]
+    for training, validation in splits:
+        assert sorted(training + validation) == list(range(10))
+
+
+def test_best_policy_is_kept(tmp_path, cartpole):
+    """As in every run: `best/` holds it, with the statistics it was trained with."""
+    start(tmp_path / "run", cartpole, **{"model.normalization.mode": "running"})
+    files = {path.name for path in (tmp_path / "run" / "best").iterdir()}
+    assert files == {"policy.pt", "spaces.json", "config.yaml", "score.json"}

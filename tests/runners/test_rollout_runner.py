@@ -1,0 +1,480 @@
+"""Rollouts: who plays, what is written, and that runners make no difference."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import own_envs
+import own_policies
+import pytest
+import short_runs
+import yaml
+from gymnasium import spaces
+
+from maze_train import load_policy, train
+from maze_train.api import run_rollout
+from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.data.trajectory_store import open_dataset
+from maze_train.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
+from maze_train.rollout.player import PlayedEpisode
+from maze_train.runners import rollout as rollout_module
+from maze_train.runners.rollout import RolloutRunner
+from maze_train.runners.rollout_report import RolloutProgress, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DICT_ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}}
+QUIET: dict[str, Any] = {"progress": "quiet", "output_dir": "out"}
+LOCAL: dict[str, Any] = {"runner": "local", "runner.n_workers": 2}
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are written to an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cartpole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run on CartPole."""
+    directory = tmp_path_factory.mktemp("runs") / "cartpole"
+    settings = {**short_runs.SMALL, **short_runs.PPO, "evaluation.dump_interval": 1}
+    train(env="CartPole-v1", **settings, run_dir=str(directory))
+    return directory
+
+
+@pytest.fixture
+def run(cartpole_run: Path, tmp_path: Path) -> str:
+    """A copy of it."""
+    shutil.copytree(cartpole_run, tmp_path / "run")
+    return "run"
+
+
+def play(**settings: Any) -> Any:
+    """A rollout of a moment."""
+    return run_rollout(**{"n_episodes": 5, **QUIET, **settings})
+
+
+def rows(directory: str | Path = "out") -> list[dict[str, str]]:
+    """The rows of evaluation.csv."""
+    with (Path(directory) / "evaluation.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def summary(directory: str | Path = "out") -> dict[str, Any]:
+    """What summary.json says."""
+    found: dict[str, Any] = json.loads((Path(directory) / "summary.json").read_text())
+    return found
+
+
+def test_the_policy_of_a_run_plays(run: str) -> None:
+    """Results tell of every episode; the numbers are those of the policy in its environment."""
+    result = play(run=run, seed=3)
+    assert result.output_dir == Path("out")
+    assert [episode.seed for episode in result.episodes] == [3, 4, 5, 6, 7]
+    policy, env = load_policy(run), gymnasium.make("CartPole-v1")
+    (obs, _), ended, total = env.reset(seed=4), False, 0.0
+    while not ended:
+        obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
+        ended, total = terminated or truncated, total + float(reward)
+    assert result.episodes[1].episode_return == total
+    assert rows()[1] == {
+        "number": "1",
+        "seed": "4",
+        "return": repr(total),
+        "length": str(int(total)),
+        "success": "",
+        "terminated": "1",
+        "truncated": "0",
+        "lost": "0",
+    }
+
+
+def test_what_the_summary_says(run: str) -> None:
+    """Numbers over the episodes, and what they are of."""
+    result = play(run=run)
+    returns = [float(row["return"]) for row in rows()]
+    found = summary()
+    assert found["stop_reason"] == "finished"
+    assert (found["episodes"], found["episodes_requested"], found["lost"]) == (5, 5, 0)
+    assert found["return_mean"] == result.summary.return_mean == np.mean(returns)
+    assert found["return_std"] == np.std(returns)
+    assert (found["length_min"], found["length_max"]) == (min(returns), max(returns))
+    assert found["env_steps"] == sum(returns)
+    assert found["success_rate"] is None
+    assert found["seeds"] == [0, 4]
+    assert found["env"]["id"] == "CartPole-v1"
+    score = json.loads(Path(run, "best/score.json").read_text())
+    assert found["policy"] == {"run": "run", "algorithm": "ppo", "deterministic": True, **score}
+    assert set(found["versions"]) == {"python", "maze_train", "torch", "numpy", "gymnasium"}
+
+
+def test_where_results_go(run: str) -> None:
+    """Below the run; without one below `outputs`; never over what is there."""
+    names = [play(run=place, output_dir=None).output_dir for place in (run, f"{run}/best")]
+    names.append(play(run=f"{run}/policies/epoch_000001", output_dir=None).output_dir)
+    assert {path.parent for path in names} == {Path("run/rollouts")}
+    assert len(set(names)) == 3
+    path = play(policy="random", env="CartPole-v1", output_dir=None).output_dir
+    assert path.parent == Path("outputs/CartPole-v1-random-rollout")
+    for taken in (run, str(path)):
+        with pytest.raises(ConfigError, match="holds results already"):
+            play(run=run, output_dir=taken)
+
+
+def test_the_configuration_that_is_written_repeats_the_rollout(
+    run: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also from another working directory; the directory of the results is left out."""
+    play(run=run, seeds=[9, 2], deterministic=False, **{"env.max_episode_steps": 30})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    node = yaml.safe_load((tmp_path / "out/rollout.yaml").read_text())
+    assert node["output_dir"] is None
+    again = RolloutRunner(load_rollout_config({**node, "output_dir": "out"})).run()
+    assert rows(again.output_dir) == rows(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_workers_make_no_difference(run: str, deterministic: bool) -> None:
+    """The files of `runner=local` are those of `runner=dev`, to the byte."""
+    settings: dict[str, Any] = {"run": run, "deterministic": deterministic, "n_episodes": 7}
+    play(**settings, output_dir="a")
+    play(**settings, output_dir="b", **LOCAL)
+    play(**settings, output_dir="c", **{"runner.concurrency": 1})
+    files = [Path(name, "evaluation.csv").read_bytes() for name in "abc"]
+    assert files[0] == files[1] == files[2]
+
+
+def test_the_environment_of_a_run_with_other_settings(run: str) -> None:
+    """What is given changes it."""
+    assert play(run=run, env={"max_episode_steps": 3}).summary.length_max == 3
+    found = play(run=run, output_dir="b", **{"env.kwargs.sutton_barto_reward": True})
+    assert found.summary.return_max == -1.0
+
+
+def test_environments_that_do_not_fit(run: str) -> None:
+    """Both spaces are named; nothing is written."""
+    before = sorted(Path().rglob("*"))
+    for env, what in (("Acrobot-v1", "observation space"), (make_three_actions, "action space")):
+        with pytest.raises(ConfigError, match=f"the policy in run/best has the {what} .* has "):
+            play(run=run, env=env)
+    assert sorted(Path().rglob("*")) == before
+
+
+class ThreeActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole with an action more."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.action_space = spaces.Discrete(3)
+
+
+def make_three_actions() -> gymnasium.Env[Any, Any]:
+    """The same, made by a function."""
+    return ThreeActions()
+
+
+def test_an_environment_of_another_kind() -> None:
+    """A policy for mappings of observations and continuous actions is trained, saved and plays."""
+    train(**short_runs.settings("ppo", env=DICT_ENV))
+    result = play(run="run", record=True)
+    assert result.summary.length_mean == 5.0
+    dataset = open_dataset("out/trajectories")
+    assert [t.episode_return for t in dataset] == [e.episode_return for e in result.episodes]
+    assert set(dataset[0].obs) == {"place", "speed"}
+
+
+def test_random_actions() -> None:
+    """They follow from the seed of the episode, in any environment."""
+    results = [
+        play(policy="random", env=DICT_ENV, output_dir=name, **{"runner.concurrency": n})
+        for name, n in (("a", 1), ("b", 3))
+    ]
+    assert rows("a") == rows("b")
+    assert len({episode.episode_return for episode in results[0].episodes}) == 5
+    assert summary("a")["policy"] == {"policy": "random"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "first"),
+    [
+        ({"_target_": "own_policies.Counting", "first": 2}, 2),
+        (own_policies.Counting, 0),
+        (own_policies.Counting(1), 1),
+    ],
+    ids=["target", "class", "object"],
+)
+def test_a_policy_that_remembers(policy: Any, first: int) -> None:
+    """Named or given, it begins anew with every episode."""
+    result = play(policy=policy, env=own_envs.SpacesEnv)
+    expected = sum((first + t) % 3 - 1 for t in range(5))
+    assert [episode.episode_return for episode in result.episodes] == [expected] * 5
+
+
+@pytest.mark.parametrize("policy", [own_policies.always_one, lambda observation: 1])
+def test_a_function_is_a_policy(policy: Any) -> None:
+    """It is called with each observation."""
+    result = play(policy=policy, env=own_envs.SpacesEnv)
+    assert [episode.episode_return for episode in result.episodes] == [5.0] * 5
+
+
+def test_a_policy_that_was_loaded(run: str) -> None:
+    """It plays as from the command line, most likely or sampled actions; its spaces are checked."""
+    for deterministic in (True, False):
+        places = [f"{name}{deterministic}" for name in "ab"]
+        play(run=run, deterministic=deterministic, output_dir=places[0])
+        play(
+            policy=load_policy(run),
+            env="CartPole-v1",
+            deterministic=deterministic,
+            output_dir=places[1],
+        )
+        assert rows(places[0]) == rows(places[1])
+    with pytest.raises(ConfigError, match="its observation_space is"):
+        play(policy=load_policy(run), env="Acrobot-v1")
+
+
+def test_policies_that_do_not_act() -> None:
+    """What is neither a policy nor its class is refused; so is one that fails to be built."""
+    with pytest.raises(ConfigError, match=r"policy = 3: expected 'random', a model"):
+        play(policy=3, env="CartPole-v1")
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'frist'"):
+        play(policy={"_target_": "own_policies.Counting", "frist": 2}, env="CartPole-v1")
+    assert list(Path().rglob("*")) == []
+
+
+def test_an_environment_by_class_and_policies_of_a_run(run: str) -> None:
+    """A class takes the place of the environment of the run."""
+
+    class Short(gymnasium.wrappers.TimeLimit):
+        def __init__(self) -> None:
+            super().__init__(gymnasium.make("CartPole-v1"), 3)
+
+    assert play(run=run, env=Short).summary.length_max == 3
+
+
+def test_long_episodes_are_cut() -> None:
+    """They count as far as they came, and as truncated."""
+    play(policy="random", env=own_envs.SpacesEnv, max_episode_steps=2)
+    assert {(row["length"], row["terminated"], row["truncated"]) for row in rows()} == {
+        ("2", "0", "1")
+    }
+
+
+def test_records_are_read_back() -> None:
+    """One trajectory per episode, with its seed, and what it is of."""
+    play(policy="random", env="CartPole-v1", record=True)
+    dataset = open_dataset("out/trajectories")
+    assert list(dataset.seeds) == [0, 1, 2, 3, 4]
+    assert [repr(t.episode_return) for t in dataset] == [row["return"] for row in rows()]
+    assert dataset.metadata.env["id"] == "CartPole-v1"
+    assert dataset.metadata.policy == {"policy": "random"}
+
+
+def test_records_are_appended_to_another_data_set() -> None:
+    """`record_dir` may hold episodes already, of the same spaces; else nothing is written."""
+    for seed in (0, 5):
+        play(
+            policy="random",
+            env="CartPole-v1",
+            seed=seed,
+            record=True,
+            record_dir="data",
+            output_dir=f"out{seed}",
+        )
+    assert list(open_dataset("data").seeds) == list(range(10))
+    assert not Path("out0/trajectories").exists()
+    with pytest.raises(Exception, match="the data set data has the observation_space"):
+        play(policy="random", env="Acrobot-v1", record=True, record_dir="data")
+    assert not Path("out").exists()
+
+
+def test_videos_are_written() -> None:
+    """Every k-th episode has one, as long as the episode and of the size of its pictures."""
+    result = play(policy="random", env="CartPole-v1", video=True, video_interval=3)
+    names = [None if e.video is None else Path(e.video).name for e in result.episodes]
+    assert names == ["episode_000000.mp4", None, None, "episode_000003.mp4", None]
+    from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe
+
+    path = result.episodes[3].video
+    frames, _ = count_frames_and_secs(path)
+    assert frames == result.episodes[3].length + 1
+    told = subprocess.run([get_ffmpeg_exe(), "-i", path], capture_output=True, text=True).stderr
+    assert "600x400" in told
+    assert "h264" in told
+    assert summary()["env"]["kwargs"] == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"video": True}, "video = True: needs an environment that takes render_mode='rgb_array'"),
+        ({"render": "human"}, "render = 'human': needs an environment that takes render_mode="),
+        (
+            {"video": True, "env.kwargs.render_mode": "ansi"},
+            "env.kwargs.render_mode = 'ansi': expected 'rgb_array'",
+        ),
+    ],
+)
+def test_environments_that_can_not_render(settings: dict[str, Any], message: str) -> None:
+    """The setting that asked for it is named; nothing is written."""
+    with pytest.raises(ConfigError) as caught:
+        play(policy="random", env={"_target_": "own_envs.SpacesEnv"}, **settings)
+    assert message in str(caught.value)
+    assert list(Path().rglob("*")) == []
+
+
+def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is built for it, and plays alone."""
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    modes = []
+    make = gymnasium.make
+    monkeypatch.setattr(
+        gymnasium, "make", lambda *a, **k: modes.append(k.get("render_mode")) or make(*a, **k)
+    )
+    play(
+        policy="random",
+        env="CartPole-v1",
+        render="human",
+        n_episodes=1,
+        max_episode_steps=2,
+    )
+    assert modes == ["human", "human"]  # one of them is looked at before
+
+
+def test_videos_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is named before anything is written."""
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(MissingExtraError, match="video"):
+        play(policy="random", env="CartPole-v1", video=True)
+    assert list(Path().rglob("*")) == []
+
+
+@pytest.mark.parametrize("fault", ["nan_reward", "nan_observation"])
+def test_lost_episodes_are_counted(fault: str) -> None:
+    """With `skip` they are in the files, and not in the averages."""
+    env = {"_target_": "own_envs.FaultyEnv", "kwargs": {"fault": fault, "at": 8}}
+    one = {"runner.concurrency": 1}
+    found = play(
+        policy="random", env=env, on_non_finite="skip", n_episodes=3, record=True, **one
+    ).summary
+    assert (found.episodes, found.lost) == (3, 2)
+    assert [row["lost"] for row in rows()] == ["0", "1", "1"]
+    assert found.return_mean == float(rows()[0]["return"])
+    assert len(open_dataset("out/trajectories")) == 1
+    with pytest.raises(EnvError, match="seed 1"):
+        play(policy="random", env=env, output_dir="other", **one)
+
+
+def test_a_failure_keeps_what_was_played(capfd: pytest.CaptureFixture[str]) -> None:
+    """Files are complete up to there, recorded episodes included."""
+    env = {"_target_": "own_envs.FaultyEnv", "kwargs": {"at": 12}}
+    with pytest.raises(EnvError, match="the wheel came off"):
+        play(policy="random", env=env, record=True, **{"runner.concurrency": 1})
+    assert [row["number"] for row in rows()] == ["0", "1"]
+    assert (summary()["stop_reason"], summary()["episodes"]) == ("error", 2)
+    assert len(open_dataset("out/trajectories")) == 2
+    assert "stopped after 2 of 5 episodes; results: out" in capfd.readouterr().err
+
+
+def test_an_interrupt_keeps_what_was_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are complete up to there, and tell the reason."""
+    add = RolloutProgress.ended
+
+    def interrupted(self: RolloutProgress, episode: PlayedEpisode) -> None:
+        add(self, episode)
+        if episode.number == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RolloutProgress, "ended", interrupted)
+    before = own_envs.SpacesEnv.open_envs
+    with pytest.raises(KeyboardInterrupt):
+        play(policy="random", env=own_envs.SpacesEnv, record=True)
+    assert len(rows()) == 3
+    assert summary()["stop_reason"] == "interrupted"
+    assert len(open_dataset("out/trajectories")) == 3
+    assert own_envs.SpacesEnv.open_envs == before
+
+
+def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the way is a configuration error, a full disk a failure; both name the place."""
+    Path("file").write_text("")
+    with pytest.raises(ConfigError, match=r"output_dir = 'file/out': can not be written"):
+        play(run=run, output_dir="file/out")
+
+    def fails(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rollout_module, "write_episodes", fails)
+    with pytest.raises(RunDirectoryError, match=r"out can not be written: .*No space left"):
+        play(run=run)
+
+
+def test_a_damaged_policy_is_told(run: str) -> None:
+    """The message names the file; nothing is written."""
+    Path("run/best/policy.pt").write_bytes(b"nonsense")
+    with pytest.raises(RunDirectoryError, match="damaged"):
+        play(run=run)
+    assert not Path("out").exists()
+
+
+def test_progress_and_outcome(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Title, table and places; nothing of it where everything is to be quiet."""
+    play(run=run, output_dir="quiet")
+    assert capsys.readouterr().out == ""
+    result = play(run=run, progress="lines", record=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "PPO on CartPole-v1, 5 episodes"
+    assert lines[2].split() == ["mean", "std", "min", "max"]
+    assert lines[3].split()[0] == "return"
+    assert float(lines[3].split()[4]) == pytest.approx(result.summary.return_max, rel=1e-3)
+    assert [line.split() for line in lines[-2:]] == [
+        ["results", "out"],
+        ["data", "set", "out/trajectories"],
+    ]
+
+
+@pytest.fixture
+def clock() -> Iterator[float]:
+    """Seconds, one after the other."""
+    return iter(float(second) for second in range(100))
+
+
+def test_lines_of_progress(clock: Iterator[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps and episodes move the display, at most once a second."""
+    progress = RolloutProgress(2, "lines", clock=lambda: next(clock))
+    with progress:
+        progress.steps(10)
+        progress.ended(played(0, 3.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("episode 0/2     10 steps")
+    assert lines[1].startswith("episode 1/2")
+    assert lines[1].endswith("return 3.00")
+
+
+def played(number: int, total: float, success: float = math.nan, lost: bool = False) -> Any:
+    """An episode."""
+    return PlayedEpisode(number, number, total, 4, success, True, False, lost, None, None)
+
+
+def test_numbers_over_episodes() -> None:
+    """Lost episodes do not count; successes are those that were told."""
+    found = summarise([played(0, 1.0, 1.0), played(1, 3.0, 0.0), played(2, 90.0, 1.0, lost=True)])
+    assert (found.return_mean, found.return_std) == (2.0, 1.0)
+    assert (found.episodes, found.lost, found.env_steps, found.success_rate) == (3, 1, 12, 0.5)
+    assert any("success" in line for line in found.lines())
+    empty = summarise([])
+    assert math.isnan(empty.return_mean)
+    assert empty.episodes == 0

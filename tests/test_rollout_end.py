@@ -1,0 +1,91 @@
+"""How a real `maze-run -cn rollout` ends: exit codes, complete files, and nothing left behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from test_process_end import Start, start
+
+from maze_train.data.trajectory_store import open_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["start"]
+
+pytestmark = pytest.mark.slow
+
+ENDLESS = (
+    "-cn", "rollout", "policy=random", "env=CartPole-v1", "n_episodes=10_000_000",
+    "output_dir=out", "record=true", "max_episode_steps=20",
+)  # fmt: skip
+LOCAL = ("runner=local", "runner.n_workers=2")
+
+
+def numbers(folder: Path) -> list[int]:
+    """The numbers of the episodes in evaluation.csv, which all have every column."""
+    with (folder / "out/evaluation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(None not in row.values() for row in rows)
+    return [int(row["number"]) for row in rows]
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal: bool) -> None:
+    """Exit code 130 in 5 s, every episode up to there in all files, no process left."""
+    process = start(*ENDLESS, *runner, terminal=terminal)
+    process.wait_for(r"episode +[1-9]\d*/")
+    os.killpg(process.popen.pid, signal.SIGINT)
+    asked = time.monotonic()
+    assert process.end() == 130
+    assert time.monotonic() - asked < 5.0
+    assert process.wait_until_alone(5.0) == {}
+    found = numbers(tmp_path)
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert found == list(range(len(found)))
+    assert len(found) > 0
+    assert (summary["stop_reason"], summary["episodes"]) == ("interrupted", len(found))
+    assert len(open_dataset(tmp_path / "out/trajectories")) >= len(found)
+    assert f"stopped after {len(found):,} of 10,000,000 episodes; results: out" in process.output
+    assert "maze-run: interrupted" in process.output
+    assert "Traceback" not in process.output
+    if terminal:  # the cursor that the bar has hidden is shown again
+        assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
+
+
+def test_a_worker_that_dies(start: Start, tmp_path: Path) -> None:
+    """Exit code 1, the seed in the message, what was played in the files, no process left."""
+    env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs={fault: kill, at: 30}")
+    process = start(*ENDLESS, *LOCAL, *env)
+    assert process.end() == 1
+    assert "maze-run: error: " in process.output
+    assert process.wait_until_alone(5.0) == {}
+    assert json.loads((tmp_path / "out/summary.json").read_text())["stop_reason"] == "error"
+    assert numbers(tmp_path) == list(range(len(numbers(tmp_path))))
+
+
+def test_an_environment_that_raises(start: Start, tmp_path: Path) -> None:
+    """Exit code 1, and the words of the environment."""
+    env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs.at=30")
+    process = start(*ENDLESS, *LOCAL, *env)
+    assert process.end() == 1
+    assert "RuntimeError: the wheel came off" in process.output
+    assert process.wait_until_alone(5.0) == {}
+    assert json.loads((tmp_path / "out/summary.json").read_text())["stop_reason"] == "error"
+
+
+def test_a_sweep(start: Start, tmp_path: Path) -> None:
+    """Each job has its own directory and seeds."""
+    words = [word for word in ENDLESS if not word.startswith(("n_episodes", "output_dir"))]
+    process = start("-m", *words, "n_episodes=3", "seed=0,100", "hydra.sweep.dir=s")
+    assert process.end() == 0
+    for job, seed in enumerate((0, 100)):
+        found = json.loads((tmp_path / f"s/{job}/summary.json").read_text())
+        assert found["seeds"] == [seed, seed + 2]
