@@ -142,8 +142,11 @@ from maze_train.rollout.es_rollouts import ESDummyDistributedRollouts as ESDummy
 from maze_train.rollout.es_rollouts import ESRolloutResult as ESRolloutResult
 from maze_train.rollout.initial_policies import RandomPolicy as RandomPolicy
 from maze_train.rollout.noise_table import SharedNoiseTable as SharedNoiseTable
+from maze_train.rollout.player import PlaySettings as PlaySettings
+from maze_train.rollout.player import PlayedEpisode as PlayedEpisode
 from maze_train.rollout.population import ESAbortException as ESAbortException
 from maze_train.rollout.population import ESRolloutWorkerWrapper as ESRolloutWorkerWrapper
+from maze_train.rollout.rollout_generator import RolloutGenerator as RolloutGenerator
 from maze_train.rollout.subproc_actors import SubprocDistributedActors as SubprocDistributedActors
 from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts as ESSubprocDistributedRollouts
 from maze_train.runners.actor_critic import ACDevRunner as ACDevRunner

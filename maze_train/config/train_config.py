@@ -134,15 +134,10 @@ class TrainConfig:
         self._check_experience()
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)
+        self._check_directories()
         if self.total_steps is None:
             self.total_steps = self.algorithm.default_total_steps
         check_at_least("total_steps", self.total_steps, 0)
-        for key in ("run_dir", "base_run"):
-            name = getattr(self, key)
-            if name is not None and not name.strip():
-                raise ConfigError(key, "expected the name of a directory, or null", name)
-        if self.resume == "auto" and self.run_dir is None:
-            raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
         if self.runner.name not in self.algorithm.runner_classes:
             supported = ", ".join(self.algorithm.runner_classes)
             raise ConfigError(
@@ -165,6 +160,14 @@ class TrainConfig:
                 self.algorithm.check_total_steps(self.total_steps)
         except ConfigError as error:
             raise error.below("algorithm") from None
+
+    def _check_directories(self) -> None:
+        for key in ("run_dir", "base_run"):
+            name = getattr(self, key)
+            if name is not None and not name.strip():
+                raise ConfigError(key, "expected the name of a directory, or null", name)
+        if self.resume == "auto" and self.run_dir is None:
+            raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
 
     def _check_experience(self) -> None:
         """Refuse an algorithm without its source of experience, or with another one."""

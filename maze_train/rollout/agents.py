@@ -17,6 +17,8 @@ import torch
 
 from maze_train.envs.slots import EpisodeError
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.policy_model import PolicyModel
 from maze_train.nets.population import build_population, row_blocks
 from maze_train.rollout.members import MemberActions
 from maze_train.seeding import Seeds
@@ -87,7 +89,7 @@ class ModelAgent:
     """
 
     def __init__(self, model: nn.Module, rows: int, deterministic: bool = True) -> None:
-        own: Any = copy.deepcopy(model).cpu().eval()
+        own: Any = copy.deepcopy(acting_part(model)).cpu().eval()
         self._population = build_population(own, rows)
         trained = [p.detach().reshape(-1) for p in own.parameters() if p.requires_grad]
         if trained:
@@ -334,6 +336,20 @@ def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array | None:
         found: Array = array.astype(dtype)
     kept = np.isfinite(found) if dtype.kind == "f" else found == array
     return found if np.all(kept) and leaf.contains(found) else None
+
+
+def acting_part(model: nn.Module) -> nn.Module:
+    """An actor-critic without its critic, and any other model as it is."""
+    # The exact type: a subclass may act in another way.
+    if type(model) is not ActorCriticModel:
+        return model
+    return PolicyModel(
+        model.policy,
+        model.trunk,
+        memory=model.memory,
+        normalizer=model.normalizer,
+        masking=model.masking,
+    )
 
 
 def first_observations(slots: EnvSlots, count: int) -> TensorTree:

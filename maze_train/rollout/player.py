@@ -45,7 +45,9 @@ class RolloutPlayer(ABC):
     """Plays the episodes of given seeds, somewhere, in any order, and tells of them in theirs.
 
     An episode follows from the policy, its seed and the settings, to the bit: not from who plays
-    it, nor from what else is played. To be closed; it is a context manager that does so.
+    it, nor from what else is played. The exception are environments which a reset with a seed does
+    not make forget what was before, such as `BipedalWalker-v3`. To be closed; it is a context
+    manager that does so.
 
     Args:
         settings: How episodes are played.

@@ -7,6 +7,7 @@ import shlex
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -44,7 +45,6 @@ from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from gymnasium import Env
     from torch import nn
@@ -73,6 +73,9 @@ class TrainingRunner(ABC):
 
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
         config = shortened(config)
+        if config.base_run is not None:
+            # As it is found from anywhere: the run may be repeated in another directory.
+            config = replace(config, base_run=str(Path(config.base_run).absolute()))
         self.resumed_dir = run_to_resume(config)
         if self.resumed_dir is not None:
             config = continued(config, self.resumed_dir)

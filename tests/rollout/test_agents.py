@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from actor_envs import ACTIONS, OBSERVATIONS, ActorEnv
 from es_problems import WalkEnv, make_slots, model_for
 from gymnasium import spaces
 
 from maze_train.envs.slots import EpisodeError
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
+from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent, UniformPolicy
+from maze_train.training.policy_files import TrainedPolicy
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
@@ -144,8 +148,6 @@ def test_the_beginning_of_episodes(policy: Any, expected: list[Any]) -> None:
 
 def test_trained_policies_are_policies_of_users_too() -> None:
     """Also those whose reset takes something else than a seed."""
-    from maze_train.training.policy_files import TrainedPolicy
-
     slots = started(WalkEnv)
     found = slots.env_observation_space, slots.single_action_space
     model = model_for(WalkEnv)
@@ -320,3 +322,24 @@ def test_models_act_as_they_are(policy: str) -> None:
     frozen = model_for(WalkEnv, policy).requires_grad_(False)
     np.testing.assert_array_equal(ModelAgent(frozen, 3).act(3, slots), expected)
     assert slots.single_action_space.contains(expected[0])
+
+
+@pytest.mark.parametrize(
+    ("memory", "shared"), [(None, True), (None, False), (MemoryConfig(cell="gru", size=5), True)]
+)
+def test_an_actor_critic_acts_as_its_policy_does(memory: Any, shared: bool) -> None:
+    """Its critic is left out, and the model stays as it is."""
+    slots = started(WalkEnv)
+    found = slots.env_observation_space, slots.single_action_space
+    config = ModelConfig(hidden_sizes=[6], memory=memory, shared_trunk=shared)
+    model = build_actor_critic(config, *found, seed=3).train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    agent, expected = ModelAgent(model, 3), TrainedPolicy(model, *found)
+    for _ in range(5):
+        actions = agent.act(3, slots)
+        assert isinstance(actions, np.ndarray)
+        np.testing.assert_array_equal(actions[:3], expected.act(slots.obs[""][:3]))
+        slots.step(3, actions)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert type(model) is ActorCriticModel
+    assert model.training

@@ -84,7 +84,8 @@ class BCLoss:
             count = getattr(distribution, "parts", {"": distribution})[key].num_choices
             if weights.shape != (count,):
                 raise ShapeError(
-                    f"class_weights[{key!r}] has the shape {list(weights.shape)}, expected [{count}]"
+                    f"class_weights[{key!r}] has the shape {list(weights.shape)}, "
+                    f"expected [{count}]"
                 )
         self._is_likelihood = box_loss == "nll" and not self.class_weights
 

@@ -261,8 +261,9 @@ class SACAlgorithmConfig(AlgorithmConfig):
 
 @dataclass(kw_only=True)
 class SACfDAlgorithmConfig(SACAlgorithmConfig):
-    """SAC from demonstrations: the replay buffer begins with recorded episodes, which have to be
-    given. All else is that of SAC.
+    """SAC from demonstrations: the replay buffer begins with recorded episodes.
+
+    They have to be given; all else is that of SAC.
     """
 
     name: ClassVar[str] = "sacfd"

@@ -1,0 +1,135 @@
+"""What the sides share: data, settings, how time is taken, and what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Before anything imports PyTorch.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gymnasium import Space
+    from numpy.typing import NDArray
+
+__all__ = [
+    "ARRAYS",
+    "CASES",
+    "DATA_SET",
+    "ENTROPY_COEF",
+    "EPISODE_STEPS",
+    "LR",
+    "NUM_EPISODES",
+    "Case",
+    "load_weights",
+    "measure",
+    "parse_arguments",
+    "weights_path",
+]
+
+NUM_EPISODES, EPISODE_STEPS = 512, 200
+"""102,400 transitions: batches of 32, 256 and 2048 divide them, so that all batches are full."""
+
+LR = 1e-3
+ENTROPY_COEF = 1e-3
+"""Weight of the entropy bonus, the default of imitation."""
+
+WARM_UP_UPDATES = 200
+"""After these the losses of the sides are compared."""
+
+DATA_SET, ARRAYS = "data_set", "arrays.npz"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Spaces of an environment."""
+
+    obs_size: int
+    action_space: Space[Any]
+
+    @property
+    def observation_space(self) -> Box:
+        """Vectors without bounds."""
+        return Box(-np.inf, np.inf, (self.obs_size,), np.float32)
+
+
+CASES = {
+    "cartpole": Case(4, Discrete(2)),
+    "halfcheetah": Case(17, Box(-1.0, 1.0, (6,), np.float32)),
+}
+
+
+def weights_path(folder: Path, size: int) -> Path:
+    """File of the first weights of a network with two layers of `size` units."""
+    return folder / f"weights-{size}.npz"
+
+
+@torch.no_grad()
+def load_weights(folder: Path, size: int, parameters: Sequence[torch.Tensor]) -> None:
+    """Write the first weights into a network, layer by layer, weight before bias.
+
+    In place, since others know the memory of parameters.
+
+    Args:
+        folder: What `recordings.py` wrote.
+        size: Units of each hidden layer.
+        parameters: Those of the three layers.
+    """
+    with np.load(weights_path(folder, size), allow_pickle=False) as file:
+        values: list[NDArray[np.float32]] = [file[str(k)] for k in range(len(file.files))]
+    for parameter, value in zip(parameters, values, strict=True):
+        assert parameter.shape == value.shape, f"{parameter.shape} and {value.shape}"
+        parameter.copy_(torch.from_numpy(value))
+
+
+def measure(
+    train: Callable[[int], None],
+    loss: Callable[[], float],
+    batch_size: int,
+    seconds: float,
+) -> None:
+    """Time training of about `seconds`, and print the result as a line of JSON.
+
+    Args:
+        train: Makes so many updates, one full batch each.
+        loss: The loss of the whole data, entropy bonus included.
+        batch_size: Transitions per update.
+        seconds: About how long to measure, > 0.
+    """
+    result = {"loss_before": loss()}
+    started = time.perf_counter()
+    train(WARM_UP_UPDATES)
+    rate = WARM_UP_UPDATES / (time.perf_counter() - started)
+    result["loss_after"] = loss()
+    updates = max(1, round(seconds * rate))
+    started = time.perf_counter()
+    train(updates)
+    elapsed = time.perf_counter() - started
+    result["samples_per_second"] = updates * batch_size / elapsed
+    result["us_per_update"] = elapsed / updates * 1e6
+    print(json.dumps(result), flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The arguments that all sides take."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True, help="what recordings.py wrote")
+    parser.add_argument("--size", type=int, required=True, help="units of each hidden layer")
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--case", choices=list(CASES), required=True)
+    parser.add_argument("--way", default="")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    return arguments

@@ -1,0 +1,73 @@
+"""Samples per second of behavioral cloning of the library imitation.
+
+    python imitation_bc.py --folder FOLDER --case cartpole --size 32 --batch-size 32
+
+Its progress bar is off, its logger has no output and is told of the first batch of a call only. What
+its interface can not switch off: each update also computes the entropy, the mean chance of the
+recorded actions and the L2 norm of all weights, and the critic's value. The critic has hidden layers
+as large as those of the policy, as in the library's own FeedForward32Policy; with `--way slim` it has
+none.
+"""
+
+# The peer lives in a virtual environment of its own, where types are not checked.
+# mypy: disable-error-code="import-not-found, misc, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from common import ARRAYS, CASES, ENTROPY_COEF, LR, load_weights, measure, parse_arguments
+from imitation.algorithms.bc import BC
+from imitation.data.types import Transitions
+from imitation.util.logger import configure
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+NEVER = 10**9
+
+
+def main() -> None:
+    """Measure once."""
+    arguments = parse_arguments()
+    case = CASES[arguments.case]
+    hidden: Any = [arguments.size, arguments.size]
+    policy = ActorCriticPolicy(
+        case.observation_space,
+        case.action_space,
+        lambda _: LR,
+        net_arch={"pi": hidden, "vf": [] if arguments.way == "slim" else hidden},
+    )
+    layers = (*policy.mlp_extractor.policy_net.parameters(), *policy.action_net.parameters())
+    load_weights(arguments.folder, arguments.size, layers)
+    with np.load(arguments.folder / ARRAYS, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    # No information beside the transitions, as flatten_trajectories gives where there is none.
+    infos = np.array([{}] * len(arrays["acts"]))
+    trainer = BC(
+        observation_space=case.observation_space,
+        action_space=case.action_space,
+        rng=np.random.default_rng(0),
+        policy=policy,
+        demonstrations=Transitions(infos=infos, **arrays),
+        batch_size=arguments.batch_size,
+        optimizer_kwargs={"lr": LR},
+        ent_weight=ENTROPY_COEF,
+        l2_weight=0.0,
+        device="cpu",
+        custom_logger=configure(arguments.folder / "imitation", format_strs=[]),
+    )
+    obs, acts = (torch.from_numpy(arrays[name]) for name in ("obs", "acts"))
+
+    def train(updates: int) -> None:
+        trainer.train(n_batches=updates, log_interval=NEVER, progress_bar=False)
+
+    @torch.no_grad()
+    def loss() -> float:
+        return float(trainer.loss_calculator(policy, obs, acts).loss)
+
+    measure(train, loss, arguments.batch_size, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()

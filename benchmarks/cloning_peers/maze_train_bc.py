@@ -1,0 +1,81 @@
+"""Samples per second of behavioral cloning of this package.
+
+    python maze_train_bc.py --folder FOLDER --case cartpole --size 32 --batch-size 32
+
+The whole training loop runs, with the statistics of every update and a row of metrics.csv for each
+epoch (a pass over the data); without evaluations, validation data and checkpoints.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import DATA_SET, ENTROPY_COEF, LR, load_weights, measure, parse_arguments
+
+from maze_train import Tracker, load_config
+from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
+from maze_train.algorithms.bc.loss import BCLoss
+from maze_train.algorithms.bc.metrics import ImitationMetrics
+from maze_train.data.trajectory_store import open_dataset
+from maze_train.data.transition_data import TransitionData
+from maze_train.nets.policy_model import PolicyModel
+from maze_train.runners.factory import build_runner
+from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.writers import CSVWriter
+from maze_train.training.outcome import Limits
+
+
+def build_evaluator(folder: Path, model: PolicyModel) -> BCValidationEvaluator:
+    """What computes the loss of the whole data."""
+    dataset = open_dataset(folder / DATA_SET)
+    distribution = model.distribution
+    episodes = np.arange(len(dataset))
+    return BCValidationEvaluator(
+        TransitionData(dataset, episodes, distribution.from_env),
+        BCLoss(distribution, entropy_coef=ENTROPY_COEF),
+        ImitationMetrics(distribution, dataset.metadata.action_space),
+    )
+
+
+def main() -> None:
+    """Measure once."""
+    arguments = parse_arguments()
+    config = load_config(
+        {
+            "algorithm": "bc",
+            "algorithm.batch_size": arguments.batch_size,
+            "algorithm.lr": LR,
+            "algorithm.entropy_coef": ENTROPY_COEF,
+            "algorithm.validation_percentage": 0,
+            "model.hidden_sizes": [arguments.size, arguments.size],
+            "model.activation": "tanh",
+            "runner": "dev",
+            "runner.dataset": str(arguments.folder / DATA_SET),
+            "seed": 0,
+        }
+    )
+    with tempfile.TemporaryDirectory() as directory, build_runner(config) as runner:
+        model = runner.build_model()
+        assert isinstance(model, PolicyModel)
+        load_weights(arguments.folder, arguments.size, list(model.policy.net.parameters()))
+        evaluator = build_evaluator(arguments.folder, model)
+        with Tracker([CSVWriter()], RunInfo(run_dir=Path(directory))) as tracker:
+            trainer = runner.build_trainer(model, tracker=tracker)
+
+            def train(updates: int) -> None:
+                steps = trainer.env_steps + updates * arguments.batch_size
+                trainer.limits = Limits(total_steps=steps)
+                trainer.train()
+
+            def loss() -> float:
+                return evaluator.evaluate(model)["validation/loss"]
+
+            assert torch.get_num_threads() == 1
+            measure(train, loss, arguments.batch_size, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()

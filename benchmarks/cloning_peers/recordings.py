@@ -1,0 +1,112 @@
+"""Writes the recorded data that all sides learn from, and the weights that they begin with.
+
+    python recordings.py --folder FOLDER --case cartpole --sizes 32 256
+
+Observations are standard normal; a random network of 64 tanh units acts on them: choices are drawn
+from its softmax, numbers in a box are its outputs plus normal noise of 0.3, cut off at -1 and 1. The
+episodes are written with `TrajectoryWriter`; `arrays.npz` has the same transitions, as read from
+that data set, for the peer, which has no reader for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from common import ARRAYS, CASES, DATA_SET, EPISODE_STEPS, NUM_EPISODES, Case, weights_path
+from gymnasium.spaces import Discrete
+
+from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter, open_dataset
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.policy_model import build_policy
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Teacher:
+    """A random policy that depends on what it sees.
+
+    Args:
+        case: Spaces.
+        rng: Draws weights and actions.
+    """
+
+    def __init__(self, case: Case, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._is_discrete = isinstance(case.action_space, Discrete)
+        outputs = int(case.action_space.n) if isinstance(case.action_space, Discrete) else 6
+        self._hidden = rng.normal(size=(case.obs_size, 64)) / np.sqrt(case.obs_size)
+        self._head = rng.normal(size=(64, outputs)) / np.sqrt(64)
+
+    def act(self, obs: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.float32]:
+        """Actions for observations `[T, obs size]`."""
+        outputs = np.tanh(obs @ self._hidden) @ self._head
+        if self._is_discrete:
+            # The largest of logits plus Gumbel noise is a draw from their softmax.
+            choices: NDArray[np.int64] = (
+                3.0 * outputs + self._rng.gumbel(size=outputs.shape)
+            ).argmax(1)
+            return choices
+        noisy = outputs + self._rng.normal(scale=0.3, size=outputs.shape)
+        return noisy.clip(-1.0, 1.0).astype(np.float32)
+
+
+def write_data_set(folder: Path, case: Case) -> None:
+    """Write the episodes."""
+    rng = np.random.default_rng(0)
+    teacher = Teacher(case, rng)
+    metadata = DatasetMetadata(case.observation_space, case.action_space)
+    with TrajectoryWriter(folder / DATA_SET, metadata) as writer:
+        for _ in range(NUM_EPISODES):
+            obs = rng.standard_normal((EPISODE_STEPS + 1, case.obs_size), np.float32)
+            actions = teacher.act(obs[:-1])
+            rewards = np.zeros(EPISODE_STEPS)
+            writer.add(Trajectory(obs, actions, rewards, terminated=False, truncated=True))
+
+
+def write_arrays(folder: Path) -> None:
+    """Write the transitions of the data set as arrays."""
+    parts = open_dataset(folder / DATA_SET).parts
+    steps = [np.arange(len(part.actions)).reshape(-1, EPISODE_STEPS) for part in parts]
+    # An episode has an observation more than it has steps.
+    rows = [(own + np.arange(len(own))[:, None]).ravel() for own in steps]
+    pairs = list(zip(parts, rows, strict=True))
+    dones = np.arange(NUM_EPISODES * EPISODE_STEPS) % EPISODE_STEPS == EPISODE_STEPS - 1
+    np.savez(
+        folder / ARRAYS,
+        obs=np.concatenate([np.asarray(part.obs)[own] for part, own in pairs]),
+        next_obs=np.concatenate([np.asarray(part.obs)[own + 1] for part, own in pairs]),
+        acts=np.concatenate([np.asarray(part.actions) for part in parts]),
+        dones=dones,
+    )
+
+
+def write_weights(folder: Path, case: Case, size: int) -> None:
+    """Write the first weights: orthogonal, as is the default of both sides."""
+    config = ModelConfig(hidden_sizes=[size, size], activation="tanh")
+    model = build_policy(config, case.observation_space, case.action_space, 0)
+    values = [p.detach().numpy() for p in model.policy.net.parameters()]
+    np.savez(weights_path(folder, size), **{str(k): value for k, value in enumerate(values)})
+
+
+def main() -> None:
+    """Write all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--case", choices=list(CASES), required=True)
+    parser.add_argument("--sizes", type=int, nargs="+", required=True)
+    arguments = parser.parse_args()
+    case = CASES[arguments.case]
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    write_data_set(arguments.folder, case)
+    write_arrays(arguments.folder)
+    for size in arguments.sizes:
+        write_weights(arguments.folder, case, size)
+
+
+if __name__ == "__main__":
+    main()
