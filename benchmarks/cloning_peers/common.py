@@ -87,7 +87,7 @@ def load_weights(folder: Path, size: int, parameters: Sequence[torch.Tensor]) ->
         parameters: Those of the three layers.
     """
     with np.load(weights_path(folder, size), allow_pickle=False) as file:
-        values: list[NDArray[np.float32]] = [file[str(k)] for k in range(len(file.files))]
+        values: list[NDArray[np.float32]] = [file[name] for name in file.files]
     for parameter, value in zip(parameters, values, strict=True):
         assert parameter.shape == value.shape, f"{parameter.shape} and {value.shape}"
         parameter.copy_(torch.from_numpy(value))
@@ -113,11 +113,11 @@ def measure(
     rate = WARM_UP_UPDATES / (time.perf_counter() - started)
     result["loss_after"] = loss()
     updates = max(1, round(seconds * rate))
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     train(updates)
-    elapsed = time.perf_counter() - started
+    elapsed, cpu_elapsed = time.perf_counter() - started, time.process_time() - cpu_started
     result["samples_per_second"] = updates * batch_size / elapsed
-    result["us_per_update"] = elapsed / updates * 1e6
+    result["cpu_us_per_update"] = cpu_elapsed / updates * 1e6
     print(json.dumps(result), flush=True)
 
 

@@ -2,10 +2,10 @@
 
     python imitation_bc.py --folder FOLDER --case cartpole --size 32 --batch-size 32
 
-Its progress bar is off, its logger has no output and is told of the first batch of a call only. What
-its interface can not switch off: each update also computes the entropy, the mean chance of the
-recorded actions and the L2 norm of all weights, and the critic's value. The critic has hidden layers
-as large as those of the policy, as in the library's own FeedForward32Policy; with `--way slim` it has
+Its progress bar is off; its logger has no output and is told of the first batch of a call only.
+What its interface can not switch off: each update also computes the critic's values, the mean
+chance of the recorded actions, and the L2 norm of all weights. The critic has hidden layers as
+large as those of the policy, as in the library's own FeedForward32Policy; with `--way slim` it has
 none.
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
         device="cpu",
         custom_logger=configure(arguments.folder / "imitation", format_strs=[]),
     )
-    obs, acts = (torch.from_numpy(arrays[name]) for name in ("obs", "acts"))
+    obs, acts = (torch.tensor(arrays[name]) for name in ("obs", "acts"))
 
     def train(updates: int) -> None:
         trainer.train(n_batches=updates, log_interval=NEVER, progress_bar=False)

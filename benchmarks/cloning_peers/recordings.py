@@ -3,14 +3,15 @@
     python recordings.py --folder FOLDER --case cartpole --sizes 32 256
 
 Observations are standard normal; a random network of 64 tanh units acts on them: choices are drawn
-from its softmax, numbers in a box are its outputs plus normal noise of 0.3, cut off at -1 and 1. The
-episodes are written with `TrajectoryWriter`; `arrays.npz` has the same transitions, as read from
-that data set, for the peer, which has no reader for it.
+from its softmax, numbers in a box are its outputs plus normal noise of 0.3, cut off at -1 and 1.
+The episodes are written with `TrajectoryWriter`; `arrays.npz` has the same transitions, as read
+from that data set, for the peer, which has no reader for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from gymnasium.spaces import Discrete
 from maze_train.data.trajectories import Trajectory
 from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter, open_dataset
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.policy_model import build_policy
+from maze_train.nets.policy_model import PolicyModel, build_policy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,8 +38,9 @@ class Teacher:
 
     def __init__(self, case: Case, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._is_discrete = isinstance(case.action_space, Discrete)
-        outputs = int(case.action_space.n) if isinstance(case.action_space, Discrete) else 6
+        space = case.action_space
+        self._is_discrete = isinstance(space, Discrete)
+        outputs = int(space.n) if isinstance(space, Discrete) else math.prod(space.shape or ())
         self._hidden = rng.normal(size=(case.obs_size, 64)) / np.sqrt(case.obs_size)
         self._head = rng.normal(size=(64, outputs)) / np.sqrt(64)
 
@@ -52,7 +54,8 @@ class Teacher:
             ).argmax(1)
             return choices
         noisy = outputs + self._rng.normal(scale=0.3, size=outputs.shape)
-        return noisy.clip(-1.0, 1.0).astype(np.float32)
+        actions: NDArray[np.float32] = noisy.clip(-1.0, 1.0).astype(np.float32)
+        return actions
 
 
 def write_data_set(folder: Path, case: Case) -> None:
@@ -89,8 +92,8 @@ def write_weights(folder: Path, case: Case, size: int) -> None:
     """Write the first weights: orthogonal, as is the default of both sides."""
     config = ModelConfig(hidden_sizes=[size, size], activation="tanh")
     model = build_policy(config, case.observation_space, case.action_space, 0)
-    values = [p.detach().numpy() for p in model.policy.net.parameters()]
-    np.savez(weights_path(folder, size), **{str(k): value for k, value in enumerate(values)})
+    assert isinstance(model, PolicyModel)
+    np.savez(weights_path(folder, size), *(p.detach() for p in model.policy.net.parameters()))
 
 
 def main() -> None:

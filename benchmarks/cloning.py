@@ -1,0 +1,188 @@
+"""Samples per second of behavioral cloning, beside the library imitation.
+
+    python benchmarks/cloning.py [--rounds 3] [--seconds 3] [--only cartpole] [--sizes 32 256]
+        [--batch-sizes 32 256 2048] [--peers-python imitation=VENV/bin/python]
+
+All sides learn from the same 102,400 recorded transitions, begin with the same weights of a network
+with two hidden layers of tanh units, and make the same gradient steps: mean negative log-likelihood
+minus 0.001 times the entropy, Adam with a learning rate of 0.001, no weight decay, shuffled anew in
+each pass, one thread. `cartpole` has 4 observed numbers and 2 choices, `halfcheetah` 17 and a box
+of 6. The data are random: no environment is needed. `imitation` is the library with the critic that
+its own policies have (as large as the policy, computed and not trained); `imitation-slim` has a
+critic without hidden layers. The peer runs in a virtual environment of its own, each side from its
+script in `cloning_peers/`, which says what is logged.
+
+Each measurement is a fresh process, the sides in turn; it makes 200 updates to warm up, and then
+trains for about the given time. Start-up is outside. The table shows medians over the rounds:
+samples per second of wall time, microseconds of processor time per update (on a busy machine the
+better measure), the ratio of samples per second to those of each peer in the same round, and the
+loss of all transitions before training and after the 200 updates: it tells whether the sides do the
+same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "cloning_peers"
+CASES = ("cartpole", "halfcheetah")
+MOST_SECONDS = 300.0
+"""Limit of start-up, warm-up and what goes beyond the time that was asked for."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Whose Python runs which script, with which of its ways."""
+
+    python: str
+    script: str
+    way: str = ""
+
+
+SIDES = {
+    "ours": Side("ours", "maze_train_bc.py"),
+    "imitation": Side("imitation", "imitation_bc.py"),
+    "imitation-slim": Side("imitation", "imitation_bc.py", "slim"),
+}
+PEERS = [name for name in SIDES if name != "ours"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the table for each side."""
+
+    case: str
+    size: int
+    batch_size: int
+
+    @property
+    def title(self) -> str:
+        """First columns of the table."""
+        return f"{self.case:11} {self.size:5} {self.batch_size:6}"
+
+
+def run_script(command: list[str], limit: float) -> str:
+    """Output of a script of `cloning_peers/` with one thread; what it had to say is in errors.
+
+    Raises:
+        RuntimeError: If it fails or takes longer than `limit` seconds.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(str(error)) from error
+    if result.returncode:
+        end = "\n".join(result.stderr.splitlines()[-5:])
+        raise RuntimeError(f"{command[1]} ended with {result.returncode}\n{end}")
+    return result.stdout
+
+
+def run_process(
+    name: str, setting: Setting, folder: Path, arguments: argparse.Namespace
+) -> dict[str, float] | None:
+    """One measurement in a fresh process; None, with a printed line, where it failed."""
+    side = SIDES[name]
+    command = [arguments.pythons[side.python], str(SCRIPTS / side.script)]
+    command += ["--folder", str(folder / setting.case), "--case", setting.case]
+    command += ["--size", str(setting.size), "--batch-size", str(setting.batch_size)]
+    command += ["--seconds", str(arguments.seconds), "--way", side.way]
+    try:
+        output = run_script(command, 4 * arguments.seconds + MOST_SECONDS)
+        result: dict[str, float] = json.loads(output.splitlines()[-1])
+    except (RuntimeError, ValueError, IndexError) as error:
+        print(f"{name}, {setting.title}: left out: {error}", flush=True)
+        return None
+    return result
+
+
+def ratio(rounds: list[dict[str, dict[str, float] | None]], name: str, peer: str) -> float | None:
+    """Median ratio of the samples per second of two sides in the same round, if there is any."""
+    ratios = [
+        own["samples_per_second"] / other["samples_per_second"]
+        for found in rounds
+        if (own := found[name]) is not None and (other := found.get(peer)) is not None
+    ]
+    return statistics.median(ratios) if ratios else None
+
+
+def compare(
+    setting: Setting, names: list[str], folder: Path, arguments: argparse.Namespace
+) -> None:
+    """Measure all sides in turn and print their lines of the table."""
+    rounds = [
+        {name: run_process(name, setting, folder, arguments) for name in names}
+        for _ in range(arguments.rounds)
+    ]
+    for name in names:
+        results = [result for found in rounds if (result := found[name]) is not None]
+        if not results:
+            continue
+        rate, time_us, before, after = (
+            statistics.median(result[key] for result in results)
+            for key in ("samples_per_second", "cpu_us_per_update", "loss_before", "loss_after")
+        )
+        line = f"{setting.title} {name:15} {rate:11,.0f} {time_us:9,.0f}"
+        for peer in PEERS:
+            value = ratio(rounds, name, peer)
+            line += f"{'-':>7}" if value is None else f"{value:7.2f}"
+        print(f"{line} {before:8.4f} {after:8.4f}", flush=True)
+
+
+def present_sides(pythons: dict[str, str]) -> list[str]:
+    """The sides that can be measured; a line is printed where the peer is not among them."""
+    python = pythons.get("imitation")
+    if python is None:
+        print("imitation is left out: give --peers-python imitation=VENV/bin/python")
+        return ["ours"]
+    if not Path(python).exists():
+        print(f"imitation is left out: there is no {python}")
+        return ["ours"]
+    return list(SIDES)
+
+
+def main() -> None:
+    """Compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--only", choices=CASES)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 256])
+    # Divisors of the number of transitions: the peer drops batches that are not full.
+    batch_sizes = (32, 64, 128, 256, 512, 1024, 2048)
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="+", default=[32, 256, 2048], choices=batch_sizes
+    )
+    parser.add_argument("--peers-python", nargs="+", default=[], metavar="PEER=PYTHON")
+    arguments = parser.parse_args()
+    given = (pair.split("=", 1) for pair in arguments.peers_python)
+    arguments.pythons = {"ours": sys.executable, **dict(given)}
+    names = present_sides(arguments.pythons)
+    print(
+        f"{'data':11} {'units':>5} {'batch':>6} {'side':15} {'samples/s':>11} {'CPU us':>9}"
+        f"{'ratio':>7}{'slim':>7} {'loss':>8} {'trained':>8}",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        for case in [arguments.only] if arguments.only else CASES:
+            command = [sys.executable, str(SCRIPTS / "recordings.py"), "--case", case]
+            command += ["--folder", str(folder / case), "--sizes", *map(str, arguments.sizes)]
+            run_script(command, MOST_SECONDS)
+            for size in arguments.sizes:
+                for batch_size in arguments.batch_sizes:
+                    compare(Setting(case, size, batch_size), names, folder, arguments)
+
+
+if __name__ == "__main__":
+    main()
