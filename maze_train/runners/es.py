@@ -23,6 +23,7 @@ from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
 from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.machine import available_memory, readable_nbytes
 from maze_train.runners.parts import close_quietly
 from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import locate
@@ -47,6 +48,10 @@ __all__ = ["ESDevRunner", "ESLocalRunner", "ESMasterRunner"]
 STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
 """Steps of each environment per rollout of the untrained policy, and how many environments: not
 `runner.concurrency`, on which no number depends."""
+
+
+NOISE_NBYTES = 4
+"""Bytes of a number in the noise table."""
 
 
 class ESMasterRunner(TrainingRunner):
@@ -87,6 +92,7 @@ class ESMasterRunner(TrainingRunner):
     def rollouts(self) -> ESDistributedRollouts:
         """Where the population plays, closed at the end of the run."""
         if self._rollouts is None:
+            self._check_table_fits()
             table = SharedNoiseTable(
                 self.algorithm.noise_table_size, self.seeds.integer("noise_table")
             )
@@ -99,6 +105,18 @@ class ESMasterRunner(TrainingRunner):
             self._rollouts = self.create_distributed_rollouts(table, settings)
             self._closing.callback(close_quietly, self._rollouts)
         return self._rollouts
+
+    def _check_table_fits(self) -> None:
+        """Refuse a noise table that is larger than the memory."""
+        needed = self.algorithm.noise_table_size * NOISE_NBYTES
+        free = available_memory(torch.device("cpu"))
+        if free is not None and needed > free:
+            raise ConfigError(
+                "algorithm.noise_table_size",
+                f"the noise table takes {readable_nbytes(needed)}, and {readable_nbytes(free)} of "
+                "memory are free: lower it",
+                self.algorithm.noise_table_size,
+            )
 
     @property
     def spaces(self) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from maze_train.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["available_disk", "available_memory", "find_device", "torch_threads"]
+__all__ = ["available_disk", "available_memory", "find_device", "readable_nbytes", "torch_threads"]
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -99,6 +99,14 @@ def _meminfo(proc: Path) -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def readable_nbytes(count: int) -> str:
+    """A number of bytes for people."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count / 1e3:.1f} kB"
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, CgroupFiles]]:

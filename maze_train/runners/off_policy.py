@@ -18,7 +18,7 @@ from maze_train.learner.group import LearnerGroup
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.runners.base import TrainingRunner
-from maze_train.runners.machine import available_disk, available_memory
+from maze_train.runners.machine import available_disk, available_memory, readable_nbytes
 from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import TARGET, build_target, locate
 from maze_train.trees import tree_map
@@ -84,7 +84,7 @@ class SACRunner(TrainingRunner):
         """The trainer, with a collector on the vector environments of this runner."""
         assert isinstance(model, SoftActorCriticModel)
         if self.config.checkpoint.is_on:
-            size = _nbytes(self._buffer_nbytes(model, self._reached_size()))
+            size = readable_nbytes(self._buffer_nbytes(model, self._reached_size()))
             print(f"checkpoints hold the replay buffer, which grows to {size}", file=sys.stderr)
         trainer_class = locate(self.algorithm.trainer_class)
         trainer: SAC = trainer_class(
@@ -145,8 +145,8 @@ class SACRunner(TrainingRunner):
         if free is not None and needed > free:
             raise ConfigError(
                 "algorithm.replay_buffer_size",
-                f"the replay buffer grows to {_nbytes(needed)}, and {_nbytes(free)} are free "
-                f"({storage}): lower it, or set algorithm.replay_buffer_storage to another place",
+                f"the replay buffer grows to {readable_nbytes(needed)}, and "
+                f"{readable_nbytes(free)} are free ({storage}): lower it, or set algorithm.replay_buffer_storage to another place",
                 self.algorithm.replay_buffer_size,
             )
 
@@ -257,10 +257,3 @@ def _action_zeros(distribution: Distribution) -> TensorTree:
 
 def _is_subclass(found: object, base: type) -> bool:
     return isinstance(found, type) and issubclass(found, base)
-
-
-def _nbytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count / 1e3:.1f} kB"

@@ -469,6 +469,7 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         ({"algorithm.n_rollouts_per_update": 3}, r"algorithm\.n_rollouts_per_update = 3"),
+        ({"algorithm.noise_table_size": 10**13}, r"takes 40000\.00 GB, and .* free: lower it"),
         ({"algorithm.noise_table_size": 20}, r"algorithm\.noise_table_size = 20: .* parameters"),
         ({**FORK, "algorithm.noise_table_size": 20}, r"algorithm\.noise_table_size = 20"),
         ({"algorithm.optimizer": {"_target_": "torch.optim.Adm"}}, r"algorithm\.optimizer"),
