@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TransitionData", "split_episodes"]
 
-BLOCK = 65_536
-"""Transitions that are converted at a time."""
+BLOCK_NBYTES = 2**25
+"""Bytes of the transitions that are converted at a time."""
 
 
 def split_episodes(
@@ -91,11 +92,12 @@ class TransitionData:
     @property
     def num_bytes(self) -> int:
         """Bytes of all transitions, as they would lie in memory."""
-        if not self.num_samples:
-            return 0
+        return self.num_samples * self._sample_nbytes if self.num_samples else 0
+
+    @cached_property
+    def _sample_nbytes(self) -> int:
         obs, actions = self.batch(torch.zeros(1, dtype=torch.int64))
-        leaves = [*tree_leaves(obs), *tree_leaves(actions)]
-        return self.num_samples * sum(leaf.nbytes for leaf in leaves)
+        return sum(leaf.nbytes for leaf in (*tree_leaves(obs), *tree_leaves(actions)))
 
     def batch(self, indices: Tensor) -> tuple[TensorTree, TensorTree]:
         """Observations and the agent's actions of some transitions.
@@ -114,8 +116,9 @@ class TransitionData:
             tree_map(lambda x: x.index_select(0, indices), actions),
         )
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[TensorTree, TensorTree]]:
-        """All transitions in their order, at most `size` at a time."""
+    def blocks(self, nbytes: int = BLOCK_NBYTES) -> Iterator[tuple[TensorTree, TensorTree]]:
+        """All transitions in their order, as many at a time as take `nbytes`, at least one."""
+        size = max(1, nbytes // self._sample_nbytes) if self.num_samples else 1
         for start in range(0, self.num_samples, size):
             rows = slice(start, min(start + size, self.num_samples))
             if self._kept is None:

@@ -24,7 +24,7 @@ from maze_train.errors import ConfigError, DatasetError
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.policy_model import PolicyModel, build_policy
 from maze_train.runners.base import TrainingRunner
-from maze_train.runners.machine import available_memory
+from maze_train.runners.machine import available_memory, readable_nbytes
 from maze_train.targets import build_target, locate
 from maze_train.trees import tree_map
 
@@ -190,10 +190,17 @@ class BCRunner(TrainingRunner):
             print("warning: a single episode is too few to validate on others", file=sys.stderr)
 
     def _fits_in_memory(self, nbytes: int) -> bool:
-        if self.algorithm.storage != "auto":
-            return self.algorithm.storage == "memory"
-        free = available_memory(torch.device("cpu"))
-        return free is None or nbytes < free / 2
+        storage, free = self.algorithm.storage, available_memory(torch.device("cpu"))
+        if storage == "auto":
+            return free is None or nbytes < free / 2
+        if storage == "memory" and free is not None and nbytes > free:
+            raise ConfigError(
+                "algorithm.storage",
+                f"the data take {readable_nbytes(nbytes)}, and {readable_nbytes(free)} of memory "
+                "are free: expected auto or disk",
+                storage,
+            )
+        return storage == "memory"
 
     def _build_loss(self, model: PolicyModel) -> BCLoss:
         config = self.algorithm

@@ -298,3 +298,16 @@ def test_best_policy_is_kept(tmp_path, cartpole):
     start(tmp_path / "run", cartpole, **{"model.normalization.mode": "running"})
     files = {path.name for path in (tmp_path / "run" / "best").iterdir()}
     assert files == {"policy.pt", "spaces.json", "config.yaml", "score.json"}
+
+
+def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
+    """They stay in their files, unless memory was asked for, which is refused by name."""
+    from maze_train.runners import bc
+
+    start(tmp_path / "memory", cartpole)
+    monkeypatch.setattr(bc, "available_memory", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"algorithm\.storage = 'memory': the data take .* kB"):
+        start(tmp_path / "refused", cartpole, **{"algorithm.storage": "memory"})
+    assert not (tmp_path / "refused").exists()
+    start(tmp_path / "auto", cartpole)
+    assert same_weights(tmp_path / "auto", tmp_path / "memory")

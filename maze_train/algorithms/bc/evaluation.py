@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BCValidationEvaluator"]
 
-BLOCK = 4096
-"""Transitions that are evaluated at a time."""
+BLOCK_NBYTES = 2**22
+"""Bytes of the transitions that are evaluated at a time."""
 
 
 class BCValidationEvaluator(Evaluator):
@@ -54,7 +54,7 @@ class BCValidationEvaluator(Evaluator):
     def evaluate(self, policy: Any) -> dict[str, float]:
         """The metrics of a policy."""
         device, statistics = device_of(policy), Statistics()
-        for obs, actions in self.data.blocks(BLOCK):
+        for obs, actions in self.data.blocks(BLOCK_NBYTES):
             obs = tree_map(lambda x: x.to(device), obs)
             actions = tree_map(lambda x: x.to(device), actions)
             params = policy.policy_params(obs)
