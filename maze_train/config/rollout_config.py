@@ -11,11 +11,12 @@ from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are eval
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
 
-__all__ = ["RANDOM", "RolloutConfig"]
+__all__ = ["CHOOSE_ENV", "RANDOM", "RolloutConfig"]
 
 RANDOM = "random"
 """The policy that takes random actions."""
 
+CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or factory>"
 DEFAULT_CONCURRENCY = 8
 PROGRESS_MODES = ("auto", "bar", "lines", "quiet")
 
@@ -122,9 +123,7 @@ class RolloutConfig:
         if self.env is None and self.run is not None:
             return
         if self.env is None or not (self.env.id or self.env.target):
-            raise ConfigError(
-                "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
-            )
+            raise ConfigError("env", CHOOSE_ENV)
         if self.env.backend != "gymnasium":
             raise ConfigError(
                 "env.backend",

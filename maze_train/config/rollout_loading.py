@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import yaml
 
 from maze_train.config.loading import build_dataclass, values_by_field, with_targets
 from maze_train.config.resuming import CONFIG_FILE
-from maze_train.config.rollout_config import RolloutConfig
-from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
+from maze_train.errors import ConfigError, DatasetError, RunDirectoryError
 from maze_train.targets import TARGET
 
 __all__ = ["is_rollout", "load_rollout_config", "policy_directory"]
@@ -43,7 +44,8 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
 
     Args:
         node: Values by the names of the fields of `RolloutConfig`, in the forms that `load_config`
-            takes: `{"run": "outputs/a", "runner": "local", "env.kwargs.size": 5}`.
+            takes: `{"run": "outputs/a", "runner": "local", "env.kwargs.size": 5}`. `seeds` may be
+            any iterable of integers, such as a range or an array.
 
     Raises:
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, values
@@ -51,11 +53,15 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         RunDirectoryError: If the configuration of the run is damaged.
     """
     values = values_by_field(RolloutConfig, node)
+    if "seeds" in values:
+        values["seeds"] = plain_seeds(values["seeds"])
     run, env = values.get("run"), values.get("env")
     if isinstance(run, (str, os.PathLike)) and values.get("policy") is None and str(run).strip():
-        stored = stored_env(policy_directory(run))
+        stored = stored_settings(policy_directory(run))
         if env is None or isinstance(env, Mapping):
-            values["env"] = joined_env(stored, env or {})
+            values["env"] = joined_env(stored["env"], env or {})
+            if not any(values["env"].get(name) for name in ENV_NAMES):
+                raise ConfigError("env", f"{CHOOSE_ENV}{recorded_in(stored)}")
     return build_dataclass(RolloutConfig, with_targets(RolloutConfig, values))
 
 
@@ -79,20 +85,52 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def stored_env(directory: Path) -> dict[str, Any]:
-    """Settings of the environment in the configuration beside a saved policy.
+def plain_seeds(seeds: Any) -> Any:
+    """Seeds as a list of Python's integers; what is no integer stays, and is told later."""
+    if hasattr(seeds, "tolist"):  # an array, which may also be a single number
+        seeds = seeds.tolist()
+    if isinstance(seeds, str | bytes | Mapping) or not isinstance(seeds, Iterable):
+        return seeds
+    return [
+        int(seed) if isinstance(seed, Integral) and not isinstance(seed, bool) else seed
+        for seed in seeds
+    ]
+
+
+def stored_settings(directory: Path) -> dict[str, Any]:
+    """The configuration beside a saved policy; it has settings of an environment.
 
     Raises:
         RunDirectoryError: If it is damaged.
     """
     path = directory / CONFIG_FILE
     try:
-        env = yaml.safe_load(path.read_text(encoding="utf-8"))["env"]
+        settings: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        env = settings["env"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     if not isinstance(env, dict):
         raise RunDirectoryError(f"{path} is damaged: expected settings of the environment")
-    return env
+    return settings
+
+
+def recorded_in(settings: Mapping[str, Any]) -> str:
+    """In which environment the data set of a run was recorded, for people; empty: not known."""
+    from maze_train.data.trajectory_files import read_metadata  # needs PyTorch
+
+    runner = settings.get("runner")
+    directory = runner.get("dataset") if isinstance(runner, Mapping) else None
+    if not isinstance(directory, str):
+        return ""
+    try:
+        env = read_metadata(Path(directory)).env
+    except (DatasetError, OSError):  # it adds to a message, which is right without it
+        return ""
+    for name in ENV_NAMES:
+        if isinstance(env.get(name), str):
+            remedy = f"{'env' if name == 'id' else f'env.{name}'}={env[name]}"
+            return f"; the data set of the run was recorded in {env[name]}: add {remedy}"
+    return ""
 
 
 def joined_env(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,6 +184,9 @@ class TrainConfig:
             raise ConfigError(
                 "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
             )
+        if self.evaluation.metric.startswith("validation/") and not self.evaluation.evaluators:
+            problem = f"not reported: {name} has no validation data; leave it out"
+            raise ConfigError("evaluation.metric", problem, self.evaluation.metric)
         if dataset is not None:
             raise ConfigError(
                 "runner.dataset",

@@ -45,6 +45,9 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, O
 def load_minari(dataset_id: str) -> TrajectoryDataset:
     """Read a Minari data set of this machine into memory.
 
+    All of it is kept there, once. One that is too large for that is written with a
+    `TrajectoryWriter` once, and mapped from then on: see docs/trajectories.md.
+
     Nested observations and actions become flat mappings, seeds come along. `metadata.env` has the
     `id` and the `env_spec` of the environment where Minari knows them, `metadata.policy` what it
     knows of the author.
@@ -68,8 +71,8 @@ def load_minari(dataset_id: str) -> TrajectoryDataset:
         ends = list(source.storage.get_episode_metadata(source.episode_indices))
     except FileNotFoundError as error:
         raise DatasetError(
-            f"{name} is not on this machine: {error}; 'minari list local' tells which are, and "
-            f"'minari download {dataset_id}' gets one"
+            f"{name} is not on this machine: 'minari list local' tells which are, and 'minari "
+            f"download {dataset_id}' gets one"
         ) from error
     except ImportError as error:
         raise MissingExtraError("h5py", "minari", f"reading {name} ({error})") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,13 +13,9 @@ import numpy as np
 
 from maze_train.checks import check_one_of
 from maze_train.data.trajectories import Trajectory
-from maze_train.data.trajectory_files import part_paths, read_metadata, read_part
-from maze_train.data.trajectory_parts import (
-    check_part,
-    checked_episode,
-    columns_of,
-    join_episodes,
-)
+from maze_train.data.trajectory_episodes import checked_episode
+from maze_train.data.trajectory_files import LIMITS, part_paths, read_metadata, read_part
+from maze_train.data.trajectory_parts import check_part, columns_of, joined_parts
 from maze_train.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -73,8 +68,9 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
         Args:
             directory: The data set.
-            mmap: Whether arrays are mapped into memory, and read where they are used; otherwise
-                they are read now. A mapped array takes an open file.
+            mmap: Whether files of 1 MiB and more are mapped into memory, and read where they are
+                used; otherwise they are read now. Each of them stays open. Smaller files are read
+                now in both cases, so that many small parts take no open files.
             verify: Whether every file is read once, and compared with its digest; numbers that are
                 not finite and actions that are none of the space are then refused as well.
             on_damaged: `raise`: a part that is damaged is an error; `skip`: it is told in a warning
@@ -87,16 +83,18 @@ class TrajectoryDataset(Sequence[Trajectory]):
         """
         check_one_of("on_damaged", on_damaged, ("raise", "skip"))
         path = Path(directory)
-        metadata = read_metadata(path)
-        columns = columns_of(metadata)
         parts, damaged = [], 0
         try:
+            metadata = read_metadata(path)
+            columns = columns_of(metadata)
             for part in part_paths(path).values():
                 try:
                     parts.append(read_part(part, columns, mmap=mmap, verify=verify))
                 except DatasetError as error:
                     if on_damaged == "raise":
-                        raise DatasetError(f'{error}; on_damaged="skip" leaves it out') from error
+                        raise DatasetError(
+                            f"{error}; leave damaged parts out with on_damaged=skip"
+                        ) from error
                     damaged += 1
                     message = f"warning: {error}; {part.name} is left out"
                     print(message, file=sys.stderr, flush=True)
@@ -114,10 +112,11 @@ class TrajectoryDataset(Sequence[Trajectory]):
         metadata: DatasetMetadata,
         name: str = "trajectories",
     ) -> TrajectoryDataset:
-        """A data set in memory, of one part.
+        """A data set in memory, of one part for every 64 MiB.
 
         Args:
-            trajectories: The episodes, which are copied.
+            trajectories: The episodes, which are copied. Those of a generator are in memory
+                once, apart from the last 64 MiB.
             metadata: Spaces, environment and policy.
             name: What messages call it.
 
@@ -127,11 +126,11 @@ class TrajectoryDataset(Sequence[Trajectory]):
             SpaceError: If numbers do not fit the spaces, see `TrajectoryWriter.add`.
         """
         columns = columns_of(metadata)
-        episodes = [
+        episodes = (
             checked_episode(trajectory, columns, f"{name}: trajectory {number}")
             for number, trajectory in enumerate(trajectories)
-        ]
-        return cls([join_episodes(columns, episodes, name)], metadata)
+        )
+        return cls(joined_parts(metadata, episodes, name), metadata)
 
     @cached_property
     def lengths(self) -> Array:
@@ -183,7 +182,10 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
 
 def _remedy(error: OSError) -> str:
-    """What helps against too many open files."""
-    if error.errno != errno.EMFILE:
+    """What helps against a limit of the system."""
+    if error.errno not in LIMITS:
         return ""
-    return "; read it with mmap=False, allow more open files (ulimit -n), or write larger parts"
+    return (
+        "; allow more open files (ulimit -n), or copy the episodes into a data set of larger parts "
+        "(docs/trajectories.md)"
+    )

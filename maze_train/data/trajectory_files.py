@@ -11,37 +11,36 @@ import hashlib
 import io
 import json
 import os
-import platform
 import re
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.data.trajectory_parts import (
-    DatasetMetadata,
-    check_content,
-    ends_of,
-    make_part,
-)
+from maze_train.data.trajectory_episodes import ends_of
+from maze_train.data.trajectory_parts import DatasetMetadata, check_content, make_part
 from maze_train.errors import DatasetError, MazeTrainError
 from maze_train.files import fsync_directory, write_synced
 from maze_train.spaces.serialize import space_from_dict, space_to_dict
+from maze_train.versions import versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from maze_train.data.trajectory_parts import Column, Episode, TrajectoryPart
+    from maze_train.data.trajectory_episodes import Column, Episode
+    from maze_train.data.trajectory_parts import TrajectoryPart
     from maze_train.types import Array
 
 __all__ = [
     "DATASET",
+    "LIMITS",
     "MANIFEST",
     "SCHEMA",
     "VERSION",
+    "differences",
     "metadata_text",
+    "nearby",
     "part_paths",
     "read_metadata",
     "read_part",
@@ -54,6 +53,12 @@ SCHEMA, VERSION = "maze_train.trajectories", 1
 BLOCK_NBYTES = 1 << 20
 MAX_TEXT_NBYTES = 1 << 28
 PART = re.compile(r"part-([0-9]{6,18})")
+
+MAPPED_NBYTES = 1 << 20
+"""Size from which a file is mapped. A mapped file stays open, so small ones are read instead."""
+
+LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Limits of the system, which are no damage. ENOMEM: also too many mapped files."""
 
 
 # -- texts ---------------------------------------------------------------------------------------
@@ -79,6 +84,7 @@ def _read_sealed(path: Path) -> dict[str, Any]:
 
     Raises:
         DatasetError: If it can not be read, is not of this schema and version, or was changed.
+        OSError: If there are too many open files.
     """
     try:
         if not path.is_file():  # a pipe would never end
@@ -88,6 +94,8 @@ def _read_sealed(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
         content = json.loads(data)
     except OSError as error:
+        if error.errno in LIMITS:
+            raise
         raise DatasetError(f"{path}: can not be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path}: damaged, or no JSON: {error}") from error
@@ -130,19 +138,9 @@ def metadata_text(metadata: DatasetMetadata) -> bytes:
             "env": metadata.env,
             "policy": metadata.policy,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "versions": _versions(),
+            "versions": dict(versions()),
         }
     )
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "numpy": np.__version__}
-    for name in ("maze-train", "gymnasium"):
-        try:
-            versions[name.replace("-", "_")] = version(name)
-        except PackageNotFoundError:  # a copy of the sources that is not installed
-            versions[name.replace("-", "_")] = "unknown"
-    return versions
 
 
 def read_metadata(directory: Path) -> DatasetMetadata:
@@ -151,14 +149,17 @@ def read_metadata(directory: Path) -> DatasetMetadata:
     Raises:
         DatasetError: If the directory is not there or no data set, or the file is damaged or of a
             newer version.
+        OSError: If there are too many open files.
     """
     if not directory.is_dir():
-        raise DatasetError(f"{directory} is no directory: expected one that holds a {DATASET}")
+        raise DatasetError(
+            f"{directory} is no directory: expected one that holds a {DATASET}{nearby(directory)}"
+        )
     path = directory / DATASET
     if not path.exists():
         raise DatasetError(
             f"{directory} is no data set of trajectories: there is no {DATASET}, which a "
-            f"TrajectoryWriter writes"
+            f"TrajectoryWriter writes{nearby(directory)}"
         )
     content = _read_sealed(path)
     try:
@@ -173,6 +174,34 @@ def read_metadata(directory: Path) -> DatasetMetadata:
     if not isinstance(metadata.env, dict) or not isinstance(metadata.policy, dict):
         raise DatasetError(f"{path}: env and policy: expected mappings")
     return metadata
+
+
+def nearby(directory: Path) -> str:
+    """Which data set may be meant: one right above or below a place that is none; or nothing."""
+    try:
+        below = sorted(directory.iterdir()) if directory.is_dir() else []
+        found = [path for path in (directory.parent, *below) if (path / DATASET).is_file()]
+    except OSError:
+        return ""
+    return f"; did you mean {' or '.join(map(str, found[:3]))}?" if found else ""
+
+
+def differences(first: DatasetMetadata, other: DatasetMetadata) -> list[str]:
+    """What is another in `env` and `policy`, key by key, for people."""
+    found = []
+    for name in ("env", "policy"):
+        texts = [
+            {key: _text({key: value}) for key, value in getattr(metadata, name).items()}
+            for metadata in (first, other)
+        ]
+        keys = [key for key in {**texts[0], **texts[1]} if texts[0].get(key) != texts[1].get(key)]
+        if keys:
+            pair = [
+                {key: getattr(x, name)[key] for key in keys if key in getattr(x, name)}
+                for x in (first, other)
+            ]
+            found.append(f"{name} {pair[0]}, now {pair[1]}")
+    return found
 
 
 def part_paths(directory: Path) -> dict[int, Path]:
@@ -191,8 +220,19 @@ def part_paths(directory: Path) -> dict[int, Path]:
 # -- writing -------------------------------------------------------------------------------------
 
 
-def write_part(directory: Path, columns: Sequence[Column], episodes: Sequence[Episode]) -> None:
+def write_part(
+    directory: Path,
+    columns: Sequence[Column],
+    episodes: Sequence[Episode],
+    metadata: DatasetMetadata,
+) -> None:
     """Write episodes into an empty directory, and wait until the disk has them.
+
+    Args:
+        directory: The directory of the part.
+        columns: The arrays of the data set.
+        episodes: What they hold, one after the other.
+        metadata: Environment and policy of these episodes.
 
     Raises:
         OSError: If the disk does not take them.
@@ -204,7 +244,8 @@ def write_part(directory: Path, columns: Sequence[Column], episodes: Sequence[Ep
         pieces = [episode.arrays[i] for episode in episodes]
         entry = _write_array(directory / column.file, pieces, column.dtype, shape)
         entries.append({**_entry(column, shape), **entry})
-    content = {"schema": SCHEMA, "version": VERSION, "arrays": entries, **ends}
+    about = {"env": metadata.env, "policy": metadata.policy}
+    content = {"schema": SCHEMA, "version": VERSION, "arrays": entries, **ends, **about}
     write_synced(directory / MANIFEST, sealed(content))
     fsync_directory(directory)
 
@@ -249,7 +290,8 @@ def read_part(
     Args:
         directory: The directory of the part.
         columns: The arrays of the data set.
-        mmap: Whether arrays are mapped into memory, and read where they are used.
+        mmap: Whether files of `MAPPED_NBYTES` and more are mapped into memory, and read where they
+            are used. All arrays are then read-only.
         verify: Whether contents are read, and compared with their digests and spaces.
 
     Raises:
@@ -259,6 +301,9 @@ def read_part(
     manifest = directory / MANIFEST
     content = _read_sealed(manifest)
     ends = _checked_ends(manifest, content)
+    env, policy = content.get("env", {}), content.get("policy", {})  # earlier versions: not there
+    if not isinstance(env, dict) or not isinstance(policy, dict):
+        raise DatasetError(f"{manifest}: env and policy: expected mappings")
     entries = content.get("arrays")
     shapes = [(column.num_rows(ends["lengths"]), *column.shape) for column in columns]
     expected = [_entry(column, shape) for column, shape in zip(columns, shapes, strict=True)]
@@ -282,10 +327,10 @@ def read_part(
             _check_file(path, nbytes, sha256 if verify else None)
             arrays.append(_load(path, column.dtype, shape, mmap))
         except OSError as error:
-            if error.errno == errno.EMFILE:
+            if error.errno in LIMITS:
                 raise
             raise DatasetError(f"{path}: can not be read: {error}") from error
-    part = make_part(columns, arrays, ends, str(directory))
+    part = make_part(columns, arrays, ends, str(directory), env=env, policy=policy)
     if verify:
         check_content(part, columns)
     return part
@@ -322,7 +367,7 @@ def _check_file(path: Path, nbytes: Any, sha256: Any | None) -> None:
 
 
 def _load(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], mmap: bool) -> Array:
-    """The array of a .npy file, which is read-only if it is mapped."""
+    """The array of a .npy file, which is read-only with `mmap`."""
     try:
         # Not numpy.load, which takes other formats as well. Objects are refused: no pickle is read.
         mapped = np.lib.format.open_memmap(path, mode="r")
@@ -334,4 +379,8 @@ def _load(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], mmap: bool) 
         raise DatasetError(
             f"{path}: holds {mapped.dtype}{list(mapped.shape)}, expected {dtype}{list(shape)}"
         )
-    return np.asarray(mapped) if mmap else np.array(mapped, order="C")
+    if mmap and mapped.nbytes >= MAPPED_NBYTES:
+        return np.asarray(mapped)
+    array = np.array(mapped, order="C")
+    array.flags.writeable = not mmap  # as a mapped one, whatever its size
+    return array

@@ -15,11 +15,13 @@ from maze_train.errors import DatasetError
 from maze_train.targets import TARGET, build_target
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Literal
 
     from gymnasium import spaces
 
 __all__ = [
+    "MINARI",
     "DatasetMetadata",
     "TrajectoryDataset",
     "TrajectoryPart",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 MINARI = "minari:"
+"""What the name of a Minari data set begins with."""
 
 
 def open_dataset(
@@ -94,12 +97,16 @@ def _from_target(
     if observation_space is None or action_space is None:
         raise DatasetError(
             f"{name} returned {type(found).__name__}, whose spaces are not known: let it return "
-            f"TrajectoryDataset.from_trajectories(...), or pass observation_space and action_space"
+            f"TrajectoryDataset.from_trajectories(...), which has them"
         )
-    trajectories = list(found)
-    for number, trajectory in enumerate(trajectories):
-        if not isinstance(trajectory, Trajectory):
-            kind = type(trajectory).__name__
-            raise DatasetError(f"{name}: item {number} is a {kind}: expected a Trajectory")
     metadata = DatasetMetadata(observation_space, action_space, policy={"source": name})
-    return TrajectoryDataset.from_trajectories(trajectories, metadata, name)
+    return TrajectoryDataset.from_trajectories(_checked(found, name), metadata, name)
+
+
+def _checked(items: Iterable[Any], name: str) -> Iterator[Trajectory]:
+    """What a function gave, one after the other, which have to be episodes."""
+    for number, item in enumerate(items):
+        if not isinstance(item, Trajectory):
+            kind = type(item).__name__
+            raise DatasetError(f"{name}: item {number} is a {kind}: expected a Trajectory")
+        yield item

@@ -10,19 +10,24 @@ import os
 import re
 import shutil
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from maze_train.checks import check_positive
+from maze_train.data.trajectory_episodes import checked_episode
 from maze_train.data.trajectory_files import (
     DATASET,
+    differences,
     metadata_text,
+    nearby,
     part_paths,
     read_metadata,
     write_part,
 )
-from maze_train.data.trajectory_parts import checked_episode, columns_of
+from maze_train.data.trajectory_parts import PART_NBYTES, columns_of
 from maze_train.errors import DatasetError
 from maze_train.files import (
     atomic_write,
@@ -37,11 +42,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from maze_train.data.trajectories import Trajectory
-    from maze_train.data.trajectory_parts import DatasetMetadata, Episode
+    from maze_train.data.trajectory_episodes import Episode
+    from maze_train.data.trajectory_parts import DatasetMetadata
 
 __all__ = ["TrajectoryWriter"]
 
-PART_NBYTES = 64 * 2**20
+PART_SECONDS = 60.0
 
 WORK = re.compile(r"\.part-(.*)-([0-9]+)-[0-9]+")
 """A part that is being written: host, process, number."""
@@ -52,21 +58,25 @@ NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 class TrajectoryWriter:
     """Creates a data set, or appends to one.
 
-    Episodes are copied into memory, and written as a part when they have `part_nbytes`. A part is
-    complete or not there; what a killed process had not written is lost, nothing else. Several
-    writers may append to one data set at a time.
+    Episodes are copied into memory, and written as a part when they have `part_nbytes`, or when an
+    episode is added and the first of them is older than `part_seconds`. A part is complete or not
+    there; what a killed process had not written is lost, nothing else. Several writers may append
+    to one data set at a time.
 
     As a context manager it writes what is left at the end of the block, also after an exception;
     otherwise `close` does.
 
     Args:
         directory: The data set. It is created where it is missing; an existing one has to have the
-            same spaces, and keeps its `env` and `policy`.
+            same spaces. Its `dataset.json` stays; each part has the `env` and `policy` of its own
+            writer, and a warning tells where they are others than in `dataset.json`.
         metadata: Spaces, and what is known of environment and policy.
         part_nbytes: Size from which a part is written, in bytes, > 0.
+        part_seconds: Age of the first episode in memory from which a part is written, in seconds,
+            > 0. It is looked at when an episode is added.
 
     Raises:
-        ConfigError: If `part_nbytes` is not > 0.
+        ConfigError: If `part_nbytes` or `part_seconds` is not > 0.
         DatasetError: If the data set has other spaces, is damaged, can not be created, or the
             directory holds something else.
         SpaceError: If a space can not be saved.
@@ -78,14 +88,18 @@ class TrajectoryWriter:
         metadata: DatasetMetadata,
         *,
         part_nbytes: int = PART_NBYTES,
+        part_seconds: float = PART_SECONDS,
     ) -> None:
         check_positive("part_nbytes", part_nbytes)
+        check_positive("part_seconds", part_seconds)
         self.directory = Path(directory)
         self.metadata = metadata
         self._part_nbytes = part_nbytes
+        self._part_seconds = part_seconds
         self._columns = columns_of(metadata)
         self._episodes: list[Episode] = []
         self._nbytes = 0
+        self._oldest_at = 0.0
         self._num_episodes = 0
         self._num_steps = 0
         self._closed = False
@@ -105,7 +119,7 @@ class TrajectoryWriter:
             if others and DATASET not in others:  # it may have come meanwhile
                 raise DatasetError(
                     f"{self.directory} holds {sorted(others)[:5]} and no {DATASET}: choose a data "
-                    f"set, or a directory that is new or empty"
+                    f"set, or a directory that is new or empty{nearby(self.directory)}"
                 )
             if _write_new(path, text):
                 return
@@ -117,6 +131,9 @@ class TrajectoryWriter:
                     f"the data set {self.directory} has the {name} {spaces[0]}, these episodes "
                     f"have {spaces[1]}: choose another directory"
                 )
+        if others := differences(found, self.metadata):
+            message = f"warning: the data set {self.directory} began with {'; '.join(others)}"
+            print(f"{message} (each part has its own)", file=sys.stderr, flush=True)
 
     def _remove_leftovers(self) -> None:
         """Remove what processes of this machine left that are dead."""
@@ -151,11 +168,15 @@ class TrajectoryWriter:
         if self._closed:
             raise DatasetError(f"the writer of {self.directory} is closed: open another one")
         episode = checked_episode(trajectory, self._columns, f"trajectory {self._num_episodes}")
+        now = monotonic()
+        if not self._episodes:
+            self._oldest_at = now
         self._episodes.append(episode)
         self._nbytes += episode.nbytes
         self._num_episodes += 1
         self._num_steps += episode.length
-        if self._nbytes >= self._part_nbytes:
+        is_old = now - self._oldest_at >= self._part_seconds
+        if is_old or self._nbytes >= self._part_nbytes:
             self.flush()
 
     def flush(self) -> None:
@@ -169,7 +190,7 @@ class TrajectoryWriter:
         work: Path | None = None
         try:
             work = self._make_work_directory()
-            write_part(work, self._columns, self._episodes)
+            write_part(work, self._columns, self._episodes, self.metadata)
             self._put_in_place(work)
             self._forget()
             fsync_directory(self.directory)

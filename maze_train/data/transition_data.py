@@ -99,6 +99,14 @@ class TransitionData:
         obs, actions = self.batch(torch.zeros(1, dtype=torch.int64))
         return sum(leaf.nbytes for leaf in (*tree_leaves(obs), *tree_leaves(actions)))
 
+    def place(self, number: int) -> tuple[int, int]:
+        """Number of the episode in the data set, and of the step in it, of a transition."""
+        k = int(np.searchsorted(self._starts, number, side="right")) - 1
+        piece, row = self._pieces[k], number - int(self._starts[k])
+        step = int(piece.steps[row])
+        episode = int(piece.obs_rows[row]) - step
+        return piece.first + episode, step - int(piece.part.starts[episode])
+
     def batch(self, indices: Tensor) -> tuple[TensorTree, TensorTree]:
         """Observations and the agent's actions of some transitions.
 
@@ -183,13 +191,18 @@ class TransitionData:
 
 
 class _Piece:
-    """The transitions of one part that were chosen."""
+    """The transitions of one part that were chosen.
 
-    def __init__(self, part: TrajectoryPart, episodes: Array) -> None:
+    Args:
+        part: The part.
+        episodes: Numbers of the episodes in it.
+        first: Number of its first episode in the data set.
+    """
+
+    def __init__(self, part: TrajectoryPart, episodes: Array, first: int) -> None:
         self.part = part
-        ends = np.cumsum(part.lengths)
-        starts = ends - part.lengths
-        self.steps: Array = _ranges(starts[episodes], part.lengths[episodes])
+        self.first = first
+        self.steps: Array = _ranges(part.starts[episodes], part.lengths[episodes])
         # An episode has an observation more than it has steps.
         self.obs_rows: Array = self.steps + np.repeat(episodes, part.lengths[episodes])
 
@@ -201,7 +214,7 @@ def _pieces(parts: Sequence[TrajectoryPart], episodes: Array) -> list[_Piece]:
         count = len(part.lengths)
         own = episodes[(episodes >= first) & (episodes < first + count)] - first
         if len(own):
-            pieces.append(_Piece(part, own))
+            pieces.append(_Piece(part, own, first))
         first += count
     return pieces
 

@@ -230,6 +230,20 @@ class Distribution(ABC):
         """
         raise self._lacks("features for a critic")
 
+    def unit_mode(self, params: Tensor) -> Tensor:
+        """The mode, scaled like `critic_input` but not clipped. Continuous families only.
+
+        Args:
+            params: Parameters, [..., param_size].
+
+        Returns:
+            Features, [..., D], differentiable.
+
+        Raises:
+            SpaceError: If the family is not continuous.
+        """
+        return self.critic_input(self.mode(params))
+
     def reparameterized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Features and log-probabilities of `sample(params, noise)`, differentiable in params.
 

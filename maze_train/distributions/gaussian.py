@@ -165,6 +165,10 @@ class DiagonalGaussian(GaussianFamily):
         """Clipped like `to_env`, not rounded, and scaled where both bounds are finite, [..., D]."""
         return self._layout.to_vector(self._bounds.to_unit(self._bounds.clip(actions)))
 
+    def unit_mode(self, params: Tensor) -> Tensor:
+        """μ, scaled where both bounds are finite, [..., D]; it may lie beyond them."""
+        return self._layout.to_vector(self._bounds.to_unit(self.mode(params)))
+
 
 class SquashedGaussian(GaussianFamily):
     """A Gaussian squashed into the bounds: a = c + h tanh(u), u_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).

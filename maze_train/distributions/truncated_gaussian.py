@@ -117,6 +117,11 @@ class TruncatedGaussian(GaussianFamily):
         """The actions scaled where both bounds are finite, else as they are, [..., D]."""
         return self._layout.to_vector(self._bounds.to_unit(actions))
 
+    def unit_mode(self, params: Tensor) -> Tensor:
+        """μ, scaled where both bounds are finite, [..., D]; it may lie beyond them."""
+        mean, _ = self._layout.split(params)
+        return self._layout.to_vector(self._bounds.to_unit(self._layout.to_box(mean)))
+
     def reparameterized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Both in float64, so that an action close to a bound is not rounded to it."""
         cut, log_std = self._cut(params)

@@ -213,7 +213,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.after_gradient_step()
         for module in modules:
             module.eval()
-        self._check_finite(norms, skipped, statistics, progress)
+        bad = list(skipped)
+        if not looks and norms:
+            bad = torch.isfinite(torch.stack(norms)).logical_not().nonzero().flatten().tolist()
+        self._check_finite(bad, bool(norms), statistics, progress)
         statistics.record(LearnerEvents.gradient_steps, float(len(norms)))
         for norm in norms:
             statistics.record(LearnerEvents.grad_norm, norm)
@@ -222,16 +225,20 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     def _check_finite(
         self,
-        norms: list[Tensor],
-        skipped: list[int],
+        bad: list[int],
+        has_steps: bool,
         statistics: Statistics,
         progress: Progress,
     ) -> None:
-        """Refuse gradients that are not finite, all or each, as the settings say."""
-        bad = list(skipped)
-        if not bad and norms:
-            bad = torch.isfinite(torch.stack(norms)).logical_not().nonzero().flatten().tolist()
-        self._empty_updates = self._empty_updates + 1 if bad and not norms else 0
+        """Refuse gradients that are not finite, all or each, as the settings say.
+
+        Args:
+            bad: Minibatches with such a gradient.
+            has_steps: Whether there was a gradient step.
+            statistics: Of the update.
+            progress: Where training stands.
+        """
+        self._empty_updates = self._empty_updates + 1 if bad and not has_steps else 0
         if not bad or (
             self.on_non_finite == "skip" and self._empty_updates < self.most_empty_updates
         ):

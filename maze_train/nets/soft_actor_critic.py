@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["SoftActorCriticModel", "build_soft_actor_critic"]
+__all__ = ["SoftActorCriticModel", "build_soft_actor_critic", "resolve_soft_actor_critic"]
 
 CRITICS = 2
 
@@ -192,11 +192,10 @@ def build_soft_actor_critic(
     _check_settings(config)
     masks = mask_layout(observation_space, action_space)
     space = input_space(flat_space(observation_space))
-    config = resolve(_with_defaults(config, space), space)
+    config = resolve_soft_actor_critic(config, space)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        families = {"Box": "squashed_gaussian", **config.distributions}
-        distribution = distribution_for(action_space, families)
+        distribution = distribution_for(action_space, config.distributions)
         soft = SoftActions(distribution)
         masking = None if masks is None else ActionMasking(distribution, masks)
         net_size = distribution.param_size - distribution.free_param_size
@@ -213,16 +212,24 @@ def build_soft_actor_critic(
     return model.eval()
 
 
-def _with_defaults(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
+def resolve_soft_actor_critic(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
+    """The same settings with the defaults of soft actor-critics filled in.
+
+    Args:
+        config: Model settings; resolved ones stay as they are.
+        space: Flat observation space.
+    """
     images = config.image_encoder != "flat" and holds_images(space)
     sizes = config.hidden_sizes
-    return replace(
+    own = replace(
         config,
         hidden_sizes=[256, 256] if sizes is None and not images else sizes,
         activation=config.activation or "relu",
         shared_trunk=False,
         orthogonal_init=bool(config.orthogonal_init),
+        distributions={"Box": "squashed_gaussian", **config.distributions},
     )
+    return resolve(own, space)
 
 
 def _check_settings(config: ModelConfig) -> None:

@@ -7,7 +7,6 @@ import shlex
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -18,7 +17,7 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.files import exclusive, remove_leftovers
 from maze_train.rollout.collector import RolloutCollector
-from maze_train.runners.base_policy import take_over
+from maze_train.runners.base_policy import take_over, with_base_model
 from maze_train.runners.machine import find_device, torch_threads
 from maze_train.runners.parts import (
     close_quietly,
@@ -45,6 +44,7 @@ from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from gymnasium import Env
     from torch import nn
@@ -73,10 +73,9 @@ class TrainingRunner(ABC):
 
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
         config = shortened(config)
-        if config.base_run is not None:
-            # As it is found from anywhere: the run may be repeated in another directory.
-            config = replace(config, base_run=str(Path(config.base_run).absolute()))
         self.resumed_dir = run_to_resume(config)
+        if config.base_run is not None:
+            config = with_base_model(config, self.resumed_dir)
         if self.resumed_dir is not None:
             config = continued(config, self.resumed_dir)
         self.config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
@@ -132,7 +131,7 @@ class TrainingRunner(ABC):
             seed_generators(self.seeds.integer("global"))
             model = self.build_model()
             if self.config.base_run is not None and not self._has_checkpoint:
-                take_over(self.config.base_run, model, self.spaces)
+                print(take_over(self.config, model, self.spaces), file=sys.stderr)
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._name)

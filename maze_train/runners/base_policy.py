@@ -1,77 +1,344 @@
-"""Weights of an earlier policy as the beginning of training."""
+"""The policy of an earlier run as the beginning of training: its networks, weights, statistics."""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.training.policy_files import read_spaces, read_weights
+from gymnasium.spaces import Box
+
+from maze_train.config.loading import load_config
+from maze_train.config.resuming import stored_settings
+from maze_train.distributions.mapping import DEFAULTS, FAMILIES
+from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
+from maze_train.nets.building import input_space
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.population import find_normalizer
+from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
+from maze_train.spaces.compare import check_same_spaces
+from maze_train.spaces.describe import flat_space, flat_spaces
+from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.training.config import AlgorithmConfig
     from maze_train.types import Tensor
 
-__all__ = ["take_over"]
+__all__ = ["TakenOver", "take_over", "with_base_model"]
 
 KEY = "base_run"
 
 POLICY_PARTS = ("normalizer", "trunk", "memory", "policy")
 """Parts of a model that make up its policy; all models name them alike."""
 
+CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
+"""Parts that judge. Nothing else is taken over: temperatures are settings of the new run."""
 
-def take_over(directory: str, model: nn.Module, own_spaces: tuple[Any, Any]) -> list[str]:
-    """Write the weights of a saved policy into a model.
+POLICY_SETTINGS = (
+    "hidden_sizes",
+    "activation",
+    "shared_trunk",
+    "image_encoder",
+    "memory",
+    "normalization",
+    "branch_size",
+    "orthogonal_init",
+    "distributions",
+    "policy",
+    "trunk",
+)
+"""Settings of a model that describe its policy."""
 
-    The policy has to fit entirely, with its statistics of observations. Other parts, such as a
-    critic, are taken over where the saved model has the same, else they stay as they are.
+CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
+"""Settings that say what the numbers of a critic mean; its sizes are seen in its weights."""
+
+FREE_SETTINGS = ("orthogonal_init", "normalization.n_steps")
+"""Settings of how weights and statistics begin: here they begin with those of the base."""
+
+PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
+"""Text that needs no quotes on the command line of `maze-run`."""
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """What a run has from its base.
+
+    Attributes:
+        taken: Parts of the model with the weights of the base.
+        new: The other parts that have weights.
+    """
+
+    taken: tuple[str, ...]
+    new: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"{KEY}: took over {', '.join(self.taken)}"
+        return f"{text}; new: {', '.join(self.new)}" if self.new else text
+
+
+def with_base_model(config: TrainConfig, resumed_dir: Path | None) -> TrainConfig:
+    """The configuration of a run with a base, with the networks of its policy.
+
+    Where no setting of `model` about the policy is given, all of these become what they were in the
+    base, with the defaults of its algorithm filled in. Where one is given, all stay as they are,
+    and `take_over` tells what does not fit.
 
     Args:
-        directory: Directory of a run, or of one saved policy.
+        config: The configuration; `base_run` is set.
+        resumed_dir: Directory of a run that is continued, which has its networks already; its base
+            may be gone. None: a new run.
+
+    Raises:
+        ConfigError: If there is no policy, or the algorithm can not learn with it.
+    """
+    assert config.base_run is not None
+    # As it is found from anywhere: the run may be repeated in another directory.
+    directory = str(Path(config.base_run).absolute())
+    config = replace(config, base_run=directory)
+    given, defaults = config.model, ModelConfig()
+    if any(getattr(given, name) != getattr(defaults, name) for name in POLICY_SETTINGS):
+        return config
+    if resumed_dir is not None:
+        stored = load_config(stored_settings(str(resumed_dir), {}))
+        own: dict[str, Any] = {name: getattr(stored.model, name) for name in POLICY_SETTINGS}
+    else:
+        saved = _read(directory)
+        own = policy_settings(saved.config.model, saved.config.algorithm, _spaces(saved))
+        _check_can_learn(config.algorithm, own, saved)
+    try:
+        return replace(config, model=replace(given, **own))
+    except ConfigError as error:
+        raise error.below("model") from None
+
+
+def take_over(config: TrainConfig, model: nn.Module, own_spaces: tuple[Any, Any]) -> TakenOver:
+    """Write the weights of the policy that `base_run` names into a model.
+
+    The policy has to be the same function entirely, with its statistics of observations. Whether
+    these change from now on is what `model.normalization.mode` of the new run says. A critic is
+    taken over where the saved model has one of the same kind, with its targets; other parts, such
+    as temperatures, stay as they are.
+
+    Args:
+        config: Configuration of the new run.
         model: What is to be trained; changed in place.
         own_spaces: Observation and action space of one environment.
-
-    Returns:
-        The parts that were taken over.
 
     Raises:
         ConfigError: If there is no policy, its spaces are others, or its networks do not fit.
     """
-    place = Path(directory)
-    if (place / "best").is_dir():
-        place = place / "best"
-    try:
-        weights, spaces = read_weights(place), read_spaces(place)
-    except RunDirectoryError as error:
-        raise ConfigError(KEY, str(error), directory) from error
-    for name, saved, own in zip(("observation", "action"), spaces, own_spaces, strict=True):
-        if saved != own:
-            problem = f"its policy has the {name} space {saved}, the environment has {own}"
-            raise ConfigError(KEY, problem, directory)
-    found, wanted = _by_part(weights), _by_part(model.state_dict())
-    _check_policy(directory, found, wanted)
-    taken = [part for part, tensors in wanted.items() if _fits(found.get(part, {}), tensors)]
+    assert config.base_run is not None
+    directory = config.base_run
+    saved = _read(directory)
+    problem = "its policy has the {kind} space {found}, the environment has {wanted}"
+    check_same_spaces(KEY, problem, _spaces(saved), own_spaces, directory)
+    _check_settings(config, saved)
+    found, wanted = _by_part(saved.weights), _by_part(model.state_dict())
+    _check_weights(directory, found, wanted)
+    parts, base = [*POLICY_PARTS], saved.config.model
+    if all(getattr(base, name) == getattr(config.model, name) for name in CRITIC_SETTINGS):
+        parts.extend(CRITIC_PARTS)
+    taken = [part for part in wanted if part in parts and _fits(found.get(part, {}), wanted[part])]
     chosen = {name: value for part in taken for name, value in found[part].items()}
     model.load_state_dict({**model.state_dict(), **chosen})
-    return taken
+    normalizer = find_normalizer(model)
+    if normalizer is not None:
+        is_estimated = config.model.normalization.mode == "estimated"
+        normalizer.frozen.fill_(is_estimated and bool(normalizer.count > 0))
+    return TakenOver(tuple(taken), tuple(part for part in wanted if part not in taken))
 
 
-def _by_part(weights: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def policy_settings(
+    model: ModelConfig, algorithm: AlgorithmConfig, spaces: tuple[Any, Any]
+) -> dict[str, Any]:
+    """The settings of a policy by name, with the defaults of an algorithm filled in.
+
+    Args:
+        model: Settings of the model.
+        algorithm: Whose defaults these are.
+        spaces: Observation and action space of one environment.
+
+    Raises:
+        SpaceError: If a space can not be described.
+    """
+    observation_space, action_space = spaces
+    resolve = locate(algorithm.model_resolver)
+    resolved: ModelConfig = resolve(model, input_space(flat_space(observation_space)))
+    settings = {name: getattr(resolved, name) for name in POLICY_SETTINGS}
+    families = dict(resolved.distributions)
+    # Of all types of spaces, only this one has defaults that differ between algorithms.
+    if any(isinstance(leaf, Box) for leaf in flat_spaces(action_space).values()):
+        families.setdefault("Box", DEFAULTS["Box"])
+    else:
+        families.pop("Box", None)
+    return {**settings, "distributions": families}
+
+
+def _read(directory: str) -> SavedPolicy:
+    try:
+        return read_saved_policy(directory)
+    except RunDirectoryError as error:
+        raise ConfigError(KEY, str(error), directory) from error
+    except ConfigError as error:
+        problem = f"the configuration of its policy can not be read: {error}"
+        raise ConfigError(KEY, problem, directory) from error
+
+
+def _spaces(saved: SavedPolicy) -> tuple[Any, Any]:
+    return saved.observation_space, saved.action_space
+
+
+# -- whether an algorithm can learn with a policy ------------------------------------------------
+
+
+def _check_can_learn(
+    algorithm: AlgorithmConfig, settings: dict[str, Any], saved: SavedPolicy
+) -> None:
+    """Refuse networks that the algorithm does not build, and say how to train the base instead.
+
+    Settings that are refused are replaced by the defaults of the algorithm, one after the other,
+    until the model can be built: then all of them are known.
+    """
+    defaults = {name: getattr(ModelConfig(), name) for name in POLICY_SETTINGS}
+    changed: dict[str, Any] = {}
+    first: ConfigError | SpaceError | None = None
+    if algorithm.learns_from == "dataset" and settings["memory"] is not None:
+        first = ConfigError("model.memory", f"{algorithm.name} learns from single transitions")
+        changed = {name: defaults[name] for name in ("memory", "shared_trunk")}
+    while (error := _refusal(algorithm, {**settings, **changed}, saved)) is not None:
+        name = "distributions"
+        if isinstance(error, ConfigError):
+            name = error.key.removeprefix("model.").partition(".")[0]
+        if name in changed or name not in settings:
+            problem = f"{algorithm.name} can not build its policy: {error}"
+            raise ConfigError(KEY, problem, str(saved.directory)) from error
+        first, changed[name] = first or error, defaults[name]
+    if first is None:
+        return
+    own = policy_settings(ModelConfig(), algorithm, _spaces(saved))
+    raise ConfigError(
+        KEY,
+        f"{algorithm.name} can not learn with its policy ({first}): train the base with "
+        f"{_overrides({name: own[name] for name in changed})}, which {algorithm.name} has",
+        str(saved.directory),
+    ) from first
+
+
+def _refusal(
+    algorithm: AlgorithmConfig, settings: dict[str, Any], saved: SavedPolicy
+) -> ConfigError | SpaceError | None:
+    """Why an algorithm builds no such policy; None: it does."""
+    build_model = locate(algorithm.model_builder)
+    try:
+        build_model(ModelConfig(**settings), *_spaces(saved), seed=0, **algorithm.model_settings)
+    except (ConfigError, SpaceError) as error:
+        return error
+    return None
+
+
+# -- whether a policy is the same function --------------------------------------------------------
+
+
+def _check_settings(config: TrainConfig, saved: SavedPolicy) -> None:
+    """Refuse networks with other settings: with weights of equal shapes they act otherwise."""
+    spaces = _spaces(saved)
+    base = policy_settings(saved.config.model, saved.config.algorithm, spaces)
+    there = _one_by_one(base)
+    here = _one_by_one(policy_settings(config.model, config.algorithm, spaces))
+    differing = [name for name in there if not _is_same(name, there, here)]
+    if not differing:
+        return
+    _check_can_learn(config.algorithm, base, saved)
+    told = [f"{name}: {_text(there[name])} there, {_text(here[name])} here" for name in differing]
+    raise ConfigError(
+        KEY,
+        f"its policy does not fit the networks of this run ({'; '.join(told)}): set "
+        f"{_overrides({name: there[name] for name in differing})}, or leave out all settings of "
+        "model that are about the policy: then they are those of the base",
+        config.base_run,
+    )
+
+
+def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a policy, those of the normalisation one by one."""
+    found = {name: value for name, value in settings.items() if name != "normalization"}
+    for name, value in asdict(settings["normalization"]).items():
+        found[f"normalization.{name}"] = value
+    return found
+
+
+def _is_same(name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether a setting makes no difference between two policies."""
+    mode = "normalization.mode"
+    is_normalised: tuple[bool, bool] = there[mode] != "none", here[mode] != "none"
+    if name == mode:
+        return is_normalised[0] is is_normalised[1]
+    if name in FREE_SETTINGS or (name.startswith("normalization.") and not all(is_normalised)):
+        return True
+    one, other = there[name], here[name]
+    if name == "distributions":
+        one, other = _families(one), _families(other)
+    return bool(one == other)
+
+
+def _families(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Families of distributions in one form: names have synonyms, and a mapping may hold one."""
+    found: dict[str, Any] = {}
+    for key, override in {**DEFAULTS, **overrides}.items():
+        family = {"name": override} if isinstance(override, str) else dict(override)
+        if TARGET not in family:
+            family["name"] = FAMILIES[family["name"]]
+        found[key] = family
+    return found
+
+
+def _overrides(settings: Mapping[str, Any]) -> str:
+    """Settings of a model as one types them after `maze-run`."""
+    words = (f"model.{name}={_text(value)}" for name, value in settings.items())
+    return " ".join(shlex.quote(word) if re.search(r"[\s{}'\"]", word) else word for word in words)
+
+
+def _text(value: Any) -> str:
+    """A value as the command line reads it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, str) and PLAIN_WORD.fullmatch(value):
+        return value
+    return json.dumps(value)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def _by_part(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     parts: dict[str, dict[str, Tensor]] = {}
     for name, value in weights.items():
         parts.setdefault(name.partition(".")[0], {})[name] = value
     return parts
 
 
-def _fits(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+def _fits(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
     same_names = found.keys() == wanted.keys()
     return same_names and all(found[name].shape == wanted[name].shape for name in wanted)
 
 
-def _check_policy(
-    directory: str, found: dict[str, dict[str, Tensor]], wanted: dict[str, dict[str, Tensor]]
+def _check_weights(
+    directory: str,
+    found: Mapping[str, Mapping[str, Tensor]],
+    wanted: Mapping[str, Mapping[str, Tensor]],
 ) -> None:
+    """Refuse other weights under equal settings, as networks of a user and wrappers may have."""
     for part in POLICY_PARTS:
         saved, own = found.get(part, {}), wanted.get(part, {})
         if _fits(saved, own):
@@ -83,10 +350,9 @@ def _check_policy(
         ]
         raise ConfigError(
             KEY,
-            f"its policy does not fit the networks of this run ({'; '.join(differing[:3])}"
-            f"{'; ...' if len(differing) > 3 else ''}): give this run the model settings in its "
-            "config.yaml (model.hidden_sizes, model.activation, model.distributions, "
-            "model.normalization.mode, ...)",
+            f"the weights of its policy do not fit those of this run ({'; '.join(differing[:3])}"
+            f"{'; ...' if len(differing) > 3 else ''}): both need the same networks of your own "
+            "(model.policy, model.trunk) and no algorithm.policy_wrapper",
             directory,
         )
 

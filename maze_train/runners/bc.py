@@ -8,32 +8,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from maze_train.algorithms.bc.checks import check_legal, warn_of_scale
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
+from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
 from maze_train.algorithms.bc.metrics import ImitationMetrics
+from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.batch_loader import BatchLoader
-from maze_train.data.trajectory_store import open_dataset
+from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.envs.factory import env_name
 from maze_train.envs.workers import available_cores
-from maze_train.errors import ConfigError, DatasetError
+from maze_train.errors import ConfigError, DatasetError, nearest
 from maze_train.learner.group import LearnerGroup
+from maze_train.learner.learner import LearnerEvents
 from maze_train.nets.policy_model import PolicyModel, build_policy
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.machine import available_memory, readable_nbytes
 from maze_train.targets import build_target, locate
-from maze_train.trees import tree_map
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.config import EVALUATION_METRICS
+from maze_train.trees import tree_leaves
 
 if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.algorithms.bc.trainer import BCTrainer
     from maze_train.config.train_config import TrainConfig
-    from maze_train.data.trajectory_store import TrajectoryDataset
+    from maze_train.data.trajectory_parts import TrajectoryPart
     from maze_train.envs.factory import EnvFactory
     from maze_train.learner.learner import Learner
     from maze_train.training.evaluators import Evaluator
@@ -42,9 +49,6 @@ __all__ = ["BCDevRunner", "BCLocalRunner", "BCRunner"]
 
 MINARI = "minari:"
 DATASET = "runner.dataset"
-
-FORBIDDEN = -1e4
-"""Log-probability below which a uniform policy did not have a choice: a mask forbids it."""
 
 
 class BCRunner(TrainingRunner):
@@ -69,9 +73,7 @@ class BCRunner(TrainingRunner):
             raise ConfigError("algorithm", "expected bc", type(config.algorithm).__name__)
         self.algorithm = self.config.algorithm
         if self.config.model.memory is not None:
-            raise ConfigError(
-                "model.memory", "bc learns from single transitions; leave it out", "a memory"
-            )
+            raise ConfigError("model.memory", "bc learns from single transitions; leave it out")
         self._dataset: TrajectoryDataset | None = None
         self._validation: TransitionData | None = None
 
@@ -87,13 +89,52 @@ class BCRunner(TrainingRunner):
             source = self.config.runner.dataset
             assert source is not None
             spaces = self._env_spaces if isinstance(source, dict) else (None, None)
-            self._dataset = open_dataset(
-                source,
-                observation_space=spaces[0],
-                action_space=spaces[1],
-                on_damaged=self.algorithm.on_damaged,
-            )
+            try:
+                found = open_dataset(
+                    source,
+                    observation_space=spaces[0],
+                    action_space=spaces[1],
+                    on_damaged=self.algorithm.on_damaged,
+                )
+            except ConfigError as error:
+                raise error.below(DATASET) from error
+            except DatasetError as error:
+                if isinstance(source, str) and (Path(source) / "dataset.json").exists():
+                    raise  # it is the right one, and damaged
+                raise ConfigError(DATASET, str(error), source) from error
+            self._dataset = self._as_it_was(found)
         return self._dataset
+
+    def _as_it_was(self, dataset: TrajectoryDataset) -> TrajectoryDataset:
+        """The parts that a run which is continued began with; episodes may have been added."""
+        known = self._known_parts()
+        if not known:
+            return dataset
+        parts = dict(zip(fingerprints(dataset), dataset.parts, strict=True))
+        missing = [part for part in known if part not in parts]
+        if missing:
+            raise ConfigError(
+                DATASET,
+                f"{len(missing)} of the {len(known)} parts that this run learned from are not "
+                "there: expected the same data set, where episodes may have been added",
+                self.config.runner.dataset,
+            )
+        if len(parts) > len(known):
+            added = sum(part.num_episodes for key, part in parts.items() if key not in known)
+            print(
+                f"{added} episodes were added to the data set since this run began, and are left "
+                "out: a new run learns from them (base_run=<this one> begins with its policy)",
+                file=sys.stderr,
+            )
+        return TrajectoryDataset([parts[key] for key in known], dataset.metadata)
+
+    def _known_parts(self) -> list[str]:
+        """Fingerprints of the parts that a checkpoint knows."""
+        if self.resumed_dir is None:
+            return []
+        store = CheckpointStore(self.resumed_dir / CHECKPOINTS)
+        checkpoint = store.load(checkpoint_name(self.config.resume))
+        return [] if checkpoint is None else list(checkpoint.state["fingerprints"])
 
     @property
     def _env_spaces(self) -> tuple[Any, Any]:
@@ -152,7 +193,10 @@ class BCRunner(TrainingRunner):
         assert isinstance(model, PolicyModel)
         self._check_env()
         self._take_data(model)
-        _check_legal(model, self._data)
+        for data in (self._data, self._validation):
+            if data is not None:
+                check_legal(observation_space, action_space, model.distribution, data)
+        warn_of_scale(model.distribution, self._data)
         if model.normalizer is not None and not self._has_checkpoint:
             for obs, _ in self._data.blocks():
                 model.normalizer.update(obs)
@@ -160,6 +204,7 @@ class BCRunner(TrainingRunner):
                 model.normalizer.freeze()
         self._loss = self._build_loss(model)
         self._metrics = ImitationMetrics(model.distribution, action_space)
+        self._check_metric(model)
         self._learner: Learner[Any, Any, Any] = locate(self.algorithm.learner_class)(
             model, self.algorithm, self._loss, self._metrics, device=self.device
         )
@@ -201,6 +246,26 @@ class BCRunner(TrainingRunner):
                 storage,
             )
         return storage == "memory"
+
+    def _check_metric(self, model: PolicyModel) -> None:
+        """Refuse a metric of recorded actions that is not reported."""
+        config = self.config.evaluation
+        if not config.metric or config.evaluators:
+            return
+        _, actions = next(self._data.blocks(1))
+        empty = torch.zeros(1, model.distribution.param_size)
+        tags = [event.tag for event, _ in self._metrics(empty, actions)]
+        tags += [ImitationEvents.policy_loss.tag, ImitationEvents.policy_entropy.tag]
+        known = [*tags, *(event.tag for event in LearnerEvents.events())]
+        if self._validation is not None:
+            known += ["validation/loss", *(tag.replace("train", "validation", 1) for tag in tags)]
+        if self.has_env and config.n_episodes:
+            known += [f"eval/{name}" for name in EVALUATION_METRICS]
+        if config.metric not in known:
+            close = nearest(config.metric, known, count=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            problem = f"not reported; {hint}reported: {', '.join(known)}"
+            raise ConfigError("evaluation.metric", problem, config.metric)
 
     def _build_loss(self, model: PolicyModel) -> BCLoss:
         config = self.algorithm
@@ -248,7 +313,7 @@ class BCRunner(TrainingRunner):
             LearnerGroup(self._learner),
             model,
             loader=loader,
-            fingerprint=fingerprint(self.dataset),
+            fingerprints=fingerprints(self.dataset),
             **services,
         )
         return trainer
@@ -269,27 +334,17 @@ class BCLocalRunner(BCRunner):
         return runner.n_workers or available_cores()
 
 
-def fingerprint(dataset: TrajectoryDataset) -> str:
-    """What tells data sets apart: lengths and returns of all episodes."""
-    digest = hashlib.sha256(dataset.lengths.tobytes())
-    digest.update(dataset.returns.tobytes())
+def fingerprints(dataset: TrajectoryDataset) -> list[str]:
+    """What tells the parts of a data set apart from others."""
+    return [_fingerprint(part) for part in dataset.parts]
+
+
+def _fingerprint(part: TrajectoryPart) -> str:
+    """Digest of lengths, actions and rewards, and of the first observation of each episode."""
+    digest = hashlib.sha256(part.lengths.tobytes())
+    first = part.starts[:-1] + np.arange(part.num_episodes)
+    for array in (*tree_leaves(part.actions), part.rewards):
+        digest.update(np.ascontiguousarray(array).data)
+    for array in tree_leaves(part.obs):
+        digest.update(np.ascontiguousarray(array[first]).data)
     return digest.hexdigest()
-
-
-def _check_legal(model: PolicyModel, data: TransitionData) -> None:
-    """Refuse recorded actions that the masks of their observations forbid."""
-    if model.masking is None:
-        return
-    distribution, first = model.distribution, 0
-    for obs, actions in data.blocks():
-        n = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
-        params = model.masking.apply(torch.zeros(n, distribution.param_size), obs)
-        is_illegal = distribution.log_prob(params, actions) < FORBIDDEN
-        if is_illegal.any():
-            row = int(is_illegal.nonzero()[0, 0])
-            action = tree_map(lambda x, row=row: x[row].tolist(), actions)  # type: ignore[misc]
-            raise DatasetError(
-                f"transition {first + row} of the training data: the mask of its observation "
-                f"forbids the recorded action {action}"
-            )
-        first += n

@@ -13,24 +13,23 @@ from maze_train.data.replay import PrioritizedReplayBuffer, replay_nbytes
 from maze_train.data.trajectories import trajectories_as_rollout
 from maze_train.data.trajectory_store import open_dataset
 from maze_train.data.transitions import BaseReplayBuffer
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, DatasetError
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.machine import available_disk, available_memory, readable_nbytes
 from maze_train.runners.vector_envs import begin_statistics
+from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import TARGET, build_target, locate
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import nn
 
     from maze_train.algorithms.sac.trainer import SAC
     from maze_train.config.train_config import TrainConfig
-    from maze_train.data.trajectories import Trajectory
+    from maze_train.data.trajectory_store import TrajectoryDataset
     from maze_train.distributions.base import Distribution
     from maze_train.envs.factory import EnvFactory
     from maze_train.learner.learner import Learner
@@ -146,7 +145,8 @@ class SACRunner(TrainingRunner):
             raise ConfigError(
                 "algorithm.replay_buffer_size",
                 f"the replay buffer grows to {readable_nbytes(needed)}, and "
-                f"{readable_nbytes(free)} are free ({storage}): lower it, or set algorithm.replay_buffer_storage to another place",
+                f"{readable_nbytes(free)} are free ({storage}): lower it, or set "
+                "algorithm.replay_buffer_storage to another place",
                 self.algorithm.replay_buffer_size,
             )
 
@@ -214,16 +214,20 @@ class SACRunner(TrainingRunner):
         if model.normalizer is not None:
             model.normalizer.update(rollout.to(self.device).acted_on(model.normalizer.keys))
 
-    def _demonstrations(self, node: str | dict[str, Any], key: str) -> Iterable[Trajectory]:
-        if not isinstance(node, str):
-            trajectories: Iterable[Trajectory] = build_target(node, key=key)
-            return trajectories
-        dataset = open_dataset(node)
+    def _demonstrations(self, node: str | dict[str, Any], key: str) -> TrajectoryDataset:
+        """The recorded episodes that a setting names."""
+        observation_space, action_space = self.spaces
+        try:
+            dataset = open_dataset(
+                node, observation_space=observation_space, action_space=action_space
+            )
+        except ConfigError as error:
+            raise error.below(key) from error
+        except DatasetError as error:
+            raise ConfigError(key, str(error), node) from error
         found = (dataset.metadata.observation_space, dataset.metadata.action_space)
-        for name, recorded, own in zip(("observation", "action"), found, self.spaces, strict=True):
-            if recorded != own:
-                problem = f"it has the {name} space {recorded}, the environment has {own}"
-                raise ConfigError(key, problem, node)
+        problem = "it has the {kind} space {found}, the environment has {wanted}"
+        check_same_spaces(key, problem, found, self.spaces, node)
         return dataset
 
     def before_training(self, trainer: Trainer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.workers import available_cores
-from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.errors import ConfigError, DatasetError, RunDirectoryError
 from maze_train.files import atomic_write
 from maze_train.rollout.player import PlaySettings, SequentialPlayer
 from maze_train.rollout.subproc_player import SubprocPlayer
@@ -29,18 +29,19 @@ from maze_train.runners.rollout_policies import chosen_policy
 from maze_train.runners.rollout_report import (
     EPISODES_FILE,
     SUMMARY_FILE,
+    EpisodesFile,
     RolloutProgress,
     RolloutSummary,
     summarise,
-    versions,
     write_episodes,
     write_summary,
 )
 from maze_train.runners.run_dir import new_directory
 from maze_train.training.interruption import Interruption
+from maze_train.versions import versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import gymnasium
 
@@ -126,7 +127,7 @@ class RolloutRunner:
             self._check_environment()
             writer = None
             if config.record_dir is not None:
-                writer = self._trajectory_writer(Path(config.record_dir))
+                writer = self._appending_writer(config.record_dir)
             given = config.output_dir
             was_there = given is not None and Path(given).exists()
             output_dir = self._make_output_dir()
@@ -155,13 +156,17 @@ class RolloutRunner:
         seeds = self.config.episode_seeds
         reason, began = FAILED, time.monotonic()
         progress = RolloutProgress(len(seeds), self.config.progress)
+        with writing(output_dir):
+            file = EpisodesFile(output_dir / EPISODES_FILE)
         try:
             progress.say([self._title])
-            with writer or nullcontext(), progress:
+            with file, writer or nullcontext(), progress:
                 for episode in player.play(seeds, on_step=progress.steps):
                     if writer is not None and episode.trajectory is not None:
                         writer.add(episode.trajectory)
                     self.episodes.append(replace(episode, trajectory=None))
+                    with writing(output_dir):
+                        file.add(episode)
                     progress.ended(episode)
             reason = FINISHED
         except KeyboardInterrupt:
@@ -290,28 +295,44 @@ class RolloutRunner:
         )
         return TrajectoryWriter(directory, metadata)
 
+    def _appending_writer(self, directory: str) -> TrajectoryWriter:
+        """The data set of `record_dir`.
+
+        Raises:
+            ConfigError: If it has other spaces, is damaged, or can not be written.
+        """
+        try:
+            return self._trajectory_writer(Path(directory))
+        except DatasetError as error:
+            raise ConfigError("record_dir", str(error), directory) from error
+
     def _write_results(
         self, output_dir: Path, reason: str, wall_time_s: float, worker_restarts: int
     ) -> None:
         """Write the episodes, and the numbers over them."""
-        seeds = self.config.episode_seeds
         content = {
             "stop_reason": reason,
-            "episodes_requested": len(seeds),
+            "episodes_requested": len(self.config.episode_seeds),
             **summarise(self.episodes).as_dict(),
-            "seeds": [min(seeds), max(seeds)],
+            **self._seeds,
             "deterministic": self.config.deterministic,
             "env": self._env_settings,
             "policy": self.policy.settings,
             "wall_time_s": wall_time_s,
             "worker_restarts": worker_restarts,
-            "versions": versions(),
+            "versions": dict(versions()),
         }
-        try:
+        with writing(output_dir):
             write_episodes(output_dir / EPISODES_FILE, self.episodes)
             write_summary(output_dir, content)
-        except OSError as error:
-            raise RunDirectoryError(f"{output_dir} can not be written: {error}") from error
+
+    @property
+    def _seeds(self) -> dict[str, Any]:
+        """The seeds that were asked for: all of them if they were listed, else the two ends."""
+        if self.config.seeds is not None:
+            return {"seeds": self.config.episode_seeds}
+        seeds = self.config.episode_seeds
+        return {"first_seed": seeds[0], "last_seed": seeds[-1]}
 
     @property
     def _env_settings(self) -> dict[str, Any]:
@@ -344,6 +365,19 @@ class RolloutRunner:
         count = f"{len(self.episodes):,} of {len(self.config.episode_seeds):,} episodes"
         with suppress(OSError):
             print(f"stopped after {count}; results: {output_dir}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def writing(output_dir: Path) -> Iterator[None]:
+    """Errors of the disk are those of the directory of the results.
+
+    Raises:
+        RunDirectoryError: In place of OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"{output_dir} can not be written: {error}") from error
 
 
 def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:

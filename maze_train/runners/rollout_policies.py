@@ -100,7 +100,7 @@ class TrainedActions(RolloutPolicy):
         score = self.saved.score.get("score")
         is_number = isinstance(score, (int, float)) and math.isfinite(score)
         return {
-            "run": str(self.saved.run_dir),
+            "run": str(self.saved.run_dir.absolute()),
             "algorithm": self.name,
             "epoch": self.saved.score.get("epoch"),
             "score": score if is_number else None,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
-import platform
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = [
     "EPISODES_FILE",
     "SUMMARY_FILE",
+    "EpisodesFile",
     "RolloutProgress",
     "RolloutSummary",
     "summarise",
-    "versions",
     "write_episodes",
     "write_summary",
 ]
@@ -46,7 +44,6 @@ EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
 COLUMNS = (
     "number", "seed", "return", "length", "success", "terminated", "truncated", "lost"
 )  # fmt: skip
-PACKAGES = ("maze-train", "torch", "numpy", "gymnasium")
 INTERVAL_S = {"bar": 0.1, "lines": 1.0}
 """Least time between two refreshes of the display, by its mode."""
 
@@ -122,22 +119,69 @@ def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
     return float(array.mean()), float(array.std()), float(array.min()), float(array.max())
 
 
+class EpisodesFile:
+    """A CSV file that has the row of an episode as soon as that is over; a context manager.
+
+    A process that is killed leaves the rows up to there. `write_episodes` puts a complete file with
+    the same bytes in its place.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: If it can not be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        try:
+            self._write(_line(COLUMNS))
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def add(self, episode: PlayedEpisode) -> None:
+        """Write the row of an episode.
+
+        Raises:
+            OSError: If the disk does not take it.
+        """
+        self._write(_row(episode))
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._file.flush()
+
+    def __enter__(self) -> EpisodesFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(OSError):  # what could not be written was told, and is written once more
+            self._file.close()
+
+
 def write_episodes(path: Path, episodes: Iterable[PlayedEpisode]) -> None:
     """Write one row per episode as CSV; flags are 0 or 1, an unknown success is empty.
 
     Raises:
         OSError: If the file can not be written; what was there stays.
     """
-    buffer = StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for episode in episodes:
-        success = "" if math.isnan(episode.success) else repr(float(episode.success))
-        flags = (int(episode.terminated), int(episode.truncated), int(episode.lost))
-        total = repr(float(episode.episode_return))
-        writer.writerow((episode.number, episode.seed, total, episode.length, success, *flags))
+    lines = [_line(COLUMNS), *map(_row, episodes)]
     with atomic_write(path) as file:
-        file.write(buffer.getvalue().encode())
+        file.writelines(lines)
+
+
+def _row(episode: PlayedEpisode) -> bytes:
+    success = "" if math.isnan(episode.success) else repr(float(episode.success))
+    flags = (int(episode.terminated), int(episode.truncated), int(episode.lost))
+    total = repr(float(episode.episode_return))
+    return _line((episode.number, episode.seed, total, episode.length, success, *flags))
+
+
+def _line(values: Iterable[Any]) -> bytes:
+    buffer = StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(values)
+    return buffer.getvalue().encode()
 
 
 def write_summary(directory: Path, content: Mapping[str, Any]) -> None:
@@ -149,18 +193,6 @@ def write_summary(directory: Path, content: Mapping[str, Any]) -> None:
     writer = JSONSummaryWriter(SUMMARY_FILE)
     writer.start(RunInfo(run_dir=directory))
     writer.finish(content)
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of what the numbers of a rollout depend on."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        key = name.replace("-", "_")
-        try:
-            found[key] = version(name)
-        except PackageNotFoundError:  # a copy of the sources that is not installed
-            found[key] = "unknown"
-    return found
 
 
 class RolloutProgress:

@@ -93,20 +93,21 @@ def draw_learning_curve(
     axes.set_title(title, loc="left", fontsize=12, color=_TEXT_COLOR, fontweight="bold")
     train = _points(rows, TRAIN_RETURN)
     evaluation = _points(rows, EVAL_RETURN)
-    if not train and not evaluation and draws_losses:
-        for name, color in zip(LOSSES, (_TRAIN_COLOR, _EVAL_COLOR), strict=True):
-            _line(axes, _points(rows, name), color=color, label=name)
+    losses = {name: _points(rows, name) for name in LOSSES} if draws_losses else {}
+    if train or evaluation:
+        if train:
+            _line(axes, train, color=_TRAIN_COLOR, label="training episodes")
+        if evaluation:
+            _draw_evaluation(axes, rows, evaluation, larger_is_better)
+        _decorate(axes, step_label, "episode return (mean)")
+    elif any(losses.values()):
+        for (name, points), color in zip(losses.items(), (_TRAIN_COLOR, _EVAL_COLOR), strict=True):
+            if points:
+                _line(axes, points, color=color, label=name)
         _decorate(axes, step_label, "loss")
-        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-        return figure
-    if not train and not evaluation:
+    else:
         _say(axes, "Nothing to draw: this run recorded no episode return.")
         return figure
-    if train:
-        _line(axes, train, color=_TRAIN_COLOR, label="training episodes")
-    if evaluation:
-        _draw_evaluation(axes, rows, evaluation, larger_is_better)
-    _decorate(axes, step_label, "episode return (mean)")
     # Outside of the axes it hides no data, and needs no search for the emptiest corner.
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure

@@ -22,6 +22,10 @@ EVALUATION_METRICS = (
 """What a `RolloutEvaluator` reports, each after its prefix."""
 
 
+SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
+"""Metrics, besides losses, of which smaller ones are better."""
+
+
 @dataclass(kw_only=True)
 class AlgorithmConfig:
     """Base of the settings of an algorithm.
@@ -42,6 +46,10 @@ class AlgorithmConfig:
     model_builder: ClassVar[str] = ""
     """Dotted path of a function of model config, observation space, action space, seed, and
     `model_settings`."""
+
+    model_resolver: ClassVar[str] = "maze_train.nets.template.resolve"
+    """Dotted path of a function of model config and flat observation space that fills in the
+    settings which are null."""
 
     runner_classes: ClassVar[dict[str, str]] = {}
     """Dotted path of the `TrainingRunner` for each `runner=<name>` that the algorithm supports."""
@@ -125,7 +133,8 @@ class EvaluationConfig:
     `eval/episode_length_mean`."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether a larger or a smaller metric is better; auto: a smaller one if it is a loss."""
+    """Whether a larger or a smaller metric is better; auto: a smaller one for losses, deviations and
+    ranks (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), a larger one for others."""
 
     dump_interval: int = 0
     """Evaluations from one dump of the policy (`policies/epoch_<n>`) to the next; 0: none."""
@@ -168,7 +177,8 @@ class EvaluationConfig:
         """Whether a larger or a smaller value of a metric is better."""
         if self.mode != "auto":
             return self.mode
-        return "min" if metric.endswith("loss") else "max"
+        name = metric.partition("/")[2].partition("/")[0]
+        return "min" if name.endswith("loss") or name in SMALLER_IS_BETTER else "max"
 
 
 @dataclass(kw_only=True)

@@ -9,12 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +28,7 @@ from maze_train.training.checkpoint_files import (
 from maze_train.training.state_files import loads
 from maze_train.training.state_trees import check_content
 from maze_train.types import StatePart
+from maze_train.versions import versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -144,7 +142,7 @@ def make_manifest(files: Mapping[str, FileDigest], place: Place) -> bytes:
     manifest = _canonical(
         {
             "schema": SCHEMA,
-            "versions": dict(_versions()),
+            "versions": dict(versions()),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "epoch": int(place.epoch),
             "updates": int(place.updates),
@@ -162,17 +160,6 @@ def make_manifest(files: Mapping[str, FileDigest], place: Place) -> bytes:
             f"a checkpoint can not have {len(files)} files: let the state have fewer, larger parts"
         )
     return manifest
-
-
-@cache
-def _versions() -> Mapping[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in ("maze-train", "torch", "numpy", "gymnasium"):
-        try:
-            versions[name.replace("-", "_")] = version(name)
-        except PackageNotFoundError:  # a copy of the sources that is not installed
-            versions[name.replace("-", "_")] = "unknown"
-    return MappingProxyType(versions)
 
 
 def _canonical(content: dict[str, Any]) -> bytes:
@@ -231,14 +218,14 @@ def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
         if type(files[name].nbytes) is not int or not re.fullmatch(r"[\w-][\w.-]*", name):
             raise ValueError(f"file {name!r}")
     counters = [content[key] for key in ("epoch", "updates", "env_steps", "bytes")]
-    score, versions, created = content["score"], content["versions"], content["created"]
+    score, written_by, created = content["score"], content["versions"], content["created"]
     if (
         STATE not in files
         or any(type(value) is not int or value < 0 for value in counters)
         or type(content["within_epoch"]) is not bool
         or type(score) not in (type(None), float)
         or (score is not None and not math.isfinite(score))
-        or any(type(value) is not str for value in (*versions.values(), created))
+        or any(type(value) is not str for value in (*written_by.values(), created))
     ):
         raise ValueError("a value is of the wrong type")
     epoch, updates, env_steps, nbytes = counters
@@ -249,7 +236,7 @@ def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
         env_steps=env_steps,
         within_epoch=content["within_epoch"],
         score=score,
-        versions=versions,
+        versions=written_by,
         created=created,
         nbytes=nbytes,
         schema=content["schema"],

@@ -58,6 +58,16 @@ def test_accuracy_over_choices_made_at_once():
     assert found["train/discrete_action_rank"] == pytest.approx((1 + 2 + 1 + 1) / 4)
 
 
+def test_top_places_of_large_choices_alone():
+    """What has few alternatives would always be among the first five."""
+    space = spaces.MultiDiscrete([11, 2])
+    params = torch.cat([torch.arange(11.0).flip(0), torch.zeros(2)])[None]
+    found = measured(space, params, torch.tensor([[10, 0]]))
+    assert found["train/discrete_top_5_accuracy"] == 0.0
+    assert "train/discrete_top_10_accuracy" not in found
+    assert found["train/discrete_action_rank"] == pytest.approx((11 + 1) / 2)
+
+
 def test_bits():
     """Share of the bits that are more likely set as recorded."""
     params = torch.tensor([[1.0, -1.0, 1.0]])

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,7 +34,7 @@ from trajectory_cases import (
     random_trajectory,
 )
 
-from maze_train.data import trajectory_writer
+from maze_train.data import trajectory_files, trajectory_parts, trajectory_writer
 from maze_train.data.trajectories import Trajectory
 from maze_train.data.trajectory_files import DATASET, MANIFEST, sealed
 from maze_train.data.trajectory_store import (
@@ -84,8 +85,9 @@ def dataset(tmp_path):
 
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("name", EVERY_SPACE)
-def test_every_space_comes_back(tmp_path, name, mapped):
+def test_every_space_comes_back(tmp_path, monkeypatch, name, mapped):
     """Observations and actions of each kind of space come back bit for bit, spaces too."""
+    monkeypatch.setattr(trajectory_files, "MAPPED_NBYTES", 0)
     space = EVERY_SPACE[name]
     trajectories = random_trajectories(space, space, [1, 4, 2, 3, 1])
     size = 2 * sum(x.nbytes for x in (trajectories[1].rewards, *leaves(trajectories[1].obs)))
@@ -154,16 +156,23 @@ def test_numpy_alone_reads_a_part(tmp_path):
     np.testing.assert_array_equal(rewards[2:], trajectories[1].rewards, strict=True)
 
 
-def test_files_are_mapped_and_views_are_given(dataset):
+def test_files_are_mapped_and_views_are_given(dataset, monkeypatch):
     """Nothing is copied: arrays lie in mapped files, read-only; without mmap they lie in memory."""
+    size = trajectory_files.MAPPED_NBYTES
+    monkeypatch.setattr(trajectory_files, "MAPPED_NBYTES", 4 * 12)  # that of these observations
     trajectory = TrajectoryDataset.open(dataset)[1]
     base = trajectory.obs
     while isinstance(base, np.ndarray):
         base = base.base
     assert isinstance(base, mmap.mmap)
     assert not trajectory.obs.flags.writeable
+    monkeypatch.setattr(trajectory_files, "MAPPED_NBYTES", size)
+    small = TrajectoryDataset.open(dataset)
     found = TrajectoryDataset.open(dataset, mmap=False)
     shutil.rmtree(dataset)
+    assert_same(small[2], episodes(2, 3, 4)[2])
+    assert not small[2].obs.flags.writeable
+    assert found[2].obs.flags.writeable
     assert np.shares_memory(found[1].obs, found.parts[1].obs)
     assert_same(found[2], episodes(2, 3, 4)[2])
 
@@ -253,12 +262,46 @@ def test_a_writer_appends(tmp_path):
     trajectories = episodes(2, 3, 4)
     write(tmp_path, trajectories[:1])
     write(tmp_path, trajectories[1:], replace(METADATA, env={"id": "Other-v0"}))
-    write(tmp_path, [])
+    write(tmp_path, [], METADATA)
     found = TrajectoryDataset.open(tmp_path)
     assert [part.num_episodes for part in found.parts] == [1, 2]
     assert found.metadata == METADATA
     for ours, theirs in zip(found, trajectories, strict=True):
         assert_same(ours, theirs)
+
+
+def test_parts_tell_who_acted(tmp_path, capsys):
+    """Each has the environment and policy of its writer; one line says that they are others."""
+    about = {"id": "Own-v0", "kwargs": {"size": 3, "at": (1, 2), "x": float("nan")}}
+    first = replace(METADATA, env=about)
+    for _ in range(2):
+        write(tmp_path, episodes(2), first)
+    assert capsys.readouterr().err == ""
+    other = {"policy": "ppo", "epoch": 3}
+    write(tmp_path, episodes(3), replace(first, env={**about, "id": "Other-v0"}, policy=other))
+    assert capsys.readouterr().err == (
+        f"warning: the data set {tmp_path} began with env {{'id': 'Own-v0'}}, now "
+        f"{{'id': 'Other-v0'}}; policy {{'policy': 'random'}}, now {other} (each part has its "
+        f"own)\n"
+    )
+    found = TrajectoryDataset.open(tmp_path)
+    assert [part.env["id"] for part in found.parts] == ["Own-v0", "Own-v0", "Other-v0"]
+    assert [part.policy for part in found.parts] == [{"policy": "random"}] * 2 + [other]
+    (part,) = TrajectoryDataset.from_trajectories(episodes(2), METADATA).parts
+    assert (part.env, part.policy) == (METADATA.env, METADATA.policy)
+
+
+def test_parts_of_earlier_versions(dataset):
+    """They do not tell who acted; what is told has to be a mapping."""
+    path = dataset / "part-000001" / MANIFEST
+    content = json.loads(path.read_bytes())
+    path.write_bytes(sealed({k: v for k, v in content.items() if k not in ("env", "policy")}))
+    found = TrajectoryDataset.open(dataset).parts
+    assert [part.policy for part in found] == [METADATA.policy, {}, METADATA.policy]
+    assert found[1].env == {}
+    change_json(path, policy="ppo")
+    with pytest.raises(DatasetError, match=r"MANIFEST\.json: env and policy: expected mappings"):
+        TrajectoryDataset.open(dataset)
 
 
 def test_other_spaces_are_not_appended(dataset):
@@ -281,8 +324,21 @@ def test_directories_of_others_are_not_written_to(tmp_path):
     with pytest.raises(DatasetError, match="can not be written"):
         TrajectoryWriter(tmp_path / "thesis.txt", METADATA)
     assert names(tmp_path) == ["thesis.txt"]
-    with pytest.raises(ConfigError, match="part_nbytes"):
-        TrajectoryWriter(tmp_path / "new", METADATA, part_nbytes=0)
+    for name in ("part_nbytes", "part_seconds"):
+        with pytest.raises(ConfigError, match=name):
+            TrajectoryWriter(tmp_path / "new", METADATA, **{name: 0})
+
+
+def test_old_episodes_are_written(tmp_path, monkeypatch):
+    """The first one in memory counts; its age is that in seconds, looked at by `add`."""
+    now = [1000.0]
+    monkeypatch.setattr(trajectory_writer, "monotonic", lambda: now[0])
+    with TrajectoryWriter(tmp_path, METADATA) as writer:
+        for at in (0.0, 59.0, 60.0, 119.0, 121.0, 178.0, 179.0):
+            now[0] = 1000.0 + at
+            writer.add(episodes(2)[0])
+        assert [part.num_episodes for part in TrajectoryDataset.open(tmp_path).parts] == [3, 3]
+    assert len(TrajectoryDataset.open(tmp_path)) == 7
 
 
 def test_episodes_before_an_exception_are_written(tmp_path):
@@ -497,7 +553,7 @@ def test_damage_is_noticed(dataset, capsys, name):
     with pytest.raises(DatasetError, match=text) as told:
         TrajectoryDataset.open(dataset)
     assert str(dataset / "part-000001") in str(told.value)
-    assert 'on_damaged="skip" leaves it out' in str(told.value)
+    assert "; leave damaged parts out with on_damaged=skip" in str(told.value)
     found = TrajectoryDataset.open(dataset, on_damaged="skip")
     assert found.lengths.tolist() == [2, 4]
     assert_same(found[1], episodes(2, 3, 4)[2])
@@ -624,8 +680,53 @@ def test_too_many_open_files(dataset, monkeypatch):
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(np.lib.format, "open_memmap", refuse)
-    with pytest.raises(DatasetError, match=r"mmap=False.*larger parts"):
+    remedy = r"Too many open files; allow more open files .*larger parts"
+    with pytest.raises(DatasetError, match=remedy):
         TrajectoryDataset.open(dataset, on_damaged="skip")
+    monkeypatch.undo()
+    read = Path.read_bytes
+    for name in (DATASET, MANIFEST):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Path, "read_bytes", lambda x, y=name: refuse() if x.name == y else read(x)
+            )
+            with pytest.raises(DatasetError, match=remedy):
+                TrajectoryDataset.open(dataset, on_damaged="skip")
+
+
+MANY = """
+import resource, sys
+sys.path[:0] = sys.argv[2:]
+from maze_train.data.trajectory_store import TrajectoryDataset
+from test_trajectory_store import METADATA, episodes, write
+
+write(sys.argv[1], episodes(*[1] * 300), part_nbytes=1)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+print(len(TrajectoryDataset.open(sys.argv[1]).parts))
+"""
+
+
+@pytest.mark.slow
+def test_many_small_parts_take_no_open_files(tmp_path):
+    """More parts than files may be open."""
+    command = [sys.executable, "-c", MANY, str(tmp_path / "data"), str(Path(__file__).parent)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (found.stdout, found.stderr) == ("300\n", "")
+
+
+@pytest.mark.parametrize("below", ["", "part-000000", DATASET, "new"])
+def test_a_data_set_nearby_is_named(tmp_path, below):
+    """A directory above or below, for reading; what is right above is never guessed further."""
+    data = write(tmp_path / "out" / "trajectories", episodes(2))
+    place = data / below if below else data.parent
+    with pytest.raises(DatasetError) as told:
+        TrajectoryDataset.open(place)
+    assert str(told.value).endswith(f"; did you mean {data}?")
+    if below == "":
+        with pytest.raises(DatasetError, match=r"holds \['trajectories'\].*did you mean"):
+            TrajectoryWriter(place, METADATA)
+        with pytest.raises(DatasetError, match="TrajectoryWriter writes$"):
+            TrajectoryDataset.open(tmp_path)
 
 
 def test_unknown_ways_to_handle_damage(dataset):
@@ -635,6 +736,28 @@ def test_unknown_ways_to_handle_damage(dataset):
 
 
 # -- data sets in memory, and sources ----------------------------------------------------------
+
+
+def test_episodes_are_in_memory_once(monkeypatch):
+    """Those of a generator are let go of; what is waiting for its part is little."""
+    monkeypatch.setattr(trajectory_parts, "PART_NBYTES", 2**20)
+    space = spaces.Box(0, 255, (1000,), np.uint8)
+
+    def one(seed):
+        zeros = np.zeros((101, 1000), np.uint8)
+        return Trajectory(zeros + seed, np.zeros(100, np.int64), np.zeros(100), True, False, seed)
+
+    tracemalloc.start()
+    try:
+        found = TrajectoryDataset.from_trajectories(
+            (one(seed) for seed in range(100)), replace(METADATA, observation_space=space)
+        )
+        assert tracemalloc.get_traced_memory()[1] < found.nbytes + 4 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert len(found.parts) == 10
+    assert found.seeds == list(range(100))
+    assert [int(trajectory.obs[3, 4]) for trajectory in found] == list(range(100))
 
 
 def test_data_sets_without_episodes():
@@ -691,7 +814,7 @@ def test_open_dataset_from_trajectories():
     assert found.metadata.policy == {"source": f"{__name__}.make_something"}
     assert_same(found[1], episodes(2, 3)[1])
     assert found.parts[0].name == f"{__name__}.make_something"
-    with pytest.raises(DatasetError, match=r"spaces are not known.*observation_space"):
+    with pytest.raises(DatasetError, match=r"spaces are not known.*from_trajectories"):
         open_dataset(node)
     with pytest.raises(DatasetError, match="spaces are not known"):
         open_dataset(target("make_trajectories"), observation_space=FLOATS)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runners"))
 from recorded import cartpole_heuristic, record
 
 from maze_train import train
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.errors import ConfigError
 
 SMALL: dict[str, Any] = {
     "algorithm": "bc",
@@ -97,10 +97,21 @@ def test_data_that_moved_and_data_that_changed(tmp_path, data):
     moved = shutil.copytree(data, tmp_path / "moved")
     more = {"algorithm.n_epochs": 4}
     other = record(tmp_path / "other", gymnasium.make("CartPole-v1"), cartpole_heuristic, 9)
-    with pytest.raises(TrainingError, match="not the one that this run learned from"):
+    with pytest.raises(ConfigError, match=r"runner\.dataset.* parts that this run learned from"):
         train(resume=tmp_path / "run", **{**more, "runner.dataset": str(other)})
     train(resume=tmp_path / "run", **{**more, "runner.dataset": str(moved)})
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
+
+
+def test_episodes_that_were_added(tmp_path, data, capsys):
+    """A run goes on with those that it began with, and says so."""
+    own = shutil.copytree(data, tmp_path / "data")
+    start(tmp_path / "whole", own)
+    start(tmp_path / "run", own, **{"algorithm.n_epochs": 2})
+    record(own, gymnasium.make("CartPole-v1"), lambda obs: 0, 5)
+    train(resume=tmp_path / "run", **{"algorithm.n_epochs": 4})
+    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+    assert "5 episodes were added to the data set since" in capsys.readouterr().err
 
 
 def test_settings_that_change_numbers(tmp_path, data):

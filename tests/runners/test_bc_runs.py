@@ -17,6 +17,7 @@ from short_runs import rows
 from maze_train import load_policy, train
 from maze_train.data.trajectory_store import TrajectoryDataset
 from maze_train.errors import ConfigError, DatasetError
+from maze_train.training.config import EvaluationConfig
 
 SMALL: dict[str, Any] = {
     "algorithm": "bc",
@@ -197,7 +198,9 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
     ("changes", "error", "message"),
     [
         ({"runner.dataset": None}, ConfigError, "runner.dataset: bc learns from recorded episodes"),
-        ({"runner.dataset": "nowhere"}, DatasetError, "nowhere"),
+        ({"runner.dataset": "nowhere"}, ConfigError, "runner.dataset = "),
+        ({"runner.dataset": "minari:no/such-v0"}, ConfigError, "runner.dataset = 'minari:no/"),
+        ({"runner.dataset": {"_target_": "no.such"}}, ConfigError, "runner.dataset._target_"),
         ({"env": "Pendulum-v1"}, ConfigError, "env = 'Pendulum-v1': has the observation space"),
         ({"model.memory.size": 4}, ConfigError, "model.memory"),
         (
@@ -205,7 +208,13 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
             ConfigError,
             "did you mean algorithm.class_weights",
         ),
-        ({"evaluation.metric": "validation/accurcy"}, ConfigError, "validation/accurcy"),
+        ({"evaluation.metric": "validation/accurcy"}, ConfigError, "validation/discrete_accuracy"),
+        ({"evaluation.metric": "eval/success_rate"}, ConfigError, "not reported"),
+        (
+            {"evaluation.metric": "validation/loss", "algorithm.validation_percentage": 0},
+            ConfigError,
+            "not reported",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path, cartpole, changes, error, message):
@@ -216,6 +225,7 @@ def test_what_is_refused(tmp_path, cartpole, changes, error, message):
     with pytest.raises(error) as caught:
         train(**given)
     assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_algorithms_take_no_data_set(cartpole):
@@ -241,9 +251,24 @@ def test_recorded_actions_that_masks_forbid(tmp_path):
     data = record(tmp_path / "data", env, lambda obs: int(np.argmax(obs["action_mask"])))
     result = start(tmp_path / "run", data)
     assert result.policy.act(env.reset(seed=3)[0]) in (0, 1, 2)
-    wrong = record(tmp_path / "wrong", env, lambda obs: int(np.argmin(obs["action_mask"])))
-    with pytest.raises(DatasetError, match="mask of its observation forbids the recorded action"):
-        start(tmp_path / "bad", wrong)
+    for k in range(10):  # in training or validation, wherever it falls
+        seen = []
+
+        def act(obs: Any, seen: list[Any] = seen, wrong: int = 6 * k + 2) -> int:
+            seen.append(obs)
+            choose = np.argmin if len(seen) - 1 == wrong else np.argmax
+            return int(choose(obs["action_mask"]))
+
+        data = record(tmp_path / f"wrong{k}", env, act)
+        with pytest.raises(DatasetError, match=f"episode {k}, step 2 of the data set: the mask"):
+            start(tmp_path / "bad", data)
+
+
+def test_only_masked_parts_have_to_be_legal(tmp_path):
+    """A real number in a wide Box is no forbidden choice."""
+    env = MaskedHybrid()
+    data = record(tmp_path / "data", env, lambda obs: env.right(obs))
+    start(tmp_path / "run", data)
 
 
 class MaskedEnv(gymnasium.Env[Any, Any]):
@@ -257,6 +282,10 @@ class MaskedEnv(gymnasium.Env[Any, Any]):
             }
         )
         self.action_space = gymnasium.spaces.Discrete(3)
+
+    def right(self, obs: Any) -> Any:
+        """A legal action."""
+        return int(np.argmax(obs["action_mask"]))
 
     def _observe(self) -> Any:
         mask = np.ones(3, np.int8)
@@ -311,3 +340,79 @@ def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
     assert not (tmp_path / "refused").exists()
     start(tmp_path / "auto", cartpole)
     assert same_weights(tmp_path / "auto", tmp_path / "memory")
+
+
+class MaskedHybrid(MaskedEnv):
+    """The same with a real number beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        number = gymnasium.spaces.Box(-200.0, 200.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Dict({"choice": self.action_space, "number": number})
+        space = self.observation_space
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "x": space["x"],
+                "action_mask": gymnasium.spaces.Dict({"choice": space["action_mask"]}),
+            }
+        )
+
+    def right(self, obs: Any) -> Any:
+        """A legal action."""
+        number = self.np_random.uniform(-200, 200, 1).astype(np.float32)
+        return {"choice": int(np.argmax(obs["action_mask"]["choice"])), "number": number}
+
+    def _observe(self) -> Any:
+        obs = super()._observe()
+        return {"x": obs["x"], "action_mask": {"choice": obs["action_mask"]}}
+
+
+def test_learning_curves(tmp_path, cartpole):
+    """Of losses where there are no returns, of those that there are."""
+    for name, percentage in (("both", 20), ("one", 0)):
+        changes = {"tracking.plot": True, "algorithm.validation_percentage": percentage}
+        start(tmp_path / name, cartpole, **changes)
+        assert (tmp_path / name / "plots" / "learning_curve.png").stat().st_size > 5000
+
+
+def test_actions_of_another_size_than_the_policy(tmp_path, capsys):
+    """A Gaussian that begins with 0 ± 1 takes long to find them: that is told, with a remedy."""
+    env = ScaledEnv(1000.0)
+    data = record(tmp_path / "data", env)
+    start(tmp_path / "run", data)
+    assert "squashed_gaussian" in capsys.readouterr().err
+    start(tmp_path / "squashed", data, **{"model.distributions": {"Box": "squashed_gaussian"}})
+    start(tmp_path / "small", record(tmp_path / "one", ScaledEnv(1.0)))
+    assert "squashed_gaussian" not in capsys.readouterr().err
+
+
+class ScaledEnv(SpacesEnv):
+    """Actions within some bound."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Box(-bound, bound, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ("eval/episode_return_mean", "max"),
+        ("validation/loss", "min"),
+        ("train/policy_loss", "min"),
+        ("validation/discrete_accuracy", "max"),
+        ("validation/box_mean_abs_deviation", "min"),
+        ("validation/box_mean_abs_deviation/arm", "min"),
+        ("validation/discrete_action_rank", "min"),
+    ],
+)
+def test_which_metrics_are_better_when_small(metric, mode):
+    """Losses, deviations and ranks."""
+    assert EvaluationConfig().selection_mode(metric) == mode
+    assert EvaluationConfig(mode="max").selection_mode(metric) == "max"
+
+
+def test_validation_belongs_to_recorded_data():
+    """Other algorithms refuse its metrics before anything starts."""
+    with pytest.raises(ConfigError, match=r"evaluation\.metric = 'validation/loss': not reported"):
+        train(env="CartPole-v1", algorithm="ppo", **{"evaluation.metric": "validation/loss"})

@@ -53,7 +53,7 @@ class BCValidationEvaluator(Evaluator):
     @torch.no_grad()
     def evaluate(self, policy: Any) -> dict[str, float]:
         """The metrics of a policy."""
-        device, statistics = device_of(policy), Statistics()
+        device, statistics, bonus = device_of(policy), Statistics(), 0.0
         for obs, actions in self.data.blocks(BLOCK_NBYTES):
             obs = tree_map(lambda x: x.to(device), obs)
             actions = tree_map(lambda x: x.to(device), actions)
@@ -65,6 +65,7 @@ class BCValidationEvaluator(Evaluator):
             ]
             for event, value in found:
                 statistics.record(event, value.double().mean(), float(len(params)))
+            bonus += float(self._loss.bonus(params).double().sum())
         means = {tag.partition("/")[2]: value for tag, value in statistics.reduce().items()}
-        loss = means["policy_loss"] - self._loss.entropy_coef * means["policy_entropy"]
+        loss = means["policy_loss"] - bonus / self.data.num_samples
         return {f"{self.prefix}/{k}": v for k, v in {"loss": loss, **means}.items()}

@@ -10,8 +10,9 @@ __all__ = ["ImitationEvents"]
 class ImitationEvents(EventInterface, prefix="train"):
     """How well the policy imitates recorded actions.
 
-    Those of actions are taken of every 16th minibatch, as means over the parts of an action; where
-    it has several, there is also one for each part that it applies to: `<tag>/<part>`.
+    Those of actions, and the norm, are taken of the first and every 16th minibatch of an epoch, as
+    means over the parts of an action; where it has several, there is also one for each part that it
+    applies to: `<tag>/<part>`.
     """
 
     policy_loss = Event("Loss of the actions, summed over their parts, without the entropy bonus.")
@@ -19,10 +20,10 @@ class ImitationEvents(EventInterface, prefix="train"):
     policy_l2_norm = Event("L2 norm of the parameters of the policy.", reduce="last")
     discrete_accuracy = Event("Share of discrete choices that are the most likely ones.")
     discrete_top_5_accuracy = Event(
-        "Share of discrete choices among the 5 most likely ones, where there are more than 10."
+        "Share of choices among the 5 most likely ones, of those with more than 10 alternatives."
     )
     discrete_top_10_accuracy = Event(
-        "Share of discrete choices among the 10 most likely ones, where there are more than 20."
+        "Share of choices among the 10 most likely ones, of those with more than 20 alternatives."
     )
     discrete_action_rank = Event("Place of the chosen action among all by probability, from 1.")
     multi_binary_accuracy = Event("Share of bits that are the more likely ones.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BCBatch", "BCLearner"]
 
-METRICS_INTERVAL = 16
-"""Minibatches from one look at the actions to the next: it takes as long as a gradient step."""
-
 
 @dataclass(frozen=True)
 class BCBatch:
@@ -37,6 +34,9 @@ class BCBatch:
 
     actions: TensorTree
     """Actions as the distribution has them, `[n, ...]`."""
+
+    is_measured: bool = False
+    """Whether metrics of its actions are recorded."""
 
 
 class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
@@ -80,9 +80,10 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         """The minibatch on the device of the policy."""
         if self.device.type == "cpu":
             return experience
-        return BCBatch(
-            tree_map(lambda x: x.to(self.device), experience.obs),
-            tree_map(lambda x: x.to(self.device), experience.actions),
+        return replace(
+            experience,
+            obs=tree_map(lambda x: x.to(self.device), experience.obs),
+            actions=tree_map(lambda x: x.to(self.device), experience.actions),
         )
 
     def minibatches(
@@ -101,7 +102,7 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         weight = float(len(params))
         statistics.record(ImitationEvents.policy_loss, terms.policy_loss, weight)
         statistics.record(ImitationEvents.policy_entropy, terms.entropy, weight)
-        if self.metrics is not None and self.weights_seq_no % METRICS_INTERVAL == 0:
+        if self.metrics is not None and batch.is_measured:
             for event, value in self.metrics(params, batch.actions):
                 statistics.record(event, value, weight)
             norms = [torch.linalg.vector_norm(p.detach()) for p in model.parameters()]

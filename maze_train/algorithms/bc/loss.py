@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.algorithms.bc.metrics import parts_of
+from maze_train.algorithms.bc.metrics import parts_of, split_parts
 from maze_train.checks import check_at_least, check_one_of
-from maze_train.errors import ShapeError
+from maze_train.errors import ConfigError, ShapeError
 from maze_train.functional.gradients import value_and_gradient
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class LossTerms:
     """The loss of a minibatch, its parts, and its gradient; all without a graph."""
 
     loss: Tensor
-    """`policy_loss - entropy_coef * entropy`, 0-d."""
+    """`policy_loss` minus the entropy bonus, 0-d."""
 
     policy_loss: Tensor
     """Loss of the actions, 0-d."""
@@ -41,7 +41,7 @@ class LossTerms:
 class BCLoss:
     """Loss of recorded actions: a sum over their parts, minus an entropy bonus.
 
-    L = 1/n Σ_i Σ_k l_k(a_ik) - entropy_coef · 1/n Σ_i H(π(·|s_i))
+    L = 1/n Σ_i Σ_k [ l_k(a_ik) - entropy_coef · H(π_k(·|s_i)) ]
 
     l_k of a part k is
 
@@ -50,7 +50,8 @@ class BCLoss:
     - for a Box with `box_loss="nll"`: -log π(a | s), the density over actions as the distribution
       has them;
     - for a Box with `box_loss="mse"`: the mean over dimensions of (m(s) - a)², where m is the most
-      likely action and both are scaled to [-1, 1].
+      likely action, both scaled to [-1, 1] in dimensions with two bounds. Such a part has no
+      entropy bonus: nothing would oppose it.
 
     Actions that a mask forbids have no chance in π: recorded ones make the loss huge, not NaN.
 
@@ -62,7 +63,7 @@ class BCLoss:
             a lone one): `[N]`, in the order of `Distribution.choice_probs`. Others have weight 1.
 
     Raises:
-        ConfigError: If a setting is out of its range.
+        ConfigError: If a setting is out of its range, or there is an entropy bonus of no part.
         ShapeError: If there are not as many weights as choices.
     """
 
@@ -88,6 +89,13 @@ class BCLoss:
                     f"expected [{count}]"
                 )
         self._is_likelihood = box_loss == "nll" and not self.class_weights
+        parts = getattr(distribution, "parts", {"": distribution}).values()
+        if entropy_coef and all(self._is_squared_error(part) for part in parts):
+            problem = "does nothing with box_loss=mse, where no other part has one; expected 0"
+            raise ConfigError("entropy_coef", problem, entropy_coef)
+
+    def _is_squared_error(self, part: Distribution) -> bool:
+        return self.box_loss == "mse" and part.critic_input_size > 0
 
     def __call__(self, params: Tensor, actions: TensorTree) -> Tensor:
         """The loss, 0-d, differentiable in params.
@@ -97,7 +105,17 @@ class BCLoss:
             actions: The agent's actions, `[n, ...]`.
         """
         policy_loss = self.per_sample(params, actions).mean()
-        return policy_loss - self.entropy_coef * self.distribution.entropy(params).mean()
+        return policy_loss - self.bonus(params).mean()
+
+    def bonus(self, params: Tensor) -> Tensor:
+        """`entropy_coef` times the entropy of the parts that have a bonus, `[n]`."""
+        if self.box_loss == "nll" or not self.entropy_coef:
+            return self.entropy_coef * self.distribution.entropy(params)
+        total = params.new_zeros(params.shape[:-1])
+        for _, part, own_params in split_parts(self.distribution, params):
+            if not self._is_squared_error(part):
+                total = total + part.entropy(own_params)
+        return self.entropy_coef * total
 
     def per_sample(self, params: Tensor, actions: TensorTree) -> Tensor:
         """Σ_k l_k of each sample, `[n]`; override it for another loss of actions."""
@@ -111,9 +129,8 @@ class BCLoss:
         return total
 
     def _part_loss(self, key: str, part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
-        if part.critic_input_size and self.box_loss == "mse":
-            error = part.critic_input(part.mode(params)) - part.critic_input(actions)
-            return error.square().mean(-1)
+        if self._is_squared_error(part):
+            return (part.unit_mode(params) - part.critic_input(actions)).square().mean(-1)
         weights = self.class_weights.get(key)
         if weights is None:
             return -part.log_prob(params, actions)
@@ -140,8 +157,8 @@ class BCLoss:
             return LossTerms(loss, policy_loss, entropy, d_params)
         loss, d_params = value_and_gradient(lambda x: self(x, actions), params)
         with torch.no_grad():
-            entropy = self.distribution.entropy(params).mean()
-        return LossTerms(loss, loss + self.entropy_coef * entropy, entropy, d_params)
+            entropy, bonus = self.distribution.entropy(params).mean(), self.bonus(params).mean()
+        return LossTerms(loss, loss + bonus, entropy, d_params)
 
 
 def balanced_weights(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from maze_train.events import Event
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["ImitationMetrics", "parts_of"]
+__all__ = ["ImitationMetrics", "parts_of", "split_parts"]
 
 TOP_5_MIN, TOP_10_MIN = 10, 20
 """More choices than these make it worth knowing whether one is among the 5 or 10 likeliest."""
@@ -30,12 +30,19 @@ def parts_of(
     distribution: Distribution, params: Tensor, actions: TensorTree
 ) -> list[tuple[str, Distribution, Tensor, Tensor]]:
     """Key, distribution, parameters and actions of each part; the key of a lone one is empty."""
+    by_key = actions if isinstance(actions, dict) else {"": actions}
+    pieces = split_parts(distribution, params)
+    return [(key, part, own, by_key[key]) for key, part, own in pieces]
+
+
+def split_parts(
+    distribution: Distribution, params: Tensor
+) -> list[tuple[str, Distribution, Tensor]]:
+    """Key, distribution and parameters of each part; the key of a lone one is empty."""
     if not isinstance(distribution, JointDistribution):
-        assert isinstance(actions, torch.Tensor)
-        return [("", distribution, params, actions)]
-    assert isinstance(actions, dict)
+        return [("", distribution, params)]
     pieces = zip(distribution.parts.items(), distribution.split(params), strict=True)
-    return [(key, part, own, actions[key]) for (key, part), own in pieces]
+    return [(key, part, own) for (key, part), own in pieces]
 
 
 class ImitationMetrics:
@@ -89,21 +96,20 @@ def _part_metrics(
         assert isinstance(recorded, torch.Tensor)
         deviation = (chosen.double() - recorded.double()).abs()
         return [(ImitationEvents.box_mean_abs_deviation, deviation.mean())]
-    ranks = _ranks(_choice_sizes(space), part, params, actions)
-    return _rank_metrics(max(_choice_sizes(space)), ranks)
-
-
-def _rank_metrics(most_choices: int, ranks: Tensor) -> list[tuple[Event, Tensor]]:
-    def share(k: int) -> Tensor:
-        return (ranks <= k).double().mean()
-
+    sizes = torch.tensor(_choice_sizes(space))
+    ranks = _ranks(sizes.tolist(), part, params, actions)
     events = ImitationEvents
-    found = [(events.discrete_accuracy, share(1))]
-    if most_choices > TOP_5_MIN:
-        found.append((events.discrete_top_5_accuracy, share(5)))
-    if most_choices > TOP_10_MIN:
-        found.append((events.discrete_top_10_accuracy, share(10)))
+    found = [(events.discrete_accuracy, _share(ranks, 1))]
+    if (sizes > TOP_5_MIN).any():
+        found.append((events.discrete_top_5_accuracy, _share(ranks[:, sizes > TOP_5_MIN], 5)))
+    if (sizes > TOP_10_MIN).any():
+        found.append((events.discrete_top_10_accuracy, _share(ranks[:, sizes > TOP_10_MIN], 10)))
     return [*found, (events.discrete_action_rank, ranks.double().mean())]
+
+
+def _share(ranks: Tensor, k: int) -> Tensor:
+    """Share of the ranks that are at most k."""
+    return (ranks <= k).double().mean()
 
 
 def _choice_sizes(space: Space[Any]) -> list[int]:

@@ -11,6 +11,8 @@ from maze_train.training.trainer import TimeEvents, Trainer
 from maze_train.trees import tree_leaves
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
     from maze_train.algorithms.bc.config import BCAlgorithmConfig
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from maze_train.tracking.tracker import Tracker
 
 __all__ = ["BCTrainer"]
+
+METRICS_INTERVAL = 16
+"""Minibatches from one look at the actions to the next: it takes as long as a gradient step."""
 
 
 class BCTrainer(Trainer):
@@ -35,7 +40,7 @@ class BCTrainer(Trainer):
         model: The policy that the learner updates.
         tracker: Takes the metrics.
         loader: Gives the minibatches.
-        fingerprint: What tells the data apart from others: a run is continued with the same.
+        fingerprints: What tells the parts of the data apart from others.
         **kwargs: See `Trainer`.
     """
 
@@ -47,12 +52,12 @@ class BCTrainer(Trainer):
         tracker: Tracker,
         *,
         loader: BatchLoader,
-        fingerprint: str = "",
+        fingerprints: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(config, learners, model, tracker, **kwargs)
         self.loader = loader
-        self._fingerprint = fingerprint
+        self._fingerprints = list(fingerprints)
 
     @property
     def epoch_length(self) -> int:
@@ -62,7 +67,8 @@ class BCTrainer(Trainer):
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """One gradient step on the next minibatch."""
         started = time.perf_counter()
-        batch = BCBatch(*self.loader.next())
+        is_measured = self._updates_in_epoch % METRICS_INTERVAL == 0
+        batch = BCBatch(*self.loader.next(), is_measured=is_measured)
         loaded = time.perf_counter()
         statistics.merge(self.learners.update(batch, progress))
         statistics.record(TimeEvents.collect_s, loaded - started)
@@ -71,7 +77,7 @@ class BCTrainer(Trainer):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that influences later numbers: that of every trainer, and the loader's."""
-        own = {"loader": self.loader.state_dict(), "fingerprint": self._fingerprint}
+        own = {"loader": self.loader.state_dict(), "fingerprints": self._fingerprints}
         return {**super().state_dict(), **own}
 
     def load_experience(self, state: dict[str, Any]) -> None:
@@ -80,9 +86,6 @@ class BCTrainer(Trainer):
         Raises:
             TrainingError: If the data are others than those of the checkpoint.
         """
-        if state["fingerprint"] != self._fingerprint:
-            raise TrainingError(
-                "the data set is not the one that this run learned from: lengths or returns of "
-                "its episodes differ. Set runner.dataset to that, or start a new run"
-            )
+        if state["fingerprints"] != self._fingerprints:
+            raise TrainingError("the data are not those that this run learned from")
         self.loader.load_state_dict(state["loader"])

@@ -46,6 +46,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.sac.learner.SACLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.sac.trainer.SAC"
     model_builder: ClassVar[str] = "maze_train.nets.soft_actor_critic.build_soft_actor_critic"
+    model_resolver: ClassVar[str] = "maze_train.nets.soft_actor_critic.resolve_soft_actor_critic"
     runner_classes: ClassVar[dict[str, str]] = {
         "dev": "maze_train.runners.off_policy.SACDevRunner",
         "local": "maze_train.runners.off_policy.SACLocalRunner",
