@@ -133,8 +133,8 @@ class EvaluationConfig:
     `eval/episode_length_mean`."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether a larger or a smaller metric is better; auto: a smaller one for losses, deviations and
-    ranks (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), a larger one for others."""
+    """Whether a larger or a smaller metric is better; auto: a smaller one for losses, deviations
+    and ranks (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), else a larger one."""
 
     dump_interval: int = 0
     """Evaluations from one dump of the policy (`policies/epoch_<n>`) to the next; 0: none."""
