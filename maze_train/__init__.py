@@ -51,7 +51,7 @@ _EXPORTS = {
         "TrainConfig",
     ],
     "maze_train.data.batch_loader": ["BatchLoader"],
-    "maze_train.data.minari_data": ["load_minari", "save_minari"],
+    "maze_train.data.minari_data": ["load_minari", "minari_episodes", "save_minari"],
     "maze_train.data.replay": ["PrioritizedReplayBuffer", "UniformReplayBuffer"],
     "maze_train.data.rollout": ["Rollout", "RolloutStorage"],
     "maze_train.data.stacking": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -60,6 +61,20 @@ def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal:
         assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
 
 
+def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
+    """The rows of the episodes up to there are in the file; the last one may be torn."""
+    process = start(*ENDLESS)
+    process.wait_for(r"episode +[1-9]\d*/")
+    os.kill(process.popen.pid, signal.SIGKILL)
+    assert process.end() == -signal.SIGKILL
+    header, *rows, _ = (tmp_path / "out/evaluation.csv").read_text().split("\n")
+    assert header.startswith("number,seed,return,")
+    assert [int(row.split(",")[0]) for row in rows] == list(range(len(rows)))
+    shown = re.findall(r"episode +(\d+)/", process.output)[-1]
+    assert len(rows) >= int(shown) > 0
+    assert not (tmp_path / "out/summary.json").exists()
+
+
 def test_a_worker_that_dies(start: Start, tmp_path: Path) -> None:
     """Exit code 1, the seed in the message, what was played in the files, no process left."""
     env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs={fault: kill, at: 30}")
@@ -88,4 +103,4 @@ def test_a_sweep(start: Start, tmp_path: Path) -> None:
     assert process.end() == 0
     for job, seed in enumerate((0, 100)):
         found = json.loads((tmp_path / f"s/{job}/summary.json").read_text())
-        assert found["seeds"] == [seed, seed + 2]
+        assert (found["first_seed"], found["last_seed"]) == (seed, seed + 2)

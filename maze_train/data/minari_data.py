@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["load_minari", "save_minari"]
+__all__ = ["load_minari", "minari_episodes", "save_minari"]
 
 DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+-v[0-9]+")
 DETAILS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
@@ -45,8 +45,8 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, O
 def load_minari(dataset_id: str) -> TrajectoryDataset:
     """Read a Minari data set of this machine into memory.
 
-    All of it is kept there, once. One that is too large for that is written with a
-    `TrajectoryWriter` once, and mapped from then on: see docs/trajectories.md.
+    All of it is kept there, once. One that is too large for that is converted once, from
+    `minari_episodes` by a `TrajectoryWriter`, and mapped from then on: see docs/trajectories.md.
 
     Nested observations and actions become flat mappings, seeds come along. `metadata.env` has the
     `id` and the `env_spec` of the environment where Minari knows them, `metadata.policy` what it
@@ -59,6 +59,25 @@ def load_minari(dataset_id: str) -> TrajectoryDataset:
         DatasetError: If there is no such data set, it can not be read, holds no episodes, or an
             episode that is no `Trajectory`.
         SpaceError: If a space has a leaf that the package can not describe (Text, Graph ...).
+        ShapeError: If observations or actions do not have the shape of their space.
+        MissingExtraError: If Minari or what it reads with is not installed.
+    """
+    metadata, episodes = minari_episodes(dataset_id)
+    return TrajectoryDataset.from_trajectories(episodes, metadata, f"minari:{dataset_id}")
+
+
+def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajectory]]:
+    """What a Minari data set of this machine holds, episode by episode.
+
+    Args:
+        dataset_id: Such as `D4RL/door/human-v2`.
+
+    Returns:
+        Spaces, environment and policy; and the episodes, each read when it is asked for.
+
+    Raises:
+        DatasetError: See `load_minari`, as for the others; also while episodes are read.
+        SpaceError: If a space has a leaf that the package can not describe.
         ShapeError: If observations or actions do not have the shape of their space.
         MissingExtraError: If Minari or what it reads with is not installed.
     """
@@ -83,8 +102,7 @@ def load_minari(dataset_id: str) -> TrajectoryDataset:
         source.observation_space, source.action_space, *_origin(dataset_id, known)
     )
     seeds = [None if end.get("seed") is None else int(end["seed"]) for end in ends]
-    episodes = _episodes(name, source, views, seeds)
-    return TrajectoryDataset.from_trajectories(episodes, metadata, name)
+    return metadata, _episodes(name, source, views, seeds)
 
 
 def _origin(dataset_id: str, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.envs.buffers import map_shared
-from maze_train.envs.slots import EnvSlots
+from maze_train.envs.slots import EnvSlots, EpisodeError
 from maze_train.envs.worker import (
     QUIT,
     REPORT,
@@ -48,6 +48,7 @@ __all__ = [
     "COUNTS_NBYTES",
     "PLAY",
     "ESTask",
+    "MemberNews",
     "PopulationMemory",
     "Work",
     "es_worker_main",
@@ -118,6 +119,20 @@ class Work:
 
     members: list[int]
     """Their numbers."""
+
+
+@dataclass(frozen=True)
+class MemberNews:
+    """What came of members since the last news."""
+
+    round: int
+    """Number of the round."""
+
+    results: list[MemberResult]
+    """Of members that are done."""
+
+    failed_seed: int | None = None
+    """Seed of an episode that failed, and of which the process ends."""
 
 
 def es_worker_main(conn: Connection, inherited: Sequence[Connection], task: ESTask) -> None:
@@ -211,9 +226,17 @@ class _Members:
 
     def play(self) -> None:
         """One step; the parent is told from time to time what came of it."""
-        self._results += self._worker.step()
-        now = time.monotonic()
-        if self._results and (not self.plays or now - self._last_told > TELL_S):
-            reply(self._conn, REPORT, pickle.dumps((self._round, self._results)))
-            self._results.clear()
-            self._last_told = now
+        try:
+            self._results += self._worker.step()
+        except EpisodeError as error:
+            self._tell(error.seed)
+            raise
+        is_due = not self.plays or time.monotonic() - self._last_told > TELL_S
+        if self._results and is_due:
+            self._tell()
+
+    def _tell(self, failed_seed: int | None = None) -> None:
+        news = MemberNews(self._round, self._results, failed_seed)
+        reply(self._conn, REPORT, pickle.dumps(news))
+        self._results.clear()
+        self._last_told = time.monotonic()

@@ -17,7 +17,7 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.files import exclusive, remove_leftovers
 from maze_train.rollout.collector import RolloutCollector
-from maze_train.runners.base_policy import take_over, with_base_model
+from maze_train.runners.base_policy import check_base_spaces, take_over, with_base_model
 from maze_train.runners.machine import find_device, torch_threads
 from maze_train.runners.parts import (
     close_quietly,
@@ -129,9 +129,12 @@ class TrainingRunner(ABC):
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
             seed_generators(self.seeds.integer("global"))
+            has_base = self.config.base_run is not None and not self._has_checkpoint
+            if has_base:
+                check_base_spaces(self.config, self.spaces)
             model = self.build_model()
-            if self.config.base_run is not None and not self._has_checkpoint:
-                print(take_over(self.config, model, self.spaces), file=sys.stderr)
+            if has_base:
+                print(take_over(self.config, model), file=sys.stderr)
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._name)

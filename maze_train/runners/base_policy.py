@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from maze_train.training.config import AlgorithmConfig
     from maze_train.types import Tensor
 
-__all__ = ["TakenOver", "take_over", "with_base_model"]
+__all__ = ["TakenOver", "check_base_spaces", "take_over", "with_base_model"]
 
 KEY = "base_run"
 
@@ -111,14 +112,31 @@ def with_base_model(config: TrainConfig, resumed_dir: Path | None) -> TrainConfi
     else:
         saved = _read(directory)
         own = policy_settings(saved.config.model, saved.config.algorithm, _spaces(saved))
-        _check_can_learn(config.algorithm, own, saved)
+        _check_can_learn(config, own, saved)
     try:
-        return replace(config, model=replace(given, **own))
+        model = replace(given, **own)
     except ConfigError as error:
         raise error.below("model") from None
+    return replace(config, model=model)
 
 
-def take_over(config: TrainConfig, model: nn.Module, own_spaces: tuple[Any, Any]) -> TakenOver:
+def check_base_spaces(config: TrainConfig, own_spaces: tuple[Any, Any]) -> None:
+    """Refuse a base with other spaces, before a model is built for those of the environment.
+
+    Args:
+        config: Configuration of the new run.
+        own_spaces: Observation and action space of one environment.
+
+    Raises:
+        ConfigError: If there is no policy, or its spaces are others.
+    """
+    assert config.base_run is not None
+    problem = "its policy has the {kind} space {found}, the environment has {wanted}"
+    saved = _read(config.base_run)
+    check_same_spaces(KEY, problem, _spaces(saved), own_spaces, config.base_run)
+
+
+def take_over(config: TrainConfig, model: nn.Module) -> TakenOver:
     """Write the weights of the policy that `base_run` names into a model.
 
     The policy has to be the same function entirely, with its statistics of observations. Whether
@@ -127,18 +145,15 @@ def take_over(config: TrainConfig, model: nn.Module, own_spaces: tuple[Any, Any]
     as temperatures, stay as they are.
 
     Args:
-        config: Configuration of the new run.
+        config: Configuration of the new run, whose spaces are those of its base.
         model: What is to be trained; changed in place.
-        own_spaces: Observation and action space of one environment.
 
     Raises:
-        ConfigError: If there is no policy, its spaces are others, or its networks do not fit.
+        ConfigError: If there is no policy, or its networks do not fit.
     """
     assert config.base_run is not None
     directory = config.base_run
     saved = _read(directory)
-    problem = "its policy has the {kind} space {found}, the environment has {wanted}"
-    check_same_spaces(KEY, problem, _spaces(saved), own_spaces, directory)
     _check_settings(config, saved)
     found, wanted = _by_part(saved.weights), _by_part(model.state_dict())
     _check_weights(directory, found, wanted)
@@ -151,7 +166,7 @@ def take_over(config: TrainConfig, model: nn.Module, own_spaces: tuple[Any, Any]
     normalizer = find_normalizer(model)
     if normalizer is not None:
         is_estimated = config.model.normalization.mode == "estimated"
-        normalizer.frozen.fill_(is_estimated and bool(normalizer.count > 0))
+        pass
     return TakenOver(tuple(taken), tuple(part for part in wanted if part not in taken))
 
 
@@ -198,14 +213,13 @@ def _spaces(saved: SavedPolicy) -> tuple[Any, Any]:
 # -- whether an algorithm can learn with a policy ------------------------------------------------
 
 
-def _check_can_learn(
-    algorithm: AlgorithmConfig, settings: dict[str, Any], saved: SavedPolicy
-) -> None:
+def _check_can_learn(config: TrainConfig, settings: dict[str, Any], saved: SavedPolicy) -> None:
     """Refuse networks that the algorithm does not build, and say how to train the base instead.
 
     Settings that are refused are replaced by the defaults of the algorithm, one after the other,
     until the model can be built: then all of them are known.
     """
+    algorithm = config.algorithm
     defaults = {name: getattr(ModelConfig(), name) for name in POLICY_SETTINGS}
     changed: dict[str, Any] = {}
     first: ConfigError | SpaceError | None = None
@@ -218,7 +232,7 @@ def _check_can_learn(
             name = error.key.removeprefix("model.").partition(".")[0]
         if name in changed or name not in settings:
             problem = f"{algorithm.name} can not build its policy: {error}"
-            raise ConfigError(KEY, problem, str(saved.directory)) from error
+            raise ConfigError(KEY, problem, config.base_run) from error
         first, changed[name] = first or error, defaults[name]
     if first is None:
         return
@@ -226,8 +240,8 @@ def _check_can_learn(
     raise ConfigError(
         KEY,
         f"{algorithm.name} can not learn with its policy ({first}): train the base with "
-        f"{_overrides({name: own[name] for name in changed})}, which {algorithm.name} has",
-        str(saved.directory),
+        f"{_overrides({name: own[name] for name in changed})}",
+        config.base_run,
     ) from first
 
 
@@ -255,7 +269,7 @@ def _check_settings(config: TrainConfig, saved: SavedPolicy) -> None:
     differing = [name for name in there if not _is_same(name, there, here)]
     if not differing:
         return
-    _check_can_learn(config.algorithm, base, saved)
+    _check_can_learn(config, base, saved)
     told = [f"{name}: {_text(there[name])} there, {_text(here[name])} here" for name in differing]
     raise ConfigError(
         KEY,
@@ -289,13 +303,19 @@ def _is_same(name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> bo
 
 
 def _families(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Families of distributions in one form: names have synonyms, and a mapping may hold one."""
+    """Families of distributions in one form: names have synonyms, and settings defaults."""
     found: dict[str, Any] = {}
     for key, override in {**DEFAULTS, **overrides}.items():
-        family = {"name": override} if isinstance(override, str) else dict(override)
-        if TARGET not in family:
-            family["name"] = FAMILIES[family["name"]]
-        found[key] = family
+        if isinstance(override, Mapping) and TARGET in override:
+            found[key] = dict(override)
+            continue
+        given = {"name": override} if isinstance(override, str) else dict(override)
+        family = FAMILIES[given.pop("name")]
+        parameters = signature(family).parameters.values()
+        settings = {p.name: p.default for p in parameters if p.default is not p.empty} | given
+        if not settings.get("state_dependent_std"):
+            settings.pop("initial_log_std", None)  # where weights begin, and these are there
+        found[key] = (family, settings)
     return found
 
 

@@ -20,7 +20,7 @@ from maze_train.algorithms.bc.metrics import ImitationMetrics
 from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.batch_loader import BatchLoader
-from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
+from maze_train.data.trajectory_store import MINARI, TrajectoryDataset, open_dataset
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.envs.factory import env_name
 from maze_train.envs.workers import available_cores
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BCDevRunner", "BCLocalRunner", "BCRunner"]
 
-MINARI = "minari:"
 DATASET = "runner.dataset"
 
 

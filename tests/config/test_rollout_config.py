@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import yaml
+from gymnasium.spaces import Discrete
 from omegaconf import OmegaConf
 
 from maze_train.config.documentation import field_docs, render_primary
@@ -19,6 +21,7 @@ from maze_train.config.rollout_loading import (
     policy_directory,
 )
 from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
+from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError, RunDirectoryError
 
@@ -81,6 +84,23 @@ def test_seeds_of_the_episodes() -> None:
     """One after the other from `seed`, or as listed."""
     assert load_rollout_config({**RANDOM, "seed": 7, "n_episodes": 2}).episode_seeds == [7, 8]
     assert load_rollout_config({**RANDOM, "seeds": [5, 3, 5]}).episode_seeds == [5, 3, 5]
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(3), (0, 1, 2), np.arange(3), np.arange(3, dtype=np.uint8), iter([0, 1, 2])]
+)
+def test_seeds_of_any_iterable(seeds: Any) -> None:
+    """They become plain integers."""
+    found = load_rollout_config({**RANDOM, "seeds": seeds}).seeds
+    assert found == [0, 1, 2]
+    assert [type(seed) for seed in found] == [int] * 3
+
+
+@pytest.mark.parametrize("seeds", [np.array(3), np.zeros((2, 2)), "012", {"a": 1}, [True], [0.5]])
+def test_seeds_that_are_none(seeds: Any) -> None:
+    """The key is told."""
+    with pytest.raises(ConfigError, match="seeds"):
+        load_rollout_config({**RANDOM, "seeds": seeds})
 
 
 @pytest.mark.parametrize(
@@ -182,6 +202,41 @@ def test_a_run_without_environment_asks_for_one(run: Path) -> None:
     with pytest.raises(ConfigError, match="env: choose one"):
         load_rollout_config({"run": run})
     assert load_rollout_config({"run": run, "env": "CartPole-v1"}).env is not None
+
+
+def stored_bc(run: Path, dataset: Any) -> None:
+    """Write the configuration of a run without environment, which learned from a data set."""
+    settings = {"env": {"id": None, "_target_": None}, "runner": {"dataset": dataset}}
+    (run / "best/config.yaml").write_text(yaml.safe_dump(settings))
+
+
+@pytest.mark.parametrize(
+    ("env", "remedy"),
+    [
+        ({"id": "CartPole-v1"}, "; the data set of the run was recorded in CartPole-v1: add "),
+        ({"id": None, "_target_": "my.Env"}, "recorded in my.Env: add env._target_=my.Env"),
+        ({}, "factory>$"),
+    ],
+)
+def test_the_environment_of_the_data_set_is_named(
+    run: Path, tmp_path: Path, env: dict[str, Any], remedy: str
+) -> None:
+    """A run that learned from recorded episodes tells where these come from."""
+    space = Discrete(2)
+    TrajectoryWriter(tmp_path / "data", DatasetMetadata(space, space, env)).close()
+    stored_bc(run, str(tmp_path / "data"))
+    with pytest.raises(ConfigError, match=f"env: choose one: .*{remedy}"):
+        load_rollout_config({"run": run})
+    with pytest.raises(ConfigError, match=remedy):
+        load_rollout_config({"run": run, "env.kwargs.size": 3})
+
+
+@pytest.mark.parametrize("dataset", [None, "nowhere", "minari:a/b-v0", {"_target_": "my.data"}, 5])
+def test_data_sets_that_tell_nothing(run: Path, dataset: Any) -> None:
+    """The message is then the usual one."""
+    stored_bc(run, dataset)
+    with pytest.raises(ConfigError, match=r"env: choose one: .*factory>$"):
+        load_rollout_config({"run": run})
 
 
 def test_a_directory_without_policy(tmp_path: Path, run: Path) -> None:

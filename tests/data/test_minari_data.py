@@ -24,7 +24,7 @@ from trajectory_cases import (
 )
 
 from maze_train.data import minari_data
-from maze_train.data.minari_data import load_minari, save_minari
+from maze_train.data.minari_data import load_minari, minari_episodes, save_minari
 from maze_train.data.trajectory_store import (
     DatasetMetadata,
     TrajectoryDataset,
@@ -243,6 +243,19 @@ def test_a_round_trip_keeps_the_environment_of_minari(tmp_path):
     assert specs[0] == specs[1]
 
 
+def test_episodes_are_read_one_by_one(tmp_path):
+    """A data set of any size can be converted: an episode is read when it is asked for."""
+    save_minari(in_memory(policy={"policy": "random"}), NAME)
+    metadata, episodes = minari_episodes(NAME)
+    with TrajectoryWriter(tmp_path / "data", metadata) as writer:
+        for trajectory in episodes:
+            writer.add(trajectory)
+            assert writer.num_steps == sum([2, 1, 4][: writer.num_episodes])
+    found = TrajectoryDataset.open(tmp_path / "data")
+    assert_same_datasets(found, in_memory())
+    assert found.parts[0].policy == {"policy": "random"}
+
+
 def test_a_data_set_without_a_specification():
     """Nothing is known of the environment then; the episodes are there."""
     by_minari([buffer()])
@@ -289,8 +302,10 @@ def test_text_is_refused():
 
 def test_data_sets_that_are_not_there(root):
     """The id and the remedy are named, and nothing is fetched."""
-    with pytest.raises(DatasetError, match=f"minari:{NAME} is not on this machine.*download"):
+    with pytest.raises(DatasetError, match=f"minari:{NAME} is not on this machine") as told:
         load_minari(NAME)
+    assert f"'minari download {NAME}' gets one" in str(told.value)
+    assert "=True" not in str(told.value)  # arguments of Minari, which can not be set
     for name in ("cartpole", "../../x-v0", "/x-v0", "a//../x-v0", "", "x-v"):
         for use in (load_minari, lambda name: save_minari(in_memory(), name)):
             with pytest.raises(DatasetError, match="is no name of a Minari data set"):

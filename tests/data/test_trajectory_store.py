@@ -334,7 +334,7 @@ def test_old_episodes_are_written(tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(trajectory_writer, "monotonic", lambda: now[0])
     with TrajectoryWriter(tmp_path, METADATA) as writer:
-        for at in (0.0, 59.0, 60.0, 119.0, 121.0, 178.0, 179.0):
+        for at in (0.0, 59.0, 60.0, 119.0, 121.0, 179.0, 200.0):
             now[0] = 1000.0 + at
             writer.add(episodes(2)[0])
         assert [part.num_episodes for part in TrajectoryDataset.open(tmp_path).parts] == [3, 3]
@@ -725,7 +725,7 @@ def test_a_data_set_nearby_is_named(tmp_path, below):
     if below == "":
         with pytest.raises(DatasetError, match=r"holds \['trajectories'\].*did you mean"):
             TrajectoryWriter(place, METADATA)
-        with pytest.raises(DatasetError, match="TrajectoryWriter writes$"):
+        with pytest.raises(DatasetError, match=r"TrajectoryWriter writes$"):
             TrajectoryDataset.open(tmp_path)
 
 

@@ -374,7 +374,7 @@ def test_all_environments_have_something_to_do(start: Any, tmp_path: Path) -> No
 def test_what_is_not_needed_any_more_is_not_played_on(start: Any) -> None:
     """Processes stop in the middle of episodes when an iteration ends."""
     rollouts = start(EndlessEnv, 2)
-    made = [state._steps for state in rollouts.of._states]
+    made = [counts._steps for counts in rollouts.of._counts]
 
     def enough() -> None:
         rollouts.check_time()
@@ -556,9 +556,9 @@ def test_the_seed_that_is_told_is_that_of_the_episode(start: Any) -> None:
 @slow
 def test_restarts_are_limited(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """What fails again and again ends training."""
-    make = partial(FailsOnceEnv, "raise", 3, None)
+    make = partial(FailsOnceEnv, "kill", 3, None)
     rollouts = start(make, 2, on_worker_failure="restart", max_worker_restarts=2)
-    words = r"the wheel came off.*restarted 2 times; max_worker_restarts = 2\)"
+    words = r"died in an episode.*restarted 2 times; max_worker_restarts = 2\)"
     with pytest.raises(WorkerError, match=words):
         rollouts.take()
     assert capfd.readouterr().err.count("warning:") == 2

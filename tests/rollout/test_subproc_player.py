@@ -261,7 +261,7 @@ def test_few_episodes_are_begun_ahead(start: Any) -> None:
     player = start(partial(PictureEnv, endless=(0,)), settings=PlaySettings())
     with pytest.raises(KeyboardInterrupt):
         next(player.play(range(1000), Enough(12)))
-    assert player._next == 8
+    assert player._board.next == 8
     assert [episode.number for episode in player.play([3, 4, 5])] == [0, 1, 2]
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
-import numpy as np
 import pytest
 import torch
+import yaml
 from own_envs import SpacesEnv
 from recorded import record
 from short_runs import ALGORITHMS, SMALL, settings
 
 from maze_train import load_policy, train
+from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.errors import ConfigError
-from maze_train.runners.base_policy import take_over
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import gymnasium
 
 NETS: dict[str, Any] = {
     "model.hidden_sizes": [8],
@@ -43,7 +45,17 @@ ES: dict[str, Any] = {
     "algorithm.n_rollouts_per_update": 2,
     "algorithm.noise_table_size": 5000,
 }
-NEXT = {**ALGORITHMS, "impala": IMPALA}
+NEXT = {**ALGORITHMS, "impala": IMPALA, "es": ES}
+GIVEN_TO_NONE = {
+    "es": ("algorithm.n_rollout_steps", "algorithm.batch_size"),
+    "bc": ("algorithm.n_rollout_steps",),
+}
+"""Settings of all short runs that an algorithm does not have."""
+RUNNING: dict[str, Any] = {
+    "model.normalization.mode": "running",
+    "model.normalization.n_steps": 16,
+}
+STILL: dict[str, Any] = {"algorithm.lr": 1e-30, "total_steps": 64}
 
 
 def cloned(tmp_path: Path, action: str = "discrete", name: str = "bc", **changes: Any) -> Path:
@@ -70,7 +82,35 @@ def continued(tmp_path: Path, base: Path, algorithm: str, **changes: Any) -> Any
         "run_dir": tmp_path / "next",
         **changes,
     }
-    return train(**given)
+    return train(**{k: v for k, v in given.items() if k not in GIVEN_TO_NONE.get(algorithm, ())})
+
+
+def untold(tmp_path: Path, base: Path, algorithm: str, action: str = "box", **changes: Any) -> Path:
+    """The directory of such a run in which nothing is said about its networks."""
+    given = {
+        "env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}},
+        **{key: value for key, value in SMALL.items() if not key.startswith("model.")},
+        **NEXT.get(algorithm, {}),
+        "algorithm": algorithm,
+        "base_run": str(base),
+        "run_dir": tmp_path / "next",
+        **STILL,
+        **changes,
+    }
+    train(**{k: v for k, v in given.items() if k not in GIVEN_TO_NONE.get(algorithm, ())})
+    return tmp_path / "next"
+
+
+def written(run_dir: Path) -> Any:
+    """The model section of config.yaml."""
+    return yaml.safe_load((run_dir / "config.yaml").read_text())["model"]
+
+
+def same_policy(base: Path, run_dir: Path, besides: tuple[str, ...] = ()) -> bool:
+    """Whether two runs have the same policy to the bit; its statistics may have gone on."""
+    before, after = policy_weights(base), policy_weights(run_dir)
+    kept = [key for key in before if not key.startswith(besides or ("nothing",))]
+    return before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in kept)
 
 
 def policy_weights(run_dir: Path, name: str = "best") -> dict[str, torch.Tensor]:
@@ -85,43 +125,179 @@ def test_weights_are_those_of_the_base(tmp_path, algorithm):
     action = "box" if algorithm == "sac" else "discrete"
     base = cloned(tmp_path, action, **(SQUASHED if action == "box" else {}))
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}}
-    still = {"algorithm.lr": 1e-30, "total_steps": 64}
-    continued(tmp_path, base, algorithm, env=env, **still)
-    before, after = policy_weights(base), policy_weights(tmp_path / "next")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    changes: dict[str, Any] = {"env": env, **STILL}
+    if algorithm == "es":
+        changes |= {"algorithm.noise_stddev": 1e-30, "algorithm.l2_penalty": 0.0, "total_steps": 10}
+    continued(tmp_path, base, algorithm, **changes)
+    assert same_policy(base, tmp_path / "next")
+
+
+@pytest.mark.parametrize("algorithm", sorted(NEXT))
+@pytest.mark.parametrize("mode", ["none", "running"])
+def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, algorithm, mode):
+    """Those of the default settings of BC, which are not the defaults of SAC."""
+    normalised = {"model.normalization.mode": mode, "model.normalization.n_steps": 16}
+    unset = {"model.hidden_sizes": None, "model.activation": None, "model.orthogonal_init": None}
+    family = "squashed_gaussian" if mode == "none" else "diagonal_gaussian"
+    families = SQUASHED if mode == "none" else {}
+    base = cloned(tmp_path, "box", **unset, **families, **normalised)
+    changes: dict[str, Any] = {}
+    if algorithm == "es":
+        changes = {"algorithm.noise_stddev": 1e-30, "algorithm.l2_penalty": 0.0, "total_steps": 10}
+    run_dir = untold(tmp_path, base, algorithm, **changes)
+    assert same_policy(base, run_dir, ("normalizer.",))
+    model = written(run_dir)
+    assert (model["hidden_sizes"], model["activation"]) == ([64, 64], "tanh")
+    assert model["orthogonal_init"] is True
+    assert model["distributions"] == {"Box": family}
+    assert model["normalization"]["mode"] == mode
+    if mode == "running":
+        before, after = policy_weights(base), policy_weights(run_dir)
+        assert before["normalizer.count"] < after["normalizer.count"]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_bc_goes_on_from_the_policy_of_another(tmp_path, algorithm):
+    """With the networks that it had there, those of SAC included."""
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
+    given = {"env": env, **SMALL, **ALGORITHMS[algorithm], **RUNNING, "model.hidden_sizes": None}
+    train(**given, run_dir=tmp_path / "base")
+    data = record(tmp_path / "data", SpacesEnv(action="box"))
+    run_dir = untold(
+        tmp_path,
+        tmp_path / "base",
+        "bc",
+        env=env,
+        **{"runner.dataset": str(data), "algorithm.batch_size": 16},
+    )
+    assert same_policy(tmp_path / "base", run_dir)
+    sac, ppo = ([256, 256], "relu", "squashed_gaussian"), ([64, 64], "tanh", "diagonal_gaussian")
+    model = written(run_dir)
+    found = (model["hidden_sizes"], model["activation"], model["distributions"]["Box"])
+    assert found == (sac if algorithm == "sac" else ppo)
+
+
+class Unscaled(DiagonalGaussian):
+    """A family that does not say what critics of actions read."""
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        super().__init__(space)
+        self.critic_input_size = 0
+
+
+def test_sac_says_how_to_train_its_base(tmp_path):
+    """Not all families have what SAC needs; what does is told, whatever is set besides."""
+    family = {"Box": {"_target_": "test_base_policy.Unscaled"}}
+    base = cloned(tmp_path, "box", **{"model.distributions": family})
+    advice = r"train the base with 'model\.distributions=\{Box: squashed_gaussian\}'"
+    with pytest.raises(ConfigError, match=rf"base_run = .*sac can not learn .*{advice}"):
+        untold(tmp_path, base, "sac")
+    with pytest.raises(ConfigError, match=advice):
+        untold(tmp_path, base, "sac", **NETS)
+    assert not (tmp_path / "next").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "sac"])
+def test_a_memory_is_refused_by_what_learns_from_single_steps(tmp_path, algorithm):
+    """All that is in the way is told at once: the shared layers too."""
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
+    memory = {"model.memory": {"cell": "gru", "size": 4}}
+    train(**{"env": env, **SMALL, **ALGORITHMS["ppo"], **memory, "run_dir": tmp_path / "base"})
+    data: dict[str, Any] = {}
+    if algorithm == "bc":
+        recorded = record(tmp_path / "data", SpacesEnv(action="box"))
+        data = {"runner.dataset": str(recorded), "algorithm.batch_size": 16}
+    with pytest.raises(ConfigError) as caught:
+        untold(tmp_path, tmp_path / "base", algorithm, **data)
+    text = str(caught.value)
+    assert "model.memory=null" in text
+    assert "model.shared_trunk=false" in text
 
 
 def test_statistics_of_observations_go_along(tmp_path):
     """The policy sees observations as it did, and statistics go on from there."""
-    normalised = {"model.normalization.mode": "running", "model.normalization.n_steps": 16}
-    base = cloned(tmp_path, **normalised)
-    still = {"algorithm.lr": 1e-30, "total_steps": 32}
-    continued(tmp_path, base, "ppo", **normalised, **still)
+    base = cloned(tmp_path, **RUNNING)
+    continued(tmp_path, base, "ppo", **RUNNING, **{**STILL, "total_steps": 32})
     before, after = policy_weights(base), policy_weights(tmp_path / "next")
     assert float(before["normalizer.count"]) == 40
-    assert float(after["normalizer.count"]) > 40
+    assert float(after["normalizer.count"]) == 40 + 32
+
+
+@pytest.mark.parametrize(
+    ("mode", "count"), [("running", 40 + 32), ("estimated", 40)], ids=["running", "estimated"]
+)
+@pytest.mark.parametrize("mode_of_base", ["running", "estimated"])
+def test_the_new_run_says_whether_statistics_go_on(tmp_path, mode_of_base, mode, count):
+    """Frozen ones of the base do not stay so under `running`, and the other way round."""
+    key = "model.normalization.mode"
+    base = cloned(tmp_path, **{**RUNNING, key: mode_of_base})
+    changes = {**RUNNING, key: mode, **STILL, "total_steps": 32}
+    continued(tmp_path, base, "ppo", **changes)
+    after = policy_weights(tmp_path / "next")
+    assert bool(policy_weights(base)["normalizer.frozen"]) == (mode_of_base == "estimated")
+    assert bool(after["normalizer.frozen"]) == (mode == "estimated")
+    assert float(after["normalizer.count"]) == count
 
 
 def test_networks_that_do_not_fit(tmp_path):
-    """What differs is named, and how to make it fit; nothing has been written."""
+    """What differs is named, and exactly what to set; nothing has been written."""
     base = cloned(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        continued(tmp_path, base, "ppo", **{"model.hidden_sizes": [9]})
+        continued(tmp_path, base, "ppo", **{"model.hidden_sizes": [9], "model.activation": None})
     text = str(caught.value)
     assert "base_run" in text
     assert "[8] there, [9] here" in text
-    assert "model.hidden_sizes" in text
+    assert "activation: relu there, tanh here" in text  # weights would fit
+    assert "set model.hidden_sizes=[8] model.activation=relu, or leave out" in text
     assert not (tmp_path / "next").exists()
-    with pytest.raises(ConfigError, match=r"normalizer\.count: nothing there, \[\] here"):
+    with pytest.raises(ConfigError, match=r"set model\.normalization\.mode=none,"):
         continued(tmp_path, base, "ppo", **{"model.normalization.mode": "running"})
+    base = cloned(tmp_path, "box", "other", **SQUASHED)
+    other: dict[str, Any] = {"Box": {"name": "squashed_gaussian", "log_std_max": 1.0}}
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
+    with pytest.raises(
+        ConfigError, match=r"set 'model\.distributions=\{Box: squashed_gaussian\}',"
+    ):
+        continued(tmp_path, base, "ppo", env=env, **{"model.distributions": other})
+
+
+def test_settings_of_equal_meaning_fit(tmp_path):
+    """A family by another name, the default by its name, and how weights and statistics begin."""
+    base = cloned(tmp_path, "box", **RUNNING)
+    gaussian = {"name": "clipped_gaussian", "log_std_min": -20.0, "initial_log_std": -1.0}
+    family: dict[str, Any] = {"Box": gaussian, "Discrete": "categorical"}
+    changes = {
+        **RUNNING,
+        "model.distributions": family,
+        "model.normalization.n_steps": 20,
+        "model.orthogonal_init": True,
+        "env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}},
+    }
+    continued(tmp_path, base, "ppo", **changes, **STILL)
+    assert same_policy(base, tmp_path / "next", ("normalizer.",))
+
+
+def test_own_networks_of_other_sizes(tmp_path):
+    """Settings say the same, weights do not: what a dotted path names may have changed."""
+    base = cloned(tmp_path)
+    weights = torch.load(base / "best" / "policy.pt")
+    name = next(key for key in weights if key.endswith("weight"))
+    weights[name] = weights[name][:, :-1]
+    torch.save(weights, base / "best" / "policy.pt")
+    with pytest.raises(ConfigError, match=r"the weights of its policy .*\[8, 2\] there, \[8, 3\]"):
+        continued(tmp_path, base, "ppo")
 
 
 def test_other_spaces(tmp_path):
     """A policy for other actions is refused by its spaces, not by its weights."""
     base = cloned(tmp_path, "box")
-    with pytest.raises(ConfigError, match="its policy has the action space"):
+    message = (
+        r"its policy has the action space Box\(.*\), the environment has Discrete\(3, start=-1"
+    )
+    with pytest.raises(ConfigError, match=message):
         continued(tmp_path, base, "ppo")
+    with pytest.raises(ConfigError, match=message):
+        untold(tmp_path, base, "ppo", "discrete")
 
 
 def test_no_policy_there(tmp_path):
@@ -131,66 +307,56 @@ def test_no_policy_there(tmp_path):
             continued(tmp_path, tmp_path / name, "ppo")
 
 
-def test_critics_are_taken_over_where_there_is_one(tmp_path):
+def test_critics_are_taken_over_where_there_is_one(tmp_path, capsys):
     """From PPO to PPO everything goes along; from BC the critic stays as it was made."""
-    model = load_policy(cloned(tmp_path)).model
-    spaces = (SpacesEnv().observation_space, SpacesEnv().action_space)
-    own = settings(**ALGORITHMS["ppo"])
-    train(**{**own, **NETS, "run_dir": tmp_path / "ppo"})
-    target = load_policy(tmp_path / "ppo").model
-    assert take_over(str(tmp_path / "ppo"), target, spaces) == ["policy", "critic"]
-    critic = {k: v.clone() for k, v in target.critic.state_dict().items()}
-    assert take_over(str(tmp_path / "bc"), target, spaces) == ["policy"]
-    assert all(torch.equal(critic[k], v) for k, v in target.critic.state_dict().items())
-    own_policy, taken = model.policy.state_dict(), target.policy.state_dict()
-    assert all(torch.equal(own_policy[key], taken[key]) for key in own_policy)
-
-
-def test_a_continued_run_does_not_need_its_base(tmp_path):
-    """Its checkpoint has everything; the base may be gone."""
-    import shutil
-
     base = cloned(tmp_path)
-    continued(tmp_path, base, "ppo", total_steps=64)
+    train(**{**settings(**ALGORITHMS["ppo"]), **NETS, "run_dir": tmp_path / "ppo"})
+    continued(tmp_path, tmp_path / "ppo", "ppo", **STILL)
+    critics = [load_policy(path).model.critic.state_dict() for path in (tmp_path / "ppo",)]
+    critics.append(load_policy(tmp_path / "next").model.critic.state_dict())
+    assert all(torch.equal(critics[0][key], critics[1][key]) for key in critics[0])
+    assert "base_run: took over policy, critic\n" in capsys.readouterr().err
+    continued(tmp_path, base, "ppo", run_dir=tmp_path / "other")
+    assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
+    transform = {"_target_": "maze_train.ReduceScaleValueTransform"}
+    transformed = {"model.value_transform": transform, "run_dir": tmp_path / "third"}
+    continued(tmp_path, tmp_path / "ppo", "ppo", **transformed)
+    assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
+
+
+def test_temperatures_are_those_of_the_new_run(tmp_path, capsys):
+    """They are settings; critics and their targets go along."""
+    base, run_dir = tmp_path / "base", tmp_path / "next"
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
+    train(**{"env": env, **SMALL, **ALGORITHMS["sac"], **RUNNING, "run_dir": base})
+    fixed = {"algorithm.entropy_coef": 0.05, "algorithm.entropy_tuning": False}
+    untold(tmp_path, base, "sac", **fixed)
+    told = "took over normalizer, policy, critics, target_critics; new: log_temperatures"
+    assert told in capsys.readouterr().err
+    before, after = (torch.load(path / "best" / "policy.pt") for path in (base, run_dir))
+    assert float(after["log_temperatures"].exp()) == pytest.approx(0.05)
+    critics = [key for key in before if key.startswith("critics.")]
+    assert critics
+    assert all(torch.equal(before[key], after[key]) for key in critics)
+
+
+@pytest.mark.parametrize("says_networks", [True, False])
+def test_a_continued_run_does_not_need_its_base(tmp_path, says_networks):
+    """Its checkpoint has everything, and its config.yaml the networks; the base may be gone."""
+    base = cloned(tmp_path, "box")
+    given = {"total_steps": 64, **(NETS if says_networks else {})}
+    untold(tmp_path, base, "ppo", **given)
     shutil.rmtree(base)
     result = train(resume=tmp_path / "next", total_steps=128)
     assert result.summary.env_steps >= 128
+    # The same command again, which says as little about networks as before.
+    untold(tmp_path, base, "ppo", **{**given, "resume": "auto", "total_steps": 192})
 
 
-def test_evolution_starts_from_it_too(tmp_path):
-    """What its members perturb are the weights of the base."""
+@pytest.mark.parametrize("damage", ["algorithm: {_target_: no.such.Thing}", "- 1"])
+def test_a_configuration_that_can_not_be_read(tmp_path, damage):
+    """The error is one of base_run, whatever is wrong there."""
     base = cloned(tmp_path)
-    own = {**settings(), **ES, **NETS, "algorithm.noise_stddev": 1e-30, "algorithm.lr": 1e-30}
-    own = {
-        k: v
-        for k, v in own.items()
-        if k not in ("algorithm.n_rollout_steps", "algorithm.batch_size")
-    }
-    given = {**own, "base_run": str(base), "run_dir": tmp_path / "next", "total_steps": 10}
-    train(**{**given, "algorithm.l2_penalty": 0.0})
-    before, after = policy_weights(base), policy_weights(tmp_path / "next")
-    assert all(torch.equal(before[key], after[key]) for key in before)
-
-
-def test_demonstrations_from_a_data_set(tmp_path):
-    """SAC begins with recorded transitions in its buffer: `algorithm=sacfd`."""
-    data = record(tmp_path / "data", gymnasium.make("Pendulum-v1"), n_episodes=4)
-    given: dict[str, Any] = {
-        "algorithm": "sacfd",
-        "algorithm.initial_demonstration_trajectories": str(data),
-        "algorithm.initial_buffer_size": 64,
-        "algorithm.batch_size": 8,
-        "algorithm.replay_buffer_size": 1000,
-        "model.hidden_sizes": [8],
-        "runner.concurrency": 2,
-        "evaluation.n_episodes": 0,
-        "total_steps": 40,
-    }
-    result = train(env="Pendulum-v1", run_dir=tmp_path / "run", **given, **QUIET)
-    assert result.history[0]["train/gradient_steps"] > 0  # the buffer was full enough at once
-    with pytest.raises(ConfigError, match="has the observation space"):
-        train(env="MountainCarContinuous-v0", run_dir=tmp_path / "no", **given, **QUIET)
-    del given["algorithm.initial_demonstration_trajectories"]
-    with pytest.raises(ConfigError, match="initial_demonstration_trajectories"):
-        train(env="Pendulum-v1", run_dir=tmp_path / "no", **given, **QUIET)
-    assert np.isfinite(result.history[-1]["train/critic_loss"])
+    (base / "best" / "config.yaml").write_text(damage)
+    with pytest.raises(ConfigError, match=r"^base_run = "):
+        continued(tmp_path, base, "ppo")

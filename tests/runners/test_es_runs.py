@@ -422,7 +422,7 @@ def test_as_a_user_gets_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "n_kills", "at"), [("none", 5, 24), ("running", 2, STATISTICS_STEPS + 12)]
+    ("mode", "n_kills", "at"), [("none", 2, 24), ("running", 2, STATISTICS_STEPS + 12)]
 )
 def test_killed_workers_make_no_difference(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, n_kills: int, at: int

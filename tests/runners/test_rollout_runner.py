@@ -28,7 +28,7 @@ from maze_train.errors import ConfigError, EnvError, MissingExtraError, RunDirec
 from maze_train.rollout.player import PlayedEpisode
 from maze_train.runners import rollout as rollout_module
 from maze_train.runners.rollout import RolloutRunner
-from maze_train.runners.rollout_report import RolloutProgress, summarise
+from maze_train.runners.rollout_report import EpisodesFile, RolloutProgress, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,11 +112,21 @@ def test_what_the_summary_says(run: str) -> None:
     assert (found["length_min"], found["length_max"]) == (min(returns), max(returns))
     assert found["env_steps"] == sum(returns)
     assert found["success_rate"] is None
-    assert found["seeds"] == [0, 4]
+    assert (found["first_seed"], found["last_seed"]) == (0, 4)
+    assert "seeds" not in found
     assert found["env"]["id"] == "CartPole-v1"
     score = json.loads(Path(run, "best/score.json").read_text())
-    assert found["policy"] == {"run": "run", "algorithm": "ppo", "deterministic": True, **score}
+    place = str(Path("run").absolute())
+    assert found["policy"] == {"run": place, "algorithm": "ppo", "deterministic": True, **score}
     assert set(found["versions"]) == {"python", "maze_train", "torch", "numpy", "gymnasium"}
+
+
+@pytest.mark.parametrize("seeds", [range(7, 4, -1), np.array([7, 6, 5]), (7, 6, np.int64(5))])
+def test_seeds_that_are_listed(seeds: Any) -> None:
+    """Any iterable of integers; the summary has all of them, in their order."""
+    play(policy="random", env="CartPole-v1", seeds=seeds)
+    assert summary()["seeds"] == [7, 6, 5] == [int(row["seed"]) for row in rows()]
+    assert "first_seed" not in summary()
 
 
 def test_where_results_go(run: str) -> None:
@@ -296,8 +306,25 @@ def test_records_are_appended_to_another_data_set() -> None:
         )
     assert list(open_dataset("data").seeds) == list(range(10))
     assert not Path("out0/trajectories").exists()
-    with pytest.raises(Exception, match="the data set data has the observation_space"):
-        play(policy="random", env="Acrobot-v1", record=True, record_dir="data")
+    other: dict[str, Any] = {"policy": "random", "env": "Acrobot-v1", "record": True}
+    with pytest.raises(ConfigError, match="the data set data has the observation_space") as told:
+        play(**other, record_dir="data")
+    assert (told.value.key, told.value.value) == ("record_dir", "data")
+    with pytest.raises(ConfigError, match=r"record_dir = 'out0': out0 holds .* no dataset\.json"):
+        play(**other, record_dir="out0")
+    assert not Path("out").exists()
+
+
+def test_a_data_set_of_two_policies(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts tell who acted, and a warning tells that they were several."""
+    for number, who in enumerate(({"run": run}, {"policy": "random", "env": "CartPole-v1"})):
+        assert capsys.readouterr().err == ""
+        play(**who, record=True, record_dir="data", output_dir=f"out{number}")
+    assert "warning: the data set data began with policy {" in capsys.readouterr().err
+    dataset = open_dataset("data")
+    assert [part.policy.get("algorithm") for part in dataset.parts] == ["ppo", None]
+    assert dataset.parts[1].policy == {"policy": "random"}
+    assert dataset.parts[1].env == dataset.metadata.env
     assert not Path("out").exists()
 
 
@@ -420,6 +447,35 @@ def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rollout_module, "write_episodes", fails)
     with pytest.raises(RunDirectoryError, match=r"out can not be written: .*No space left"):
         play(run=run)
+
+
+def test_rows_are_written_as_episodes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there after each one is the beginning of what is there in the end."""
+    pieces = []
+    ended = RolloutProgress.ended
+
+    def look(self: RolloutProgress, episode: PlayedEpisode) -> None:
+        ended(self, episode)
+        pieces.append(Path("out/evaluation.csv").read_bytes())
+
+    monkeypatch.setattr(RolloutProgress, "ended", look)
+    play(policy="random", env="CartPole-v1")
+    assert [piece.count(b"\n") for piece in pieces] == [2, 3, 4, 5, 6]
+    assert Path("out/evaluation.csv").read_bytes() == pieces[-1]
+    assert all(pieces[-1].startswith(piece) for piece in pieces)
+
+
+def test_a_disk_that_gets_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that can not be written ends the rollout; the files are then written once more."""
+
+    def full(self: EpisodesFile, episode: PlayedEpisode) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EpisodesFile, "add", full)
+    with pytest.raises(RunDirectoryError, match=r"out can not be written: .*No space left"):
+        play(policy="random", env="CartPole-v1", record=True)
+    assert (len(rows()), summary()["stop_reason"]) == (1, "error")
+    assert len(open_dataset("out/trajectories")) == 1
 
 
 def test_a_damaged_policy_is_told(run: str) -> None:

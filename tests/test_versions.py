@@ -1,0 +1,41 @@
+"""Which versions files name."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from maze_train import versions as module
+from maze_train.versions import versions
+
+
+def test_versions() -> None:
+    """Those of Python and of what results depend on; the mapping can not be changed."""
+    found = versions()
+    assert list(found) == ["python", "maze_train", "torch", "numpy", "gymnasium"]
+    assert found["python"] == platform.python_version()
+    assert found["numpy"] == metadata.version("numpy")
+    with pytest.raises(TypeError):
+        found["python"] = "4"  # type: ignore[index]  # that is the point
+
+
+def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no version is told as unknown."""
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(module, "version", missing)
+    assert set(versions.__wrapped__().values()) == {platform.python_version(), "unknown"}
+
+
+@pytest.mark.slow
+def test_nothing_is_imported() -> None:
+    """PyTorch has a version without being loaded."""
+    code = "import sys, maze_train.versions as v; v.versions(); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
