@@ -166,7 +166,7 @@ def take_over(config: TrainConfig, model: nn.Module) -> TakenOver:
     normalizer = find_normalizer(model)
     if normalizer is not None:
         is_estimated = config.model.normalization.mode == "estimated"
-        pass
+        normalizer.frozen.fill_(is_estimated and bool(normalizer.count > 0))
     return TakenOver(tuple(taken), tuple(part for part in wanted if part not in taken))
 
 

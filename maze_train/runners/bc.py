@@ -30,6 +30,7 @@ from maze_train.learner.learner import LearnerEvents
 from maze_train.nets.policy_model import PolicyModel, build_policy
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.machine import available_memory, readable_nbytes
+from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import build_target, locate
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import EVALUATION_METRICS
@@ -213,11 +214,13 @@ class BCRunner(TrainingRunner):
         """Refuse an environment with other spaces than the data have."""
         if not self.has_env:
             return
-        found = zip(("observation", "action"), self.spaces, self._env_spaces, strict=True)
-        for name, recorded, own in found:
-            if recorded != own:
-                problem = f"has the {name} space {own}, the data set has {recorded}"
-                raise ConfigError("env", problem, env_name(self.config.env))
+        check_same_spaces(
+            "env",
+            "has the {kind} space {found}, the data set has {wanted}",
+            self._env_spaces,
+            self.spaces,
+            env_name(self.config.env),
+        )
 
     def _take_data(self, model: PolicyModel) -> None:
         """Split the episodes, and convert them if they fit into memory."""

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.rollout_config import RANDOM
-from maze_train.errors import ConfigError
 from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent
 from maze_train.rollout.rollout_generator import agent_maker, check_policy_spaces
 from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
+from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import TARGET, build_target
 
 if TYPE_CHECKING:
@@ -123,18 +123,14 @@ class TrainedActions(RolloutPolicy):
 
     def check_spaces(self, env: str, observation_space: Any, action_space: Any) -> None:
         """Refuse an environment with other spaces than the policy has, see `RolloutPolicy`."""
-        pairs = {
-            "observation space": (self.saved.observation_space, observation_space),
-            "action space": (self.saved.action_space, action_space),
-        }
-        for what, (own, found) in pairs.items():
-            if own != found:
-                raise ConfigError(
-                    "env",
-                    f"the policy in {self.saved.directory} has the {what} {own}, this environment "
-                    f"has {found}: choose one with equal spaces",
-                    env,
-                )
+        check_same_spaces(
+            "env",
+            "this environment has the {kind} space {found}, the policy has {wanted}: choose one with "
+            "equal spaces",
+            (observation_space, action_space),
+            (self.saved.observation_space, self.saved.action_space),
+            env,
+        )
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def test_environments_that_do_not_fit(run: str) -> None:
     """Both spaces are named; nothing is written."""
     before = sorted(Path().rglob("*"))
     for env, what in (("Acrobot-v1", "observation space"), (make_three_actions, "action space")):
-        with pytest.raises(ConfigError, match=f"the policy in run/best has the {what} .* has "):
+        with pytest.raises(ConfigError, match=f"has the {what} .*, the policy has "):
             play(run=run, env=env)
     assert sorted(Path().rglob("*")) == before
 
