@@ -124,7 +124,8 @@ class TrainConfig:
 
     base_run: str | None = None
     """Directory of a run, or of a saved policy, whose policy training starts from, such as one of
-    bc; networks have to be equal, a critic is taken over where there is one. null: new weights."""
+    bc; its networks are taken over where `model` says nothing of the policy, a critic where there
+    is one of the same kind. null: new weights."""
 
     resume: str | None = None
     """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in

@@ -39,7 +39,8 @@ class JobBoard:
     its episode raised for the second time, or when the third process died or hung with it.
 
     Args:
-        crew: The processes. The first that each of them tells are the spaces of its environments.
+        crew: The processes, which were just started. The first that each of them tells are the
+            spaces of its environments; that is waited for. The crew is closed if one fails.
         slots: Jobs that a process does at a time, >= 1.
 
     Attributes:
@@ -47,6 +48,11 @@ class JobBoard:
         most_jobs: Jobs that a process has at most; some wait, so that no slot is empty while
             messages travel.
         next: The first job that was not given to anybody.
+        spaces: Observation and action space of one environment.
+
+    Raises:
+        MazeTrainError: If a process fails while it builds its environments.
+        SpaceError: If the environments differ in their spaces.
     """
 
     def __init__(self, crew: Crew, slots: int) -> None:
@@ -55,24 +61,18 @@ class JobBoard:
         self.next = 0
         self._crew = crew
         self._states = [_ProcessState() for _ in crew.workers]
-        self._spaces: tuple[Any, Any] = (None, None)
         self._seed_of: Callable[[int], int] = int
         self._again: list[int] = []
         self._raises: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
-
-    def first_spaces(self) -> tuple[Any, Any]:
-        """Wait for all processes to build their environments; returns the spaces of one.
-
-        Raises:
-            MazeTrainError: If one fails.
-            SpaceError: If the environments differ in their spaces.
-        """
-        described = self._crew.first_replies("building its environments")
-        self._spaces = described[0]
-        for worker, spaces in zip(self._crew.workers, described, strict=True):
-            check_spaces(worker, spaces, self._spaces)
-        return self._spaces
+        try:
+            described = crew.first_replies("building its environments")
+            for worker, spaces in zip(crew.workers, described, strict=True):
+                check_spaces(worker, spaces, described[0])
+        except BaseException:
+            crew.close()
+            raise
+        self.spaces: tuple[Any, Any] = described[0]
 
     def begin(self, seed_of: Callable[[int], int]) -> None:
         """Begin a round; `drop` comes before it, unless it is the first one.
@@ -159,7 +159,7 @@ class JobBoard:
             if state.begun:
                 results += take_in(index, told)
                 continue
-            check_spaces(worker, told, self._spaces)
+            check_spaces(worker, told, self.spaces)
             state.begun = True
             started(index)
         return results

@@ -82,24 +82,19 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
         **crew_settings: Any,
     ) -> None:
         super().__init__(noise_table, settings)
+        self._weights = -1
+        self._counts: list[_Counts] = []
+        self._work = Work(-1, -1, 0.0, [])
         slots = -(-num_envs // n_workers)
         task = ESTask(pickled([env_factory] * slots, "env"), on_non_finite, os.getpid())
         envs = [range(i * slots, (i + 1) * slots) for i in range(n_workers)]
         self._crew = Crew(es_worker_main, task, envs, kind="worker", owner=self, **crew_settings)
         self._board = JobBoard(self._crew, slots)
-        self._weights = -1
-        self._counts: list[_Counts] = []
-        self._work = Work(-1, -1, 0.0, [])
-        try:
-            self._spaces = self._board.first_spaces()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self._spaces
+        return self._board.spaces
 
     @property
     def worker_restarts(self) -> int:

@@ -91,16 +91,11 @@ class SubprocPlayer(RolloutPlayer):
         )
         self._board = JobBoard(self._crew, slots)
         self._steps = [0] * n_workers
-        try:
-            self._spaces = self._board.first_spaces()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self._spaces
+        return self._board.spaces
 
     @property
     def worker_restarts(self) -> int:

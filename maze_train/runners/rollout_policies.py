@@ -125,8 +125,8 @@ class TrainedActions(RolloutPolicy):
         """Refuse an environment with other spaces than the policy has, see `RolloutPolicy`."""
         check_same_spaces(
             "env",
-            "this environment has the {kind} space {found}, the policy has {wanted}: choose one with "
-            "equal spaces",
+            "this environment has the {kind} space {found}, the policy has {wanted}: choose one "
+            "with equal spaces",
             (observation_space, action_space),
             (self.saved.observation_space, self.saved.action_space),
             env,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from es_problems import PLAIN, SIGMA, make_table, model_maker, pair_bits, set_version
+from es_problems import PLAIN, SIGMA, make_table, model_maker, set_version
 from player_problems import FailsForSeedEnv, UnequalEnv
 from reference_population import slow_draw
 
@@ -75,6 +75,10 @@ class ScriptedCrew:
         """Those that have something to say."""
         return [worker.index for worker in self.workers if worker.says]
 
+    def close(self) -> None:
+        """End the processes."""
+        self.workers = []
+
     def replace(self, index: int, failure: WorkerFailedError, told: str, outlook: str) -> None:
         """Remember a failure; raises it if a restart is no remedy."""
         self.told.append((index, told, outlook))
@@ -85,10 +89,10 @@ class ScriptedCrew:
 def make_board(count: int = 2, slots: int = 2) -> tuple[JobBoard, Any]:
     """A board with scripted processes, whose jobs have the seeds 100, 100, 101, 101, ..."""
     crew: Any = ScriptedCrew(count)
-    board = JobBoard(crew, slots)
     for worker in crew.workers:
         worker.says.append(("obs", "act"))
-    assert board.first_spaces() == ("obs", "act")
+    board = JobBoard(crew, slots)
+    assert board.spaces == ("obs", "act")
     board.begin(lambda number: 100 + number // 2)
     return board, crew
 
@@ -169,7 +173,7 @@ def test_processes_that_are_closed() -> None:
     """Nobody gets a job, and dropping them is no error."""
     board, crew = make_board()
     board.hand_out(1)
-    crew.workers = []
+    crew.close()
     assert board.hand_out(9) == {}
     board.drop(DROP)
 
@@ -187,7 +191,8 @@ def test_spaces_that_differ(again: bool) -> None:
     crew = ScriptedCrew(2)
     crew.workers[0].says, crew.workers[1].says = [("obs", "act")], [("obs", "other")]
     with pytest.raises(SpaceError, match="equal spaces"):
-        JobBoard(crew, 1).first_spaces()  # type: ignore[arg-type]  # stands for processes
+        JobBoard(crew, 1)  # type: ignore[arg-type]  # stands for processes
+    assert crew.workers == []
 
 
 # -- what comes again ----------------------------------------------------------------------------
@@ -362,25 +367,3 @@ def test_a_member_that_fails_again(start: Any, how: str) -> None:
     # Two members have the seed, and each of them may be the first to fail.
     assert rollouts.worker_restarts in ((1, 2) if how == "raise" else (2, 3, 4))
     assert multiprocessing.active_children() == []
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_members_that_fail_once(start: Any, tmp_path: Any) -> None:
-    """One after the other, in one iteration after the other: they are played again."""
-    results: list[Any] = []
-    for name in ("fails", "does not"):
-        marker = tmp_path / name
-        rollouts = start(partial(FailsForSeedEnv, "raise", seed_of_pair(1), marker))
-        if name == "does not":
-            marker.touch()
-        found: list[Any] = []
-        for _ in range(3):
-            pairs = rollouts.generate_rollouts(2, SIGMA, 4)
-            found.append([pair_bits(next(pairs)) for _ in range(4)])
-            pairs.close()
-            if name == "fails":
-                marker.unlink()
-        assert rollouts.worker_restarts == (3 if name == "fails" else 0)
-        results.append(found)
-    assert results[0] == results[1]
