@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
 from maze_train.data.replay_columns import leaves_by_key
 from maze_train.errors import ShapeError, SpaceError
@@ -14,8 +15,6 @@ from maze_train.spaces.actions import checked_actions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from gymnasium import spaces
 
     from maze_train.data.trajectories import Trajectory
     from maze_train.types import Array
@@ -42,6 +41,12 @@ class Column:
 
     leaf: spaces.Space[Any] | None
     """The space of a row; None: rewards."""
+
+    @property
+    def checked_space(self) -> spaces.Space[Any] | None:
+        """The space whose values are checked: that of actions, and of discrete observations."""
+        is_box = isinstance(self.leaf, spaces.Box)
+        return None if self.group == "obs" and is_box else self.leaf
 
     @property
     def row_nbytes(self) -> int:
@@ -87,7 +92,7 @@ def checked_episode(trajectory: Trajectory, columns: Sequence[Column], name: str
     Raises:
         ShapeError: If keys or shapes are not those of the spaces.
         SpaceError: If an array is of another kind than its leaf, a number does not fit its data
-            type, or an action is none of the space.
+            type, or an action or a discrete observation is none of its space.
     """
     found = {
         (group, key): leaf
@@ -105,8 +110,8 @@ def checked_episode(trajectory: Trajectory, columns: Sequence[Column], name: str
         shape = (column.num_rows([trajectory.num_steps]), *column.shape)
         if array.shape != shape:
             raise ShapeError(f"{label} has the shape {list(array.shape)}, expected {list(shape)}")
-        if column.group == "actions" and column.leaf is not None:
-            array = checked_actions(label, array, trajectory.num_steps, column.leaf)
+        if column.checked_space is not None:
+            array = checked_actions(label, array, len(array), column.checked_space)
         arrays.append(_converted(array, column.dtype, label))
     seed = None if trajectory.seed is None else int(trajectory.seed)
     ends = bool(trajectory.terminated), bool(trajectory.truncated)

@@ -64,6 +64,10 @@ LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # -- texts ---------------------------------------------------------------------------------------
 
 
+MALFORMED = (AssertionError, KeyError, MemoryError, OverflowError, TypeError, ValueError)
+"""What the spaces of a file that somebody made up may lead to."""
+
+
 def sealed(content: dict[str, Any]) -> bytes:
     """The only text of a JSON file with this content; `sha256` is made anew.
 
@@ -169,7 +173,7 @@ def read_metadata(directory: Path) -> DatasetMetadata:
             env=content["env"],
             policy=content["policy"],
         )
-    except (MazeTrainError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except (MazeTrainError, *MALFORMED) as error:
         raise DatasetError(f"{path}: not the content of a data set: {error!r}") from error
     if not isinstance(metadata.env, dict) or not isinstance(metadata.policy, dict):
         raise DatasetError(f"{path}: env and policy: expected mappings")
@@ -347,6 +351,8 @@ def _checked_ends(manifest: Path, content: dict[str, Any]) -> dict[str, list[Any
             raise DatasetError(f"{manifest}: {key}: expected a list of {names}")
     if any(not 1 <= length < 1 << 48 for length in content["lengths"]):
         raise DatasetError(f"{manifest}: lengths: expected numbers of steps >= 1")
+    if any(seed is not None and seed < 0 for seed in content["seeds"]):
+        raise DatasetError(f"{manifest}: seeds: expected numbers >= 0, or null")
     return {key: content[key] for key in kinds}
 
 

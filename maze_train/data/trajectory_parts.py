@@ -283,7 +283,7 @@ def check_part(part: TrajectoryPart, columns: Sequence[Column]) -> None:
 
 
 def check_content(part: TrajectoryPart, columns: Sequence[Column]) -> None:
-    """Read a part, and refuse numbers that are not finite and actions that are none of the space.
+    """Read a part, and refuse numbers that are not finite, or are none of a space.
 
     Raises:
         DatasetError: Naming the array and the row.
@@ -298,11 +298,11 @@ def check_content(part: TrajectoryPart, columns: Sequence[Column]) -> None:
                 raise DatasetError(
                     f"{part.name}: {column.name}[{row}] = {array[row]}: expected finite numbers"
                 )
-            if column.group == "actions" and column.leaf is not None:
+            if column.checked_space is not None:
                 try:
-                    checked_actions(column.name, block, len(block), column.leaf)
+                    checked_actions(column.name, block, len(block), column.checked_space)
                 except SpaceError as error:
                     raise DatasetError(
                         f"{part.name}, counted from row {row}: {error}; the data set does not fit "
-                        f"its own action space"
+                        f"its own space of {column.group}"
                     ) from error

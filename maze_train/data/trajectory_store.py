@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,15 @@ def _from_target(
 
 def _checked(items: Iterable[Any], name: str) -> Iterator[Trajectory]:
     """What a function gave, one after the other, which have to be episodes."""
-    for number, item in enumerate(items):
+    iterator = iter(items)
+    for number in count():
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            problem = f"{name} failed at item {number}: {type(error).__name__}: {error}"
+            raise DatasetError(problem) from error
         if not isinstance(item, Trajectory):
             kind = type(item).__name__
             raise DatasetError(f"{name}: item {number} is a {kind}: expected a Trajectory")

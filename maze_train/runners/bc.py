@@ -116,11 +116,12 @@ class BCRunner(TrainingRunner):
             raise ConfigError(
                 DATASET,
                 f"{len(missing)} of the {len(known)} parts that this run learned from are not "
-                "there: expected the same data set, where episodes may have been added",
+                "there: expected the same data set; episodes may have been added to a directory, "
+                "not to what a function or Minari gives",
                 self.config.runner.dataset,
             )
-        if len(parts) > len(known):
-            added = sum(part.num_episodes for key, part in parts.items() if key not in known)
+        added = len(dataset) - sum(parts[key].num_episodes for key in known)
+        if added:
             print(
                 f"{added} episodes were added to the data set since this run began, and are left "
                 "out: a new run learns from them (base_run=<this one> begins with its policy)",

@@ -845,3 +845,65 @@ def test_episode_return():
     assert replace(trajectory, rewards=rewards).episode_return == 2**24 + 2
     assert replace(trajectory, rewards=np.array([1, 2, 4])).episode_return == 7.0
     assert isinstance(trajectory.episode_return, float)
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad"),
+    [
+        (spaces.Discrete(4, start=1), 4, 7),
+        (spaces.MultiDiscrete([3, 4]), [2, 3], [3, 0]),
+        (spaces.MultiBinary(2), [0, 1], [0, 2]),
+    ],
+    ids=str,
+)
+def test_discrete_observations_outside_of_their_space(tmp_path, space, good, bad):
+    """A network would read them as something else: refused when added, and when read."""
+    metadata = DatasetMetadata(space, spaces.Discrete(2))
+
+    def episode(last):
+        obs = np.array([good, last], space.dtype)
+        return Trajectory(obs, np.zeros(1, np.int64), np.ones(1), True, False)
+
+    with TrajectoryWriter(tmp_path / "data", metadata) as writer:
+        writer.add(episode(good))
+        with pytest.raises(SpaceError, match="is not in"):
+            writer.add(episode(bad))
+    array = np.array([good, bad], space.dtype)
+    other_array(tmp_path / "data" / "part-000000" / "obs.npy", npy(array))
+    with pytest.raises(DatasetError, match=r"obs.* is not in .* its own space of obs"):
+        TrajectoryDataset.open(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "Discrete", "n": 2**70, "start": 0},
+        {"type": "Box", "low": 0, "high": 1, "shape": [10**13], "dtype": "float32"},
+    ],
+    ids=lambda space: space["type"],
+)
+def test_spaces_of_strangers(dataset, space):
+    """What no machine can hold is a damaged file, not a crash."""
+    change_json(dataset / "dataset.json", observation_space=space)
+    with pytest.raises(DatasetError, match=r"dataset\.json: not the content of a data set"):
+        TrajectoryDataset.open(dataset)
+
+
+def test_seeds_of_strangers(dataset):
+    """Seeds are not negative."""
+    change_json(dataset / "part-000001" / MANIFEST, seeds=[-1])
+    with pytest.raises(DatasetError, match="seeds: expected numbers >= 0"):
+        TrajectoryDataset.open(dataset)
+
+
+def failing_trajectories():
+    """Fails after the first episode."""
+    yield from episodes(2)
+    raise OSError("the tape tore")
+
+
+def test_functions_that_fail_on_the_way():
+    """The name of the function and the item are told."""
+    node = {"_target_": "test_trajectory_store.failing_trajectories"}
+    with pytest.raises(DatasetError, match="failed at item 1: OSError: the tape tore"):
+        open_dataset(node, observation_space=FLOATS, action_space=CHOICE)
