@@ -42,6 +42,7 @@ __all__ = [
     "RandomAgent",
     "SlotAgent",
     "UniformPolicy",
+    "built_policy",
     "first_observations",
 ]
 
@@ -137,7 +138,7 @@ class PolicyAgent:
         self._slots = slots
         self._observation = FlatView(slots.env_observation_space)
         self._action = FlatView(slots.single_action_space)
-        self._policies = [_Actor(_built(make_policy)) for _ in range(len(slots))]
+        self._policies = [_Actor(built_policy(make_policy)) for _ in range(len(slots))]
         if any(
             a.shares_memory(b) for a, b in zip(self._policies, self._policies[1:], strict=False)
         ):
@@ -190,6 +191,9 @@ class PolicyAgent:
             ]
         except SpaceError as error:
             problem, parts = f": {error}", []
+        except Exception as error:  # whatever NumPy or the class of the action raises
+            text = f"{type(error).__name__}: {error}"
+            raise self._fault(row, f"its action can not be read: {text}") from error
         if problem or any(value is None for _, value in parts):
             raise self._fault(
                 row,
@@ -296,7 +300,12 @@ class _Actor:
         return self._reset is not None and self._policy is other._policy
 
 
-def _built(make_policy: Callable[[], object]) -> object:
+def built_policy(make_policy: Callable[[], object]) -> object:
+    """What a function returns that builds a policy.
+
+    Raises:
+        ConfigError: In place of what the function raises, unless that is an error of this package.
+    """
     try:
         return make_policy()
     except MazeTrainError:

@@ -87,8 +87,8 @@ class PlaySettings:
     """Whether trajectories are kept."""
 
     video_dir: str | None = None
-    """Where videos are written, as `episode_<number>.mp4`; the render mode of the environment has
-    to be `rgb_array`. None: there are none."""
+    """Where videos are written, as `episode_<number>_seed_<seed>.mp4`; the render mode of the
+    environment has to be `rgb_array`. None: there are none."""
 
     video_every: int = 1
     """Every how many episodes there is a video: of those whose number it divides. >= 1."""
@@ -178,7 +178,7 @@ class EpisodePlayer:
 
         Raises:
             EnvError: If an environment or a policy raises or returns something invalid.
-            OSError: If a video can not be written.
+            RunDirectoryError: If a video can not be written.
         """
         while self._waiting and len(self._playing) < len(self.slots):
             self._start(*self._waiting.popleft())
@@ -205,7 +205,7 @@ class EpisodePlayer:
         if settings.record:
             playing.recording = EpisodeRecording(slots, slot)
         if settings.video_dir is not None and number % settings.video_every == 0:
-            path = Path(settings.video_dir, f"episode_{number:06d}.mp4")
+            path = Path(settings.video_dir, f"episode_{number:06d}_seed_{seed}.mp4")
             playing.video = VideoWriter(path, self._fps)
             self._film(slot, playing.video)
 

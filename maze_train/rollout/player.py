@@ -54,11 +54,14 @@ class RolloutPlayer(ABC):
 
     Attributes:
         steps_made: Environment steps made so far, those included that are not needed any more.
+        waiting: Episodes of the last call of `play` that are done and were not taken, by number;
+            they stay there when it ends early. One counts as taken when the next is asked for.
     """
 
     def __init__(self, settings: PlaySettings) -> None:
         self.settings = settings
         self.steps_made = 0
+        self.waiting: dict[int, PlayedEpisode] = {}
         self._seeds: list[int] = []
         self._round = 0
         self._is_closed = False
@@ -100,20 +103,21 @@ class RolloutPlayer(ABC):
     def _played(
         self, seeds: list[int], number: int, on_step: Callable[[int], object] | None
     ) -> Generator[PlayedEpisode, None, None]:
-        finished: dict[int, PlayedEpisode] = {}
         self._check_round(number)
         self._seeds = seeds
+        waiting = self.waiting = dict[int, PlayedEpisode]()
         self._begin()
         try:
             for place in range(len(seeds)):
                 limit = min(place + WINDOW * self._capacity, len(seeds))
-                while place not in finished:
+                while place not in waiting:
                     self._check_round(number)
                     before = self.steps_made
-                    finished |= {episode.number: episode for episode in self._advance(limit)}
+                    self._advance(limit)
                     if on_step is not None:
                         on_step(self.steps_made - before)
-                yield finished.pop(place)
+                yield waiting[place]
+                del waiting[place]
         finally:
             if self._round == number:
                 self._end()
@@ -136,9 +140,13 @@ class RolloutPlayer(ABC):
     def _begin(self) -> None:
         """Begin with new seeds."""
 
+    def _note(self, ended: Iterable[PlayedEpisode]) -> None:
+        """Let episodes that ended wait for their turn."""
+        self.waiting.update((episode.number, episode) for episode in ended)
+
     @abstractmethod
-    def _advance(self, limit: int) -> list[PlayedEpisode]:
-        """Go on playing for a while; returns the episodes that ended.
+    def _advance(self, limit: int) -> None:
+        """Go on playing for a while, and note the episodes that ended.
 
         Args:
             limit: Episodes 0, ..., limit - 1 are to be played; it never falls.
@@ -215,13 +223,12 @@ class SequentialPlayer(RolloutPlayer):
         self._player.drop()
         self._next = 0
 
-    def _advance(self, limit: int) -> list[PlayedEpisode]:
+    def _advance(self, limit: int) -> None:
         player = self._player
         player.add((number, self._seeds[number]) for number in range(self._next, limit))
         self._next = max(self._next, limit)
-        ended = player.step()
+        self._note(player.step())
         self.steps_made = player.steps_made
-        return ended
 
     def _end(self) -> None:
         self._player.drop()

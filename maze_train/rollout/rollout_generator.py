@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from maze_train.rollout.agents import SlotAgent
     from maze_train.rollout.player import MakeAgent, PlayedEpisode, RolloutPlayer
 
-__all__ = ["RolloutGenerator", "agent_maker", "check_policy_spaces"]
+__all__ = [
+    "RolloutGenerator",
+    "agent_maker",
+    "check_policy_spaces",
+    "check_told_spaces",
+    "model_of",
+    "told_spaces",
+]
 
 RANDOM = "random"
 
@@ -158,9 +165,9 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
         if policy != RANDOM:
             raise ConfigError("policy", "expected 'random', a model, an object or function", policy)
         return RandomAgent
-    for model in (policy, getattr(policy, "model", None)):
-        if isinstance(model, nn.Module) and acts(model):
-            return partial(_model_agent, model, deterministic)
+    model = model_of(policy)
+    if model is not None:
+        return partial(_model_agent, model, deterministic)
     if isinstance(policy, type):
         return partial(PolicyAgent, policy)
     if not callable(policy) and not callable(getattr(policy, "act", None)):
@@ -170,6 +177,14 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
             policy,
         )
     return partial(PolicyAgent, partial(copy.deepcopy, policy))
+
+
+def model_of(policy: Any) -> nn.Module | None:
+    """The model that acts for a policy: itself, or its attribute `model`; None: there is none."""
+    for model in (policy, getattr(policy, "model", None)):
+        if isinstance(model, nn.Module) and acts(model):
+            return model
+    return None
 
 
 def acts(model: nn.Module) -> bool:
@@ -185,8 +200,24 @@ def check_policy_spaces(policy: Any, spaces: tuple[Any, Any]) -> None:
     Raises:
         ConfigError: Naming both.
     """
-    for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
-        own = None if isinstance(policy, type) else getattr(policy, name, None)
+    check_told_spaces(told_spaces(policy), spaces)
+
+
+def told_spaces(policy: Any) -> tuple[Any, Any]:
+    """Observation and action space that a policy tells; None: it does not."""
+    if isinstance(policy, type):
+        return None, None
+    return getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
+
+
+def check_told_spaces(told: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
+    """Refuse spaces that a policy tells, if those of the environment are others.
+
+    Raises:
+        ConfigError: Naming both.
+    """
+    names = ("observation_space", "action_space")
+    for name, own, space in zip(names, told, spaces, strict=True):
         if own is not None and own != space:
             raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
 

@@ -113,14 +113,13 @@ class SubprocPlayer(RolloutPlayer):
     def _end(self) -> None:
         self._board.drop(DROP)
 
-    def _advance(self, limit: int) -> list[PlayedEpisode]:
+    def _advance(self, limit: int) -> None:
         """Hand episodes out, and wait for news."""
         for index, numbers in self._board.hand_out(limit).items():
             work = PlayWork(self._round, [(number, self._seeds[number]) for number in numbers])
             self._crew.workers[index].send(PLAY, pickle.dumps(work))
-        ended = self._board.listen(self._take_in)
+        self._board.listen(self._take_in)
         self._board.repair_hung(self._steps)
-        return ended
 
     def _take_in(self, index: int, news: PlayNews) -> list[PlayedEpisode]:
         """The episodes of which a process tells."""
@@ -130,6 +129,7 @@ class SubprocPlayer(RolloutPlayer):
         if news.round != self._round:
             return []  # called off while they were on their way
         self._board.done(index, (episode.number for episode in news.episodes))
+        self._note(news.episodes)  # here, since another process may fail meanwhile
         return news.episodes
 
     def _close(self) -> None:

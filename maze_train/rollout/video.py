@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.errors import EnvError, MissingExtraError
+from maze_train.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.files import fsync_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import gymnasium
@@ -27,6 +28,8 @@ DEFAULT_FPS = 30.0
 
 END_S = 60.0
 """How long ffmpeg may take to finish a file."""
+
+ENDED = "ffmpeg ended"
 
 BUILD = 'build the environment with render_mode="rgb_array"'
 
@@ -63,11 +66,12 @@ class VideoWriter:
 
         Raises:
             EnvError: If it is something else.
-            OSError: If it can not be written.
+            RunDirectoryError: If it can not be written.
         """
         checked = checked_frame(frame)
         if self._process is None:
-            self._start(checked.shape)
+            with self._writing():
+                self._start(checked.shape)
         if checked.shape != self._shape:
             raise EnvError(
                 f"a frame has the shape {list(checked.shape)}, those before have "
@@ -75,30 +79,29 @@ class VideoWriter:
             )
         assert self._process is not None
         assert self._process.stdin is not None
-        try:
+        with self._writing():
             self._process.stdin.write(even_frame(checked).data)
-        except OSError as error:
-            raise self._failure() from error
 
     def close(self) -> None:
         """Finish the file; calling it again does nothing.
 
         Raises:
-            OSError: If it can not be written; it is not there then.
+            RunDirectoryError: If it can not be written; it is not there then.
         """
         process = self._process
         if process is None:
             return
         assert process.stdin is not None
         try:
-            with suppress(BrokenPipeError):  # the exit code tells
-                process.stdin.close()
-            if process.wait(END_S):
-                raise self._failure()
-            with self._beside.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(self._beside, self.path)
-            fsync_directory(self.path.parent)
+            with self._writing():
+                with suppress(BrokenPipeError):  # the exit code tells
+                    process.stdin.close()
+                if process.wait(END_S):
+                    raise self._failure(ENDED)
+                with self._beside.open("rb") as file:
+                    os.fsync(file.fileno())
+                os.replace(self._beside, self.path)
+                fsync_directory(self.path.parent)
         finally:
             self.discard()
 
@@ -138,13 +141,25 @@ class VideoWriter:
             start_new_session=True,
         )
 
-    def _failure(self) -> OSError:
-        """What became of ffmpeg."""
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Errors of the disk and of ffmpeg are those of the video."""
+        try:
+            yield
+        except BrokenPipeError as error:
+            raise self._failure(ENDED) from error
+        except subprocess.TimeoutExpired as error:
+            raise self._failure(f"ffmpeg did not finish it in {error.timeout:g} s") from error
+        except OSError as error:
+            raise self._failure(str(error)) from error
+
+    def _failure(self, otherwise: str) -> RunDirectoryError:
+        """What ffmpeg tells, or something else where it tells nothing."""
         told = ""
         if self._told is not None:
             self._told.seek(0)
             told = self._told.read()[-1000:].decode(errors="replace").strip()
-        return OSError(f"the video {self.path} can not be written: {told or 'ffmpeg ended'}")
+        return RunDirectoryError(f"the video {self.path} can not be written: {told or otherwise}")
 
 
 def ffmpeg_path() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ from maze_train.config.loading import config_to_dict
 from maze_train.config.resuming import CONFIG_FILE
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
+from maze_train.envs.building import close_all
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.workers import available_cores
-from maze_train.errors import ConfigError, DatasetError, RunDirectoryError
+from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
 from maze_train.rollout.player import PlaySettings, SequentialPlayer
 from maze_train.rollout.subproc_player import SubprocPlayer
@@ -33,15 +34,17 @@ from maze_train.runners.rollout_report import (
     RolloutProgress,
     RolloutSummary,
     summarise,
+    tell_stop,
     write_episodes,
     write_summary,
+    writing,
 )
 from maze_train.runners.run_dir import new_directory
 from maze_train.training.interruption import Interruption
 from maze_train.versions import versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import gymnasium
 
@@ -118,27 +121,27 @@ class RolloutRunner:
             MazeTrainError: If an environment, a policy or a worker failed.
             RunDirectoryError: If the results can not be written.
         """
-        config = self.config
+        config, self.episodes = self.config, []
         with (
             torch_threads(config.runner.torch_threads),
             Interruption() as interruption,
             ExitStack() as stack,
         ):
             self._check_environment()
-            writer = None
-            if config.record_dir is not None:
-                writer = self._appending_writer(config.record_dir)
             given = config.output_dir
             was_there = given is not None and Path(given).exists()
             output_dir = self._make_output_dir()
+            writer = None
             try:
                 player = self.make_player(output_dir / VIDEOS)
+                stack.callback(close_quietly, player)
+                if config.record_dir is not None:
+                    writer = self._appending_writer(config.record_dir)
             except BaseException:
                 if not was_there:
                     with suppress(OSError):  # the default has parents that were made for it
                         (os.removedirs if given is None else os.rmdir)(output_dir)
                 raise
-            stack.callback(close_quietly, player)
             self._write_config(output_dir)
             if config.record and writer is None:
                 writer = self._trajectory_writer(output_dir / TRAJECTORIES)
@@ -158,27 +161,43 @@ class RolloutRunner:
         progress = RolloutProgress(len(seeds), self.config.progress)
         with writing(output_dir):
             file = EpisodesFile(output_dir / EPISODES_FILE)
-        try:
-            progress.say([self._title])
-            with file, writer or nullcontext(), progress:
-                for episode in player.play(seeds, on_step=progress.steps):
-                    if writer is not None and episode.trajectory is not None:
-                        writer.add(episode.trajectory)
-                    self.episodes.append(replace(episode, trajectory=None))
-                    with writing(output_dir):
-                        file.add(episode)
-                    progress.ended(episode)
-            reason = FINISHED
-        except KeyboardInterrupt:
-            reason = INTERRUPTED
-            raise
-        finally:
-            with interruption.deferred():
+        with interruption.deferred():  # a signal while files are written costs no episodes
+            try:
+                with writer or nullcontext():
+                    try:
+                        with file, interruption.immediate(), progress:
+                            progress.say([self._title])
+                            for episode in player.play(seeds, on_step=progress.steps):
+                                with interruption.deferred(), writing(output_dir):
+                                    self._keep(episode, writer)
+                                    file.add(episode)
+                                interruption.check()
+                                progress.ended(episode)
+                    finally:
+                        self._keep_waiting(player, writer)
+                reason = FINISHED
+            except KeyboardInterrupt:
+                reason = INTERRUPTED
+                raise
+            finally:
                 spent = time.monotonic() - began
                 self._write_results(output_dir, reason, spent, player.worker_restarts)
-            if reason != FINISHED:
-                self._tell_what_is_there(output_dir)
+                if reason != FINISHED:
+                    tell_stop(len(self.episodes), len(seeds), output_dir)
         progress.say(self._outcome(output_dir))
+
+    def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
+        """Note an episode; its trajectory goes to the writer."""
+        # At first: what the writer can not write stays with it, and is not to be added again.
+        self.episodes.append(replace(episode, trajectory=None))
+        if writer is not None and episode.trajectory is not None:
+            writer.add(episode.trajectory)
+
+    def _keep_waiting(self, player: RolloutPlayer, writer: TrajectoryWriter | None) -> None:
+        """Note episodes that are done, but wait for earlier ones, which are not played any more."""
+        kept = {episode.number for episode in self.episodes}
+        for number in sorted(player.waiting.keys() - kept):
+            self._keep(player.waiting[number], writer)
 
     def make_player(self, video_dir: Path | None = None) -> RolloutPlayer:
         """What plays the episodes: in this process or in others, as the runner says.
@@ -242,7 +261,10 @@ class RolloutRunner:
             self._spaces = (env.observation_space, env.action_space)
             self.policy.check_spaces(env_name(self.env_config), *self._spaces)
         finally:
-            env.close()
+            try:
+                close_all([env])
+            except EnvError as error:  # it is not one of those that play
+                print(f"warning: {error}", file=sys.stderr)
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -253,7 +275,9 @@ class RolloutRunner:
             if given is None:
                 return new_directory(self._default_parent())
             path = Path(given)
-            taken = (CONFIG_FILE, ROLLOUT_FILE, EPISODES_FILE, SUMMARY_FILE)
+            taken = [CONFIG_FILE, ROLLOUT_FILE, EPISODES_FILE, SUMMARY_FILE, VIDEOS]
+            if self.config.record_dir is None:
+                taken.append(TRAJECTORIES)
             found = [name for name in taken if (path / name).exists()]
             if found:
                 problem = f"holds results already ({found[0]}): name another directory, or null"
@@ -315,7 +339,7 @@ class RolloutRunner:
             "episodes_requested": len(self.config.episode_seeds),
             **summarise(self.episodes).as_dict(),
             **self._seeds,
-            "deterministic": self.config.deterministic,
+            "deterministic": self.policy.deterministic,
             "env": self._env_settings,
             "policy": self.policy.settings,
             "wall_time_s": wall_time_s,
@@ -329,9 +353,9 @@ class RolloutRunner:
     @property
     def _seeds(self) -> dict[str, Any]:
         """The seeds that were asked for: all of them if they were listed, else the two ends."""
-        if self.config.seeds is not None:
-            return {"seeds": self.config.episode_seeds}
         seeds = self.config.episode_seeds
+        if self.config.seeds is not None:
+            return {"seeds": seeds}
         return {"first_seed": seeds[0], "last_seed": seeds[-1]}
 
     @property
@@ -359,25 +383,6 @@ class RolloutRunner:
         if self.config.video:
             lines.append(f"  videos    {output_dir / VIDEOS}")
         return lines
-
-    def _tell_what_is_there(self, output_dir: Path) -> None:
-        """Say where a rollout stopped that did not come to its end."""
-        count = f"{len(self.episodes):,} of {len(self.config.episode_seeds):,} episodes"
-        with suppress(OSError):
-            print(f"stopped after {count}; results: {output_dir}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def writing(output_dir: Path) -> Iterator[None]:
-    """Errors of the disk are those of the directory of the results.
-
-    Raises:
-        RunDirectoryError: In place of OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryError(f"{output_dir} can not be written: {error}") from error
 
 
 def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:

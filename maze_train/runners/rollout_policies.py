@@ -9,8 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.rollout_config import RANDOM
-from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent
-from maze_train.rollout.rollout_generator import agent_maker, check_policy_spaces
+from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent, built_policy
+from maze_train.rollout.rollout_generator import (
+    agent_maker,
+    check_told_spaces,
+    model_of,
+    told_spaces,
+)
 from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import TARGET, build_target
@@ -57,6 +62,11 @@ class RolloutPolicy(ABC):
     @property
     def env(self) -> EnvConfig | None:
         """Settings of the environment that it was trained in; None: of none."""
+        return None
+
+    @property
+    def deterministic(self) -> bool | None:
+        """Whether the most likely action is taken; None: actions are not those of a model."""
         return None
 
     def check_spaces(self, env: str, observation_space: Any, action_space: Any) -> None:  # noqa: B027 (most policies have none)
@@ -159,12 +169,14 @@ class OwnPolicy(RolloutPolicy):
     Args:
         node: What the configuration says, with the key `_target_`.
         agent: Builds what acts in some slots.
-        given: The policy, where it is an object and not named by the configuration.
+        spaces: Observation and action space that the policy tells; None: it does not.
+        deterministic: Whether the most likely action is taken; None: it is not for a model.
     """
 
     node: dict[str, Any]
     agent: Callable[[EnvSlots], SlotAgent]
-    given: Any = None
+    spaces: tuple[Any, Any] = (None, None)
+    deterministic: bool | None = None
 
     @property
     def name(self) -> str:
@@ -182,7 +194,7 @@ class OwnPolicy(RolloutPolicy):
 
     def check_spaces(self, env: str, observation_space: Any, action_space: Any) -> None:
         """Refuse an environment with other spaces than a policy tells, see `RolloutPolicy`."""
-        check_policy_spaces(self.given, (observation_space, action_space))
+        check_told_spaces(self.spaces, (observation_space, action_space))
 
 
 def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
@@ -193,7 +205,8 @@ def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
         policy: A policy of the user that takes the place of what `config.policy` names.
 
     Raises:
-        ConfigError: If the saved policy is that of a class that is not there, or `policy` is none.
+        ConfigError: If the saved policy is that of a class that is not there, or what `policy` or
+            the configuration names is no policy, or can not be built.
         RunDirectoryError: If the run has no policy, or it is damaged.
     """
     if config.run is not None:
@@ -202,7 +215,11 @@ def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
         return TrainedActions(saved, config.deterministic)
     if not isinstance(config.policy, dict):
         return RandomActions()
-    if policy is not None:
-        return OwnPolicy(config.policy, agent_maker(policy, config.deterministic), policy)
     build = partial(build_target, config.policy, key="policy")
-    return OwnPolicy(config.policy, partial(PolicyAgent, build))
+    found = built_policy(build) if policy is None else policy
+    agent = agent_maker(found, config.deterministic)
+    is_model = model_of(found) is not None
+    if policy is None and not is_model:
+        agent = partial(PolicyAgent, build)  # not copies: what is built may not take to that
+    told = config.deterministic if is_model else None
+    return OwnPolicy(config.policy, agent, told_spaces(found), told)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text
 
+from maze_train.errors import RunDirectoryError
 from maze_train.files import atomic_write
 from maze_train.tracking.console import Screen, make_bar
 from maze_train.tracking.formatting import compact, duration, readable
@@ -20,7 +22,7 @@ from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.writers import JSONSummaryWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -36,8 +38,10 @@ __all__ = [
     "RolloutProgress",
     "RolloutSummary",
     "summarise",
+    "tell_stop",
     "write_episodes",
     "write_summary",
+    "writing",
 ]
 
 EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
@@ -193,6 +197,32 @@ def write_summary(directory: Path, content: Mapping[str, Any]) -> None:
     writer = JSONSummaryWriter(SUMMARY_FILE)
     writer.start(RunInfo(run_dir=directory))
     writer.finish(content)
+
+
+def tell_stop(played: int, requested: int, output_dir: Path) -> None:
+    """Say where a rollout stopped that did not come to its end.
+
+    Args:
+        played: Episodes that were played.
+        requested: Episodes that were asked for.
+        output_dir: Directory of the results.
+    """
+    count = f"{played:,} of {requested:,} episodes"
+    with suppress(OSError):
+        print(f"stopped after {count}; results: {output_dir}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def writing(output_dir: Path) -> Iterator[None]:
+    """Errors of the disk are those of the directory of the results.
+
+    Raises:
+        RunDirectoryError: In place of OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"{output_dir} can not be written: {error}") from error
 
 
 class RolloutProgress:

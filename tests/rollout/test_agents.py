@@ -211,6 +211,19 @@ def test_what_is_no_action(actions: str, given: Any) -> None:
     assert caught.value.seed == 10
 
 
+def test_actions_that_can_not_be_read() -> None:
+    """Whatever that raises, the error names policy and seed."""
+    for given in (torch.zeros(2, requires_grad=True), {"gear": torch.ones((), requires_grad=True)}):
+        kind = "dict" if isinstance(given, dict) else "box"
+        with pytest.raises(EpisodeError) as caught:
+            acting(partial(WalkEnv, "box", kind), lambda given=given: lambda _: given)
+        told = str(caught.value)
+        assert told.startswith("policy test_agents.")
+        assert "failed at step 1 of the episode with seed 10: it" in told
+    with pytest.raises(EpisodeError, match=r"can not be read: RuntimeError: Can't call numpy"):
+        acting(partial(WalkEnv, "box", "box"), lambda: lambda _: torch.zeros(2, requires_grad=True))
+
+
 def test_small_numbers_do_not_wrap() -> None:
     """300 is not taken for 44 where a space has bytes, nor a huge number for an infinity."""
 

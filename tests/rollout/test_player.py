@@ -331,6 +331,31 @@ def test_few_episodes_are_begun_ahead() -> None:
         assert sum(steps) == player.steps_made == 300 + 99 * 2
 
 
+def test_episodes_that_wait_are_kept() -> None:
+    """Those that are done when playing ends early, until the next call; taken ones are not."""
+
+    class Noted(Begun):
+        book: list[Any] = []  # noqa: RUF012
+
+    made: list[int] = []
+
+    def count(steps: int) -> None:
+        made.append(steps)
+        if len(made) == 50:
+            raise KeyboardInterrupt
+
+    with sequential(Noted, concurrency=8) as player:
+        with pytest.raises(KeyboardInterrupt):
+            next(player.play(range(20), count))
+        assert sorted(player.waiting) == list(range(1, 16))
+        assert all(episode.trajectory is not None for episode in player.waiting.values())
+        episodes = player.play([1, 2, 3])
+        assert next(episodes).number == 0
+        assert 0 in player.waiting
+        assert [episode.number for episode in episodes] == [1, 2]
+        assert player.waiting == {}
+
+
 def test_episodes_that_are_not_wanted_any_more() -> None:
     """Another call begins anew; the episodes of the first one are gone, and that is told."""
     with sequential(WalkEnv, concurrency=2) as player:

@@ -192,6 +192,7 @@ class References:
 @pytest.fixture
 def start() -> Iterator[Callable[..., Learner]]:
     """Starts actors; afterwards nothing is left of them."""
+    gc.collect()  # what an earlier test left for later would go away meanwhile
     before = sorted(shared_memory())
     learners: list[Learner] = []
 

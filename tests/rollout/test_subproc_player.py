@@ -319,6 +319,23 @@ def test_closing(start: Any) -> None:
         assert all(process_ended(pid) for pid in pids)
 
 
+def test_episodes_that_wait_are_kept(start: Any) -> None:
+    """What processes told of is there when playing ends early."""
+    make = partial(PictureEnv, endless=(9,))
+    player = start(make)
+
+    def enough(steps: int) -> None:
+        if len(player.waiting) >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        next(player.play([9, *range(8)], enough))
+    expected = play_alone(make, RandomAgent, range(8))
+    assert len(player.waiting) >= 4
+    for number, episode in player.waiting.items():
+        assert bits(episode)[1:] == expected[number - 1][1:]
+
+
 # -- videos --------------------------------------------------------------------------------------
 
 
@@ -333,7 +350,7 @@ def test_videos(start: Any, tmp_path: Path) -> None:
     player = start(make, settings=there, on_worker_failure="restart")
     found = take(player, range(8))
     assert [episode[:7] for episode in found] == [episode[:7] for episode in expected]
-    names = [f"episode_{k:06d}.mp4" for k in (0, 3, 6)]
+    names = [f"episode_{k:06d}_seed_{k}.mp4" for k in (0, 3, 6)]
     for name in names:
         ours, theirs = ((tmp_path / where / name).read_bytes() for where in ("here", "there"))
         assert ours == theirs

@@ -7,25 +7,24 @@ import re
 import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from player_problems import FailsForSeedEnv, PictureEnv, WalkEnv, play_alone
 
-from maze_train.errors import EnvError, MissingExtraError
+from maze_train.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.rollout.agents import RandomAgent
 from maze_train.rollout.player import PlaySettings, SequentialPlayer
+from maze_train.rollout.rollout_generator import RolloutGenerator
 from maze_train.rollout.video import (
     VideoWriter,
     check_render_mode,
     ffmpeg_path,
     frames_per_second,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
 
@@ -127,7 +126,7 @@ def test_a_file_that_can_not_be_written(tmp_path: Path) -> None:
     folder.mkdir()
     writer = VideoWriter(folder)
     writer.add(np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(OSError, match=r"a\.mp4"):
+    with pytest.raises(RunDirectoryError, match=r"a\.mp4 can not be written: .*directory"):
         writer.close()
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
 
@@ -139,10 +138,49 @@ def test_an_ffmpeg_that_dies(tmp_path: Path) -> None:
     process: Any = writer._process
     process.kill()
     process.wait()
-    with pytest.raises(OSError, match=r"a\.mp4 can not be written: ffmpeg ended"):
+    with pytest.raises(RunDirectoryError, match=r"a\.mp4 can not be written: ffmpeg ended"):
         writer.close()
     writer.discard()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ffmpeg_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is ended, and told like every other failure; nothing is left."""
+    writer = VideoWriter(tmp_path / "a.mp4")
+    writer.add(np.zeros((8, 8, 3), np.uint8))
+    process: Any = writer._process
+
+    def hangs(timeout: float | None = None) -> int:
+        raise subprocess.TimeoutExpired("ffmpeg", timeout or 0.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "wait", hangs)
+        patch.setattr(process, "communicate", lambda: None)
+        with pytest.raises(RunDirectoryError, match=r"a\.mp4 .*ffmpeg did not finish it in 60 s"):
+            writer.close()
+    assert process.wait() != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    """The error names the video that can not be written."""
+    (tmp_path / "videos").write_text("")
+    settings = PlaySettings(video_dir=str(tmp_path / "videos"))
+    with (
+        SequentialPlayer(PictureEnv, RandomAgent, settings) as player,
+        pytest.raises(RunDirectoryError, match=r"episode_000000_seed_7\.mp4 can not be written"),
+    ):
+        list(player.play([7]))
+
+
+def test_films_of_several_calls_have_names_of_their_own(tmp_path: Path) -> None:
+    """Numbers begin anew with every call, the next seeds do not."""
+    settings = PlaySettings(record=True, video_dir=str(tmp_path))
+    with RolloutGenerator(PictureEnv, settings=settings) as generator:
+        generator.rollout(2)
+        generator.rollout(1)
+    names = ["episode_000000_seed_0.mp4", "episode_000000_seed_2.mp4", "episode_000001_seed_1.mp4"]
+    assert sorted(os.listdir(tmp_path)) == names
 
 
 def test_the_package_is_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,7 +231,7 @@ def test_videos_of_episodes(tmp_path: Path) -> None:
     settings = PlaySettings(video_dir=str(tmp_path / "videos"), video_every=2)
     with SequentialPlayer(PictureEnv, RandomAgent, settings, concurrency=3) as player:
         found = list(player.play([5, 6, 7, 8, 9]))
-    names = ["episode_000000.mp4", "episode_000002.mp4", "episode_000004.mp4"]
+    names = [f"episode_{k:06d}_seed_{5 + k}.mp4" for k in (0, 2, 4)]
     assert sorted(os.listdir(tmp_path / "videos")) == names
     told = [episode.video for episode in found]
     assert told[1::2] == [None, None]
@@ -268,9 +306,10 @@ def test_known_environments(env_id: str, tmp_path: Path, monkeypatch: pytest.Mon
     settings = PlaySettings(video_dir=str(tmp_path))
     with SequentialPlayer(make, RandomAgent, settings, concurrency=1) as player:
         (episode,) = player.play([3])
-    found = decoded(tmp_path / "episode_000000.mp4", 400, 600)
+    assert episode.video == str(tmp_path / "episode_000000_seed_3.mp4")
+    found = decoded(Path(episode.video), 400, 600)
     assert len(found) == episode.length + 1
-    assert "50 fps" in described(tmp_path / "episode_000000.mp4")
+    assert "50 fps" in described(Path(episode.video))
     env = make()
     env.reset(seed=3)
     assert np.abs(found[0] - env.render()).mean() < 3.0

@@ -178,7 +178,7 @@ def check_problem(spaces: Any, config: ModelConfig) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=500,
+    max_examples=300,
     deadline=None,
     database=None,
     derandomize=True,

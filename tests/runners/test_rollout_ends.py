@@ -1,0 +1,283 @@
+"""Rollouts that end early, or can not begin: what is kept, what is told, what is left."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import own_envs
+import pytest
+import short_runs
+
+from maze_train import load_policy, train
+from maze_train.api import run_rollout
+from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.data import trajectory_writer
+from maze_train.data.trajectory_store import open_dataset
+from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryError
+from maze_train.runners.rollout import RolloutRunner
+from maze_train.runners.rollout_policies import OwnPolicy, chosen_policy
+from maze_train.runners.rollout_report import RolloutProgress
+from maze_train.training.interruption import Interrupted
+
+if TYPE_CHECKING:
+    from maze_train.rollout.player import PlayedEpisode
+
+RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are written to an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def play(**settings: Any) -> Any:
+    """A rollout of a moment."""
+    return run_rollout(**{"n_episodes": 5, "progress": "quiet", "output_dir": "out", **settings})
+
+
+def numbers(directory: str = "out") -> list[int]:
+    """The numbers of the episodes in evaluation.csv."""
+    with Path(directory, "evaluation.csv").open() as file:
+        return [int(row["number"]) for row in csv.DictReader(file)]
+
+
+def summary() -> Any:
+    """What summary.json says."""
+    return json.loads(Path("out/summary.json").read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_last_part_is_written(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs no episode."""
+    write_part = trajectory_writer.write_part
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(number)
+        write_part(*arguments)
+
+    monkeypatch.setattr(trajectory_writer, "write_part", interrupted)
+    play(**RANDOM, record=True)
+    assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1, 2, 3, 4]
+    assert summary()["stop_reason"] == "finished"
+
+
+def test_a_signal_while_an_episode_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The episode is in all files, and the rollout ends after it."""
+    add = trajectory_writer.TrajectoryWriter.add
+
+    def interrupted(self: Any, trajectory: Any) -> None:
+        add(self, trajectory)
+        if trajectory.seed == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(trajectory_writer.TrajectoryWriter, "add", interrupted)
+    with pytest.raises(Interrupted):
+        play(**RANDOM, record=True, **{"runner.concurrency": 1})
+    assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1]
+    assert summary()["stop_reason"] == "interrupted"
+
+
+def test_a_part_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rollout has failed, though all was played; the rows are there."""
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trajectory_writer, "write_part", full)
+    with pytest.raises(DatasetError, match="No space left"):
+        play(**RANDOM, record=True)
+    assert (numbers(), summary()["stop_reason"]) == ([0, 1, 2, 3, 4], "error")
+
+
+class FirstIsLong(own_envs.SpacesEnv):
+    """The episode of seed 0 does not end by itself, the others do."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self.seed = seed
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Step."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated and self.seed != 0, truncated, info
+
+
+@pytest.mark.parametrize("how", ["signal", "error"])
+def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows and records are written, in the order of their numbers, each once."""
+    made = []
+
+    def end(self: RolloutProgress, count: int) -> None:
+        made.append(count)
+        if len(made) == 60:
+            if how == "error":
+                raise EnvError("enough")
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(RolloutProgress, "steps", end)
+    with pytest.raises(EnvError if how == "error" else Interrupted):
+        play(policy="random", env=FirstIsLong, n_episodes=17, record=True)
+    assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(1, 16))
+    assert summary()["episodes"] == 15
+    assert summary()["stop_reason"] == ("error" if how == "error" else "interrupted")
+
+
+def test_waiting_episodes_are_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were noted before the end are not noted again."""
+
+    def interrupted(self: RolloutProgress, episode: PlayedEpisode) -> None:
+        if episode.number == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RolloutProgress, "ended", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        play(policy="random", env=own_envs.SpacesEnv, record=True, n_episodes=8)
+    assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(8))
+
+
+def test_a_runner_that_runs_again() -> None:
+    """Each run has its own episodes."""
+    config = load_rollout_config({**RANDOM, "env": {"id": "CartPole-v1"}, "progress": "quiet"})
+    runner = RolloutRunner(config)
+    first, second = runner.run(), runner.run()
+    returns = [[e.episode_return for e in result.episodes] for result in (first, second)]
+    assert returns[0] == returns[1]
+    assert first.output_dir != second.output_dir
+    assert len(first.episodes) == config.n_episodes == second.summary.episodes
+
+
+def test_directories_that_hold_parts_of_results() -> None:
+    """Those with episodes or films are taken; episodes may be those of `record_dir`."""
+    for name in ("trajectories", "videos"):
+        Path("out", name).mkdir(parents=True)
+        with pytest.raises(ConfigError, match=rf"'out': holds results already \({name}\)"):
+            play(**RANDOM)
+        Path("out", name).rmdir()
+    for place in ("first", "out"):
+        play(**RANDOM, record=True, record_dir="out/trajectories", output_dir=place)
+    assert len(open_dataset("out/trajectories")) == 10
+
+
+def test_a_policy_that_fails_leaves_nothing() -> None:
+    """No directory of results, and no data set without episodes."""
+
+    class Fails:
+        def __init__(self) -> None:
+            raise OSError("no such file")
+
+        def act(self, observation: Any) -> int:
+            """Not called."""
+            return 0
+
+    with pytest.raises(ConfigError, match="building it failed: OSError: no such file"):
+        play(policy=Fails, env="CartPole-v1", record=True, record_dir="data")
+    assert list(Path().iterdir()) == []
+
+
+def test_a_policy_of_a_run_by_its_function() -> None:
+    """`load_policy` or a model: `deterministic` holds, and spaces are checked."""
+    train(env="CartPole-v1", **{**short_runs.SMALL, **short_runs.PPO}, run_dir="run")
+    targets = {
+        "policy": {"_target_": "maze_train.load_policy", "run_dir": "run"},
+        "model": {"_target_": "test_rollout_ends.load_model", "run_dir": "run"},
+    }
+    for deterministic in (True, False):
+        play(run="run", deterministic=deterministic, output_dir=f"run{deterministic}")
+        for name, policy in targets.items():
+            where = f"{name}{deterministic}"
+            chance = {"deterministic": deterministic, "output_dir": where}
+            play(policy=policy, env="CartPole-v1", **chance)
+            files = [Path(x, "evaluation.csv").read_bytes() for x in (where, f"run{deterministic}")]
+            assert files[0] == files[1]
+            told = json.loads(Path(where, "summary.json").read_text())
+            assert told["deterministic"] is deterministic
+    with pytest.raises(ConfigError, match="its observation_space is"):
+        play(policy=targets["policy"], env="Acrobot-v1")
+    assert not Path("out").exists()
+
+
+def load_model(run_dir: str) -> Any:
+    """The model of a run, which tells no spaces."""
+    return load_policy(run_dir).model
+
+
+@pytest.mark.parametrize("policy", ["random", {"_target_": "own_policies.Counting"}])
+def test_where_chance_is_no_setting(policy: Any) -> None:
+    """The summary says nothing of it."""
+    play(policy=policy, env=own_envs.SpacesEnv, n_episodes=1, deterministic=False)
+    assert summary()["deterministic"] is None
+
+
+def test_policies_are_built_for_each_environment() -> None:
+    """What a `_target_` returns is not copied, unless it is a model."""
+    env, node = {"id": "CartPole-v1"}, {"_target_": "test_rollout_ends.Uncopied"}
+    policy = chosen_policy(load_rollout_config({"policy": node, "env": env}))
+    assert isinstance(policy, OwnPolicy)
+    play(policy=node, env="CartPole-v1", n_episodes=2)
+    assert numbers() == [0, 1]
+
+
+class Uncopied:
+    """Can not be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("no copies")
+
+    def act(self, observation: Any) -> int:
+        """One side."""
+        return 0
+
+
+class ClosesBadly(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The first one built can not be closed."""
+
+    built = 0
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        type(self).built += 1
+        self.is_first = self.built == 1
+
+    def close(self) -> None:
+        """Raise."""
+        super().close()
+        if self.is_first:
+            raise RuntimeError("stuck")
+
+
+def test_an_environment_that_can_not_be_closed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that is looked at first: that is a warning."""
+    monkeypatch.setattr(ClosesBadly, "built", 0)
+    play(policy="random", env=ClosesBadly)
+    assert numbers() == [0, 1, 2, 3, 4]
+    assert "warning: closing an environment failed: stuck" in capsys.readouterr().err
+
+
+def test_videos_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is a failure of the directory; the files tell of it."""
+    pytest.importorskip("imageio_ffmpeg")
+
+    class Pictures(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def __init__(self, render_mode: str | None = None) -> None:
+            super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
+
+        def render(self) -> Any:
+            """A picture, where films are not to be."""
+            Path("out/videos").touch()
+            return np.zeros((8, 8, 3), np.uint8)
+
+    with pytest.raises(RunDirectoryError, match=r"seed_0\.mp4 can not be written"):
+        play(policy="random", env=Pictures, video=True)
+    assert summary()["stop_reason"] == "error"
