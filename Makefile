@@ -19,8 +19,8 @@ help: ## List the targets.
 train: $(VENV)/.installed ## Train PPO on CartPole-v1; ARGS are further overrides.
 	$(BIN)/maze-run $(RUN) $(ARGS)
 
-test: $(VENV)/.installed-test ## Run all tests: fast ones first, then slow, then learning.
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.installed-test ## Run all tests: fast ones first, then slow; learning beside them.
+	$(BIN)/python tests/run_all.py $(ARGS)
 
 check: $(VENV)/.installed-dev ## Lint, format and type checks, and whether generated files are current.
 	$(BIN)/ruff check .

@@ -40,7 +40,10 @@ def numbers(folder: Path) -> list[int]:
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
 def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal: bool) -> None:
-    """Exit code 130 in 5 s, every episode up to there in all files, no process left."""
+    """Exit code 130 in 5 s, every episode up to there in all files, no process left.
+
+    Episodes that were done before one with a smaller number are among them.
+    """
     process = start(*ENDLESS, *runner, terminal=terminal)
     process.wait_for(r"episode +[1-9]\d*/")
     os.killpg(process.popen.pid, signal.SIGINT)
@@ -50,7 +53,7 @@ def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal:
     assert process.wait_until_alone(5.0) == {}
     found = numbers(tmp_path)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert found == list(range(len(found)))
+    assert found == sorted(set(found))
     assert len(found) > 0
     assert (summary["stop_reason"], summary["episodes"]) == ("interrupted", len(found))
     assert len(open_dataset(tmp_path / "out/trajectories")) >= len(found)
