@@ -3,8 +3,8 @@
 Those that train need one core and no clock: they run beside the others, of which the fast ones come
 first. `make test` calls this script; with arguments it is plain pytest.
 
-The output of the others is shown as it comes, that of training at the end. The last line is a summary
-of pytest: that of the others, or of training if something failed there alone.
+The output of the others is shown as it comes, that of training at the end. The last line is a
+summary of pytest: that of the others, or of training if something failed there alone.
 """
 
 from __future__ import annotations
