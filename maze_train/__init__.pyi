@@ -141,6 +141,7 @@ from maze_train.rollout.collector import RolloutCollector as RolloutCollector
 from maze_train.rollout.es_rollouts import ESDistributedRollouts as ESDistributedRollouts
 from maze_train.rollout.es_rollouts import ESDummyDistributedRollouts as ESDummyDistributedRollouts
 from maze_train.rollout.es_rollouts import ESRolloutResult as ESRolloutResult
+from maze_train.rollout.es_rollouts import ESSubprocDistributedRollouts as ESSubprocDistributedRollouts
 from maze_train.rollout.initial_policies import RandomPolicy as RandomPolicy
 from maze_train.rollout.noise_table import SharedNoiseTable as SharedNoiseTable
 from maze_train.rollout.player import PlaySettings as PlaySettings
@@ -149,7 +150,6 @@ from maze_train.rollout.population import ESAbortException as ESAbortException
 from maze_train.rollout.population import ESRolloutWorkerWrapper as ESRolloutWorkerWrapper
 from maze_train.rollout.rollout_generator import RolloutGenerator as RolloutGenerator
 from maze_train.rollout.subproc_actors import SubprocDistributedActors as SubprocDistributedActors
-from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts as ESSubprocDistributedRollouts
 from maze_train.runners.actor_critic import ACDevRunner as ACDevRunner
 from maze_train.runners.actor_critic import ACLocalRunner as ACLocalRunner
 from maze_train.runners.actor_critic import ACRunner as ACRunner

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 
     from maze_train.spaces.describe import FlatView
 
-__all__ = ["StepBuffers", "map_shared", "open_shared"]
+__all__ = ["StepBuffers"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -103,26 +100,3 @@ def array_specs(
 def padded(nbytes: int) -> int:
     """`nbytes` rounded up to whole cache lines."""
     return -(-nbytes // CACHE_LINE) * CACHE_LINE
-
-
-def open_shared(nbytes: int) -> int:
-    """A file descriptor of `nbytes` bytes of zeroed memory that never has a name.
-
-    The memory is given back when the last process that holds it ends, in whatever way it ends. It
-    does not count against the size of /dev/shm, which containers keep small.
-    """
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("maze_train", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, nbytes)
-    return descriptor
-
-
-def map_shared(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map the memory behind `descriptor`, which is closed; arrays over it keep it alive."""
-    try:
-        return mmap.mmap(descriptor, nbytes)
-    finally:
-        os.close(descriptor)

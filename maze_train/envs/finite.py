@@ -39,6 +39,8 @@ WEIGHT = 2.0**-20
 class NonFiniteError(EnvError):
     """An environment returned NaN or an infinity."""
 
+    is_final = True  # A worker that is started again would see the same number.
+
 
 class FiniteCheck:
     """Tells whether arrays hold finite numbers only; made once, asked after every step.

@@ -14,7 +14,8 @@ from multiprocessing.reduction import send_handle
 from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.checks import check_at_least, check_one_of, check_positive
-from maze_train.envs.buffers import StepBuffers, map_shared, open_shared
+from maze_train.envs.buffers import StepBuffers
+from maze_train.workers.memory import map_shared, open_shared
 from maze_train.envs.journal import Journal, episode_seed
 from maze_train.envs.journaled import JournaledVectorEnv
 from maze_train.envs.stepping import ON_NON_FINITE, StepReport

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from multiprocessing.reduction import recv_handle
 from typing import TYPE_CHECKING, Any
 
-from maze_train.envs.buffers import StepBuffers, map_shared
+from maze_train.envs.buffers import StepBuffers
+from maze_train.workers.memory import map_shared
 from maze_train.envs.building import build_envs
 from maze_train.envs.finite import NonFiniteError
 from maze_train.envs.layers import offers_own_state

@@ -16,7 +16,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.reduction import send_handle
 from typing import TYPE_CHECKING, Any
 
-from maze_train.envs.buffers import open_shared
+from maze_train.workers.memory import open_shared
 from maze_train.envs.building import pickled
 from maze_train.envs.worker import ALIVE, DONE, FAILED, SIGNALS, WorkerTask, worker_main
 from maze_train.errors import SpaceError, WorkerError

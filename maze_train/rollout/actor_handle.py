@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.workers.memory import map_shared, open_shared
 from maze_train.envs.crew import Movement
 from maze_train.rollout.actor_process import ACT, BEGIN, FLAGS_NBYTES, MADE, STOP
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.envs.buffers import map_shared
+from maze_train.workers.memory import map_shared
 from maze_train.envs.worker import (
     REPORT,
     ParentWatch,

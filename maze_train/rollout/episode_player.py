@@ -128,19 +128,25 @@ class EpisodePlayer:
         slots: Environments with `row_blocks(len(slots))` rows; closed with the player.
         agent: Chooses the actions.
         settings: How episodes are played.
+        on_step: Called after each step with the number of environments that were stepped.
 
     Attributes:
         slots: The environments.
-        steps_made: Steps of all episodes so far.
 
     Raises:
         EnvError: If there are to be videos, but the environments have another render mode.
         MissingExtraError: If there are to be videos, but imageio-ffmpeg is not installed.
     """
 
-    def __init__(self, slots: EnvSlots, agent: SlotAgent, settings: PlaySettings) -> None:
+    def __init__(
+        self,
+        slots: EnvSlots,
+        agent: SlotAgent,
+        settings: PlaySettings,
+        on_step: Callable[[int], object] = lambda steps: None,
+    ) -> None:
         self.slots = slots
-        self.steps_made = 0
+        self._on_step = on_step
         self._agent = agent
         self._settings = settings
         self._is_closed = False
@@ -188,7 +194,7 @@ class EpisodePlayer:
         actions = self._agent.act(count, self.slots)
         self._note_actions(actions)
         ended = self.slots.step(count, actions)
-        self.steps_made += count
+        self._on_step(count)
         self._note_step(set(ended))
         results = [self._result(slot) for slot in ended]
         for slot in reversed(ended):
@@ -288,6 +294,7 @@ def build_player(
     make_agent: MakeAgent,
     settings: PlaySettings,
     on_non_finite: str = "raise",
+    on_step: Callable[[int], object] = lambda steps: None,
 ) -> EpisodePlayer:
     """Environments, the agent, and what plays; nothing is left open when something fails.
 
@@ -296,13 +303,14 @@ def build_player(
         make_agent: Builds what acts in the slots.
         settings: How episodes are played.
         on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_step: See `EpisodePlayer`.
 
     Raises:
         MazeTrainError: If one of them can not be built.
     """
     slots = EnvSlots(env_factories, row_blocks(len(env_factories)), on_non_finite=on_non_finite)
     try:
-        return EpisodePlayer(slots, make_agent(slots), settings)
+        return EpisodePlayer(slots, make_agent(slots), settings, on_step)
     except BaseException:
         slots.close()
         raise

@@ -1,27 +1,41 @@
-"""Where the members of a population play: what trainers ask for, and its form in one process."""
+"""Where the members of a population play: what trainers ask for."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError
-from maze_train.rollout.members import PairDraws
-from maze_train.rollout.population import ESRolloutWorkerWrapper
+from maze_train.rollout.members import MemberResult, PairDraws
+from maze_train.rollout.player import worker_names
+from maze_train.rollout.population import PopulationWorker
+from maze_train.rollout.weights import WeightsWriter, weights_nbytes
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import LocalProcesses, ThisProcess
+from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    import gymnasium
     from torch import nn
 
-    from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.members import MemberResult
     from maze_train.rollout.noise_table import SharedNoiseTable
     from maze_train.rollout.population import MemberSettings
+    from maze_train.workers.places import Place
 
-__all__ = ["ESDistributedRollouts", "ESDummyDistributedRollouts", "ESRolloutResult", "trained_size"]
+    MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
+
+__all__ = [
+    "ESDistributedRollouts",
+    "ESDummyDistributedRollouts",
+    "ESRolloutResult",
+    "ESSubprocDistributedRollouts",
+    "trained_size",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,44 +62,78 @@ class ESRolloutResult:
         return sum(member.length for member in self.members)
 
 
-class ESDistributedRollouts(ABC):
+class ESDistributedRollouts:
     """Plays the pairs of an iteration, somewhere, in any order, and tells of them in theirs.
 
     The result of a pair follows from the policy, the deviation of the noise, the iteration and the
     number of the pair. So the numbers of training do not depend on who plays.
 
+    Workers are told numbers of members and tell their returns. Members of a worker that fails are
+    given to others, or to the one that takes its place with `on_worker_failure="restart"`, and do
+    the same again. One that fails again after that ends it all: when an episode with its seed
+    raised for the second time, or when the third worker died or hung with it.
+
     Args:
+        env_factory: Builds an environment.
+        num_envs: Environments of all workers together, at least one each.
         noise_table: The noise.
         settings: How members act.
+        place: Where they play.
+        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
 
-    Attributes:
-        steps_made: Environment steps made so far, those included that nobody asked for.
+    Raises:
+        EnvError: If an environment can not be built; it is a WorkerError where a worker process
+            fails.
+        SpaceError: If the environments differ in their spaces.
     """
 
-    def __init__(self, noise_table: SharedNoiseTable, settings: MemberSettings) -> None:
+    def __init__(
+        self,
+        env_factory: MakeEnv,
+        num_envs: int,
+        noise_table: SharedNoiseTable,
+        settings: MemberSettings,
+        place: Place | None = None,
+        *,
+        on_non_finite: str = "raise",
+    ) -> None:
         self.noise_table = noise_table
         self.settings = settings
-        self.steps_made = 0
+        place = ThisProcess() if place is None else place
+        self._num_workers = place.num_workers(num_envs)
+        slots = -(-num_envs // self._num_workers)
+        factories = Portable([env_factory] * slots, "env")
+        self._pool = place.pool(
+            [partial(PopulationWorker, factories, on_non_finite)] * self._num_workers,
+            worker_names(self._num_workers, slots),
+            {"advance": "a step of an episode"},
+        )
+        self._queue: TaskQueue[MemberResult] = TaskQueue(self._pool, slots, attrgetter("member"))
         self._draws: PairDraws | None = None
+        self._writer: WeightsWriter | None = None
         self._results: dict[int, MemberResult] = {}
 
     @property
-    def worker_restarts(self) -> int:
-        """How many times processes were started again."""
-        return 0
+    def steps_made(self) -> int:
+        """Environment steps made so far, those included that nobody asked for."""
+        return sum(map(self._pool.steps, range(self._num_workers)))
 
     @property
-    @abstractmethod
+    def worker_restarts(self) -> int:
+        """How many times workers were started again."""
+        return self._pool.restarts
+
+    @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
+        return self._queue.spaces
 
-    @abstractmethod
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
         """Get the policy, before the first iteration.
 
         Args:
             model: The policy as it is trained.
-            make_model: Builds one like it, which may be sent to another process.
+            make_model: Builds one like it, in whatever process.
 
         Raises:
             ConfigError: If there is nothing to perturb, or the noise table is too small for it.
@@ -95,6 +143,15 @@ class ESDistributedRollouts(ABC):
             raise ConfigError("model", "no parameter of the policy can be trained", "0 parameters")
         self.noise_table.check_dim(dim)
         self._draws = PairDraws(self.settings.seed, self.noise_table, dim)
+        self._weights = self._pool.allocate(weights_nbytes(model))
+        self._writer = WeightsWriter(model, self._weights.buffer)
+        self._queue.set_up(
+            "set_policy",
+            Portable(make_model, "model"),
+            self._weights,
+            self.noise_table,
+            self.settings,
+        )
 
     def generate_rollouts(
         self,
@@ -114,109 +171,77 @@ class ESDistributedRollouts(ABC):
 
         Raises:
             EnvError: If an environment raises or returns something invalid.
-            WorkerError: If a process fails and is not started again.
+            WorkerError: If a worker fails and is not started again.
         """
-        assert self._draws is not None, "begin() comes first"
+        assert self._draws is not None and self._writer is not None, "begin() comes first"
+        draws = self._draws
         self._results.clear()
-        self._begin_iteration(iteration, noise_stddev)
+        self._writer.publish(iteration)
+        self._queue.begin(
+            iteration,
+            noise_stddev,
+            task_of=int,
+            seed_of=lambda member: draws.draw(iteration, member // 2).env_seed,
+        )
         try:
             for pair in count():
                 # All that can play at once, so that none waits for the next question.
-                ahead = 0 if pair < expected else self._capacity // 2
+                ahead = 0 if pair < expected else self._queue.capacity // 2
                 limit = 2 * max(expected, pair + 1 + ahead)
                 while not {2 * pair, 2 * pair + 1} <= self._results.keys():
-                    for result in self._advance(limit):
-                        self._results[result.member] = result
+                    self._queue.advance(limit, self._note)
                     idle()
                 members = (self._results.pop(2 * pair), self._results.pop(2 * pair + 1))
-                noise_index = self._draws.draw(iteration, pair).noise_index
-                yield ESRolloutResult(pair, noise_index, members)
+                yield ESRolloutResult(pair, draws.draw(iteration, pair).noise_index, members)
         finally:
-            self._end_iteration()
+            self._queue.drop()
 
-    @property
-    @abstractmethod
-    def _capacity(self) -> int:
-        """Members that can play at a time."""
+    def _note(self, result: MemberResult) -> None:
+        self._results[result.member] = result
 
-    @abstractmethod
-    def _begin_iteration(self, iteration: int, noise_stddev: float) -> None:
-        """Take the policy over as it is now."""
-
-    @abstractmethod
-    def _advance(self, limit: int) -> list[MemberResult]:
-        """Go on playing for a while; returns what came of it.
-
-        Args:
-            limit: Members 0, ..., limit - 1 are to play; it never falls within an iteration.
-        """
-
-    @abstractmethod
-    def _end_iteration(self) -> None:
-        """Stop playing; what has not ended is dropped."""
-
-    @abstractmethod
     def close(self) -> None:
         """Close the environments; calling it again does nothing."""
+        self._pool.close()
+        if self._writer is not None:
+            self._weights.close()
 
 
 class ESDummyDistributedRollouts(ESDistributedRollouts):
-    """All members play in this process.
+    """All members play in this process; see `ESDistributedRollouts`."""
+
+
+class ESSubprocDistributedRollouts(ESDistributedRollouts):
+    """Members play in processes of this machine, several at a time in each.
 
     Args:
-        slots: The environments.
+        env_factory: Builds an environment.
+        n_workers: How many processes, >= 1; never more than environments.
+        num_envs: Environments of all processes together.
         noise_table: The noise.
         settings: How members act.
+        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        **processes: Further settings of `LocalProcesses`.
     """
 
     def __init__(
-        self, slots: EnvSlots, noise_table: SharedNoiseTable, settings: MemberSettings
+        self,
+        env_factory: MakeEnv,
+        n_workers: int,
+        num_envs: int,
+        noise_table: SharedNoiseTable,
+        settings: MemberSettings,
+        *,
+        on_non_finite: str = "raise",
+        **processes: Any,
     ) -> None:
-        super().__init__(noise_table, settings)
-        self._slots: EnvSlots | None = slots
-        self._spaces = slots.env_observation_space, slots.single_action_space
-        self._worker: ESRolloutWorkerWrapper | None = None
-        self._next = 0
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self._spaces
-
-    def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
-        """Get the policy."""
-        super().begin(model, make_model)
-        assert self._slots is not None
-        self._worker = ESRolloutWorkerWrapper(
-            self._slots, model, self.noise_table, self.settings, self._count_steps
+        super().__init__(
+            env_factory,
+            num_envs,
+            noise_table,
+            settings,
+            LocalProcesses(n_workers, **processes),
+            on_non_finite=on_non_finite,
         )
-
-    def _count_steps(self, steps: int) -> None:
-        self.steps_made += steps
-
-    @property
-    def _capacity(self) -> int:
-        return 0 if self._slots is None else len(self._slots)
-
-    def _begin_iteration(self, iteration: int, noise_stddev: float) -> None:
-        assert self._worker is not None
-        self._worker.begin(iteration, noise_stddev)
-        self._next = 0
-
-    def _advance(self, limit: int) -> list[MemberResult]:
-        assert self._worker is not None
-        self._worker.add(range(self._next, limit))
-        self._next = max(self._next, limit)
-        return self._worker.step()
-
-    def _end_iteration(self) -> None:
-        """Nothing plays between two steps."""
-
-    def close(self) -> None:
-        """Close the environments; calling it again does nothing."""
-        slots, self._slots = self._slots, None
-        if slots is not None:
-            slots.close()
 
 
 def trained_size(model: nn.Module) -> int:

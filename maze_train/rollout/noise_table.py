@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 
 from maze_train.checks import check_at_least
-from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.workers.memory import SharedMemory
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 
 if TYPE_CHECKING:
@@ -27,7 +26,8 @@ class SharedNoiseTable:
     indices instead of vectors. The numbers are one stream of one generator,
     `numpy.random.default_rng(seed)`: no part of the table repeats another one. Pieces may overlap.
 
-    Nobody writes to the numbers, though nothing prevents it: all processes would see it.
+    Nobody writes to the numbers, though nothing prevents it: all processes would see it. A worker
+    that gets the table as an argument of a call maps the same memory.
 
     Args:
         count: How many numbers, >= 1.
@@ -42,67 +42,30 @@ class SharedNoiseTable:
     def __init__(self, count: int = 10_000_000, seed: int = 0) -> None:
         check_at_least("count", count, 1)
         check_at_least("seed", seed, 0)
-        descriptor = open_shared(count * NUMBER_NBYTES)
-        self._map(os.dup(descriptor), count, seed)
-        self._descriptor = descriptor
+        self._lay_over(SharedMemory(count * NUMBER_NBYTES), count, seed)
         np.random.default_rng(seed).standard_normal(dtype=np.float32, out=self._array)
 
-    @classmethod
-    def attach(cls, descriptor: int, count: int, seed: int) -> SharedNoiseTable:
-        """The table of another process.
-
-        Args:
-            descriptor: A descriptor of its memory; closed by this call, whatever happens.
-            count: How many numbers it has.
-            seed: Their seed.
-
-        Returns:
-            A table of the same numbers, which has no descriptor to hand on.
-
-        Raises:
-            ShapeError: If the memory does not hold so many numbers.
-        """
-        size = os.fstat(descriptor).st_size
-        if size != count * NUMBER_NBYTES:
-            os.close(descriptor)
-            raise ShapeError(
-                f"the memory of the table has {size} bytes, "
-                f"expected {count * NUMBER_NBYTES} for {count} numbers"
-            )
-        table = cls.__new__(cls)
-        table._map(descriptor, count, seed)
-        return table
-
-    def _map(self, descriptor: int, count: int, seed: int) -> None:
-        """Lay the table over the memory behind `descriptor`, which is closed."""
+    def _lay_over(self, memory: SharedMemory, count: int, seed: int) -> None:
         self.count = count
         self.seed = seed
-        self._descriptor = -1
-        memory = map_shared(descriptor, count * NUMBER_NBYTES)
-        self._array: Array = np.ndarray(count, np.float32, buffer=memory)
+        self._memory = memory
+        self._array: Array = np.ndarray(count, np.float32, buffer=memory.buffer)
         self._numbers = torch.from_numpy(self._array)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _over, (self._memory, self.count, self.seed)
 
     @property
     def array(self) -> Array:
         """All numbers, [count] float32; not to be written."""
         return self._array
 
-    @property
-    def descriptor(self) -> int:
-        """Descriptor of the memory, for `attach` in other processes; -1 if there is none.
-
-        It stays that of the table: what hands it on gives a copy away (`os.dup`, `send_handle`).
-        """
-        return self._descriptor
-
     def close(self) -> None:
-        """Close the descriptor; again does nothing.
+        """Close the memory for further workers; again does nothing.
 
         The numbers stay as long as this object, or a view of them, does.
         """
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._memory.close()
 
     def check_dim(self, dim: int) -> None:
         """Refuse a policy for which the table has no two different pieces.
@@ -185,3 +148,10 @@ class SharedNoiseTable:
         own = self.state_dict()
         if state != own:
             raise TrainingError(f"the noise table is that of {own}, the state is that of {state}")
+
+
+def _over(memory: SharedMemory, count: int, seed: int) -> SharedNoiseTable:
+    """The table of another process, over the same memory."""
+    table = SharedNoiseTable.__new__(SharedNoiseTable)
+    table._lay_over(memory, count, seed)
+    return table

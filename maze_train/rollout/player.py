@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError, EnvError
 from maze_train.files import remove_leftovers
-from maze_train.rollout.episode_player import (
-    EpisodePlayer,
-    PlayedEpisode,
-    PlaySettings,
-    build_player,
-)
+from maze_train.rollout.episode_player import PlayedEpisode, PlaySettings
+from maze_train.rollout.episode_worker import PlayerWorker
+from maze_train.rollout.video import ffmpeg_path
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -24,24 +25,19 @@ if TYPE_CHECKING:
 
     from maze_train.envs.slots import EnvSlots
     from maze_train.rollout.agents import SlotAgent
+    from maze_train.workers.places import Place
 
     MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
     MakeAgent = Callable[[EnvSlots], SlotAgent]
 
-__all__ = [
-    "EpisodePlayer",
-    "PlaySettings",
-    "PlayedEpisode",
-    "RolloutPlayer",
-    "SequentialPlayer",
-]
+__all__ = ["PlaySettings", "PlayedEpisode", "RolloutPlayer"]
 
 WINDOW = 2
 """Episodes that are begun before the first one that is not done, for each that can be played at a
 time: what is done waits in memory until it is its turn."""
 
 
-class RolloutPlayer(ABC):
+class RolloutPlayer:
     """Plays the episodes of given seeds, somewhere, in any order, and tells of them in theirs.
 
     An episode follows from the policy, its seed and the settings, to the bit: not from who plays
@@ -49,32 +45,73 @@ class RolloutPlayer(ABC):
     not make forget what was before, such as `BipedalWalker-v3`. To be closed; it is a context
     manager that does so.
 
+    Episodes of a worker that fails are given to others, or to the one that takes its place with
+    `on_worker_failure="restart"`, and come out the same. One that fails again after that ends it
+    all: when it raised for the second time, or when the third worker died or hung with it.
+
     Args:
+        env_factory: Builds an environment.
+        make_agent: Builds what acts in the slots of a worker.
         settings: How episodes are played.
+        place: Where they are played.
+        concurrency: Episodes that are played at a time by all workers together, >= 1, rounded up to
+            equally many in each; one is begun where one ended.
+        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
 
     Attributes:
-        steps_made: Environment steps made so far, those included that are not needed any more.
         waiting: Episodes of the last call of `play` that are done and were not taken, by number;
             they stay there when it ends early. One counts as taken when the next is asked for.
+
+    Raises:
+        ConfigError: If a setting is wrong, or something can not be sent to another process.
+        EnvError: If an environment can not be built, or can not make videos that are asked for; it
+            is a WorkerError where a worker process fails.
+        MissingExtraError: If a package that is needed is not installed.
+        SpaceError: If the environments differ in their spaces.
     """
 
-    def __init__(self, settings: PlaySettings) -> None:
+    def __init__(
+        self,
+        env_factory: MakeEnv,
+        make_agent: MakeAgent,
+        settings: PlaySettings,
+        place: Place | None = None,
+        *,
+        concurrency: int = 8,
+        on_non_finite: str = "raise",
+    ) -> None:
+        check_at_least("concurrency", concurrency, 1)
+        if settings.video_dir is not None:
+            ffmpeg_path()
         self.settings = settings
-        self.steps_made = 0
         self.waiting: dict[int, PlayedEpisode] = {}
-        self._seeds: list[int] = []
         self._round = 0
         self._is_closed = False
+        place = ThisProcess() if place is None else place
+        count = place.num_workers(concurrency)
+        slots = -(-concurrency // count)
+        factories, agent = Portable([env_factory] * slots, "env"), Portable(make_agent, "policy")
+        make_worker = partial(PlayerWorker, factories, agent, settings, on_non_finite)
+        self._pool = place.pool(
+            [make_worker] * count, worker_names(count, slots), {"advance": "a step of an episode"}
+        )
+        self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
+        self._num_workers = count
 
     @property
-    @abstractmethod
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
+        return self._queue.spaces
 
     @property
     def worker_restarts(self) -> int:
-        """How many times processes were started again."""
-        return 0
+        """How many times workers were started again."""
+        return self._pool.restarts
+
+    @property
+    def steps_made(self) -> int:
+        """Environment steps made so far, those included that are not needed any more."""
+        return sum(map(self._pool.steps, range(self._num_workers)))
 
     def play(
         self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
@@ -104,26 +141,31 @@ class RolloutPlayer(ABC):
         self, seeds: list[int], number: int, on_step: Callable[[int], object] | None
     ) -> Generator[PlayedEpisode, None, None]:
         self._check_round(number)
-        self._seeds = seeds
         waiting = self.waiting = dict[int, PlayedEpisode]()
-        self._begin()
+        self._queue.drop()
+        self._queue.begin(task_of=lambda place: (place, seeds[place]), seed_of=seeds.__getitem__)
+        made = self.steps_made
         try:
             for place in range(len(seeds)):
-                limit = min(place + WINDOW * self._capacity, len(seeds))
+                limit = min(place + WINDOW * self._queue.capacity, len(seeds))
                 while place not in waiting:
                     self._check_round(number)
-                    before = self.steps_made
-                    self._advance(limit)
+                    self._queue.advance(limit, self._note)
+                    before, made = made, self.steps_made
                     if on_step is not None:
-                        on_step(self.steps_made - before)
+                        on_step(made - before)
                 yield waiting[place]
                 del waiting[place]
         finally:
             if self._round == number:
-                self._end()
+                self._queue.drop()
+
+    def _note(self, episode: PlayedEpisode) -> None:
+        """Let an episode that ended wait for its turn."""
+        self.waiting[episode.number] = episode
 
     def _check_round(self, number: int) -> None:
-        if self._is_closed:
+        if self._is_closed or not len(self._pool):
             raise EnvError("this player is closed: build a new one")
         if number != self._round:
             raise EnvError(
@@ -131,42 +173,13 @@ class RolloutPlayer(ABC):
                 "of one call before the next"
             )
 
-    @property
-    @abstractmethod
-    def _capacity(self) -> int:
-        """Episodes that can be played at a time."""
-
-    @abstractmethod
-    def _begin(self) -> None:
-        """Begin with new seeds."""
-
-    def _note(self, ended: Iterable[PlayedEpisode]) -> None:
-        """Let episodes that ended wait for their turn."""
-        self.waiting.update((episode.number, episode) for episode in ended)
-
-    @abstractmethod
-    def _advance(self, limit: int) -> None:
-        """Go on playing for a while, and note the episodes that ended.
-
-        Args:
-            limit: Episodes 0, ..., limit - 1 are to be played; it never falls.
-        """
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Stop playing; what has not ended is dropped."""
-
     def close(self) -> None:
         """Close the environments and remove unfinished videos; calling it again does nothing."""
         self._is_closed = True
-        self._close()
+        self._pool.close()
         video_dir = self.settings.video_dir
         if video_dir is not None:
             remove_leftovers(Path(video_dir))  # of processes that were killed
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close what plays."""
 
     def __enter__(self) -> RolloutPlayer:
         return self
@@ -175,66 +188,12 @@ class RolloutPlayer(ABC):
         self.close()
 
 
-class SequentialPlayer(RolloutPlayer):
-    """All episodes are played in this process.
-
-    Args:
-        env_factory: Builds an environment.
-        make_agent: Builds what acts in the slots.
-        settings: How episodes are played.
-        concurrency: Episodes that are played at a time, >= 1; one is begun where one ended.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
-
-    Raises:
-        ConfigError: If a setting is wrong.
-        EnvError: If an environment can not be built, or can not make videos that are asked for.
-        MissingExtraError: If a package that is needed is not installed.
-    """
-
-    def __init__(
-        self,
-        env_factory: MakeEnv,
-        make_agent: MakeAgent,
-        settings: PlaySettings,
-        *,
-        concurrency: int = 8,
-        on_non_finite: str = "raise",
-    ) -> None:
-        super().__init__(settings)
-        check_at_least("concurrency", concurrency, 1)
-        self._player = build_player(
-            [env_factory] * concurrency, make_agent, settings, on_non_finite
-        )
-        slots = self._player.slots
-        self._spaces = slots.env_observation_space, slots.single_action_space
-        self._slots = len(slots)
-        self._next = 0
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self._spaces
-
-    @property
-    def _capacity(self) -> int:
-        return self._slots
-
-    def _begin(self) -> None:
-        self._player.drop()
-        self._next = 0
-
-    def _advance(self, limit: int) -> None:
-        player = self._player
-        player.add((number, self._seeds[number]) for number in range(self._next, limit))
-        self._next = max(self._next, limit)
-        self._note(player.step())
-        self.steps_made = player.steps_made
-
-    def _end(self) -> None:
-        self._player.drop()
-
-    def _close(self) -> None:
-        self._player.close()
+def worker_names(count: int, num_envs: int) -> list[str]:
+    """Names of workers with so many environments each, for messages."""
+    return [
+        f"worker {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
+        for i in range(count)
+    ]
 
 
 def checked_seeds(seeds: Iterable[Any]) -> list[int]:

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from maze_train.envs.slots import EnvSlots
 from maze_train.errors import MazeTrainError
-from maze_train.nets.population import build_population, find_normalizer
+from maze_train.nets.population import build_population, find_normalizer, row_blocks
 from maze_train.rollout.agents import first_observations
+from maze_train.rollout.episode_worker import play_on
 from maze_train.rollout.episodes import success_of
 from maze_train.rollout.members import MemberActions, MemberResult, ObservationMoments, PairDraws
+from maze_train.rollout.weights import WeightsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    import gymnasium
     from torch import nn
 
-    from maze_train.envs.slots import EnvSlots
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.rollout.noise_table import SharedNoiseTable
     from maze_train.types import Array, TensorTree
+    from maze_train.workers.messages import Portable
+    from maze_train.workers.pool import WorkerContext
 
-__all__ = ["ESAbortException", "ESRolloutWorkerWrapper", "MemberSettings"]
+__all__ = ["ESAbortException", "ESRolloutWorkerWrapper", "MemberSettings", "PopulationWorker"]
+
+TELL_S = 0.005
+"""Seconds for which results wait for others, while members play."""
 
 
 class ESAbortException(MazeTrainError):  # noqa: N818 (the name is part of the interface)
@@ -216,6 +224,72 @@ class ESRolloutWorkerWrapper:
         for rows in (self._slots, self._population, self._actions, self._observed):
             if rows is not None:
                 rows.swap(slot, last)
+
+
+class PopulationWorker:
+    """A worker of `ESDistributedRollouts`, see `TaskQueue`.
+
+    Args:
+        factories: Functions that build its environments.
+        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        context: Where it lives.
+    """
+
+    def __init__(
+        self,
+        factories: Portable[Sequence[Callable[[], gymnasium.Env[Any, Any]]]],
+        on_non_finite: str,
+        context: WorkerContext,
+    ) -> None:
+        count = len(factories.value)
+        self._slots = EnvSlots(factories.value, row_blocks(count), on_non_finite=on_non_finite)
+        self._context = context
+        self._members: ESRolloutWorkerWrapper | None = None
+
+    def describe(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self._slots.env_observation_space, self._slots.single_action_space
+
+    def set_policy(
+        self,
+        make_model: Portable[Callable[[], nn.Module]],
+        weights: Any,
+        noise_table: SharedNoiseTable,
+        settings: MemberSettings,
+    ) -> None:
+        """Get the policy.
+
+        Args:
+            make_model: Builds it.
+            weights: Memory of its weights.
+            noise_table: The noise.
+            settings: How members act.
+        """
+        model = make_model.value()
+        self._reader = WeightsReader(model, weights.buffer)
+        self._members = ESRolloutWorkerWrapper(
+            self._slots, model, noise_table, settings, self._context.count
+        )
+
+    def begin_round(self, iteration: int, noise_stddev: float) -> None:
+        """Begin an iteration with the weights that were published last."""
+        assert self._members is not None, "set_policy() comes first"
+        self._reader.load()
+        self._members.begin(iteration, noise_stddev)
+
+    def advance(self, members: list[int]) -> list[MemberResult]:
+        """Play for a while, further members too."""
+        assert self._members is not None, "set_policy() comes first"
+        return play_on(self._members, members, TELL_S)
+
+    def drop(self) -> None:
+        """Forget all members."""
+        if self._members is not None:
+            self._members.drop()
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._slots.close()
 
 
 class _Observed:

@@ -12,8 +12,8 @@ from maze_train.checks import check_at_least
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.errors import ConfigError
 from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent
-from maze_train.rollout.player import PlaySettings, SequentialPlayer
-from maze_train.rollout.subproc_player import SubprocPlayer
+from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.workers.places import LocalProcesses, ThisProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.slots import EnvSlots
     from maze_train.rollout.agents import SlotAgent
-    from maze_train.rollout.player import MakeAgent, PlayedEpisode, RolloutPlayer
+    from maze_train.rollout.player import MakeAgent, PlayedEpisode
 
 __all__ = [
     "RolloutGenerator",
@@ -62,8 +62,9 @@ class RolloutGenerator:
             says.
         settings: How episodes are played; None: they are recorded. Its `deterministic` has no
             meaning here.
-        **player: Further arguments of `SequentialPlayer` or `SubprocPlayer`: `on_non_finite`, and
-            with processes `start_method`, `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
+        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        **processes: With processes, further settings of `LocalProcesses`: `start_method`,
+            `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
 
     Raises:
         ConfigError: If a setting is wrong, or a policy is for other spaces.
@@ -82,7 +83,8 @@ class RolloutGenerator:
         seed: int = 0,
         max_episode_steps: int | None = None,
         settings: PlaySettings | None = None,
-        **player: Any,
+        on_non_finite: str = "raise",
+        **processes: Any,
     ) -> None:
         check_at_least("n_workers", n_workers, 0)
         check_at_least("seed", seed, 0)
@@ -93,13 +95,10 @@ class RolloutGenerator:
         found = PlaySettings(record=True) if settings is None else settings
         given = factory, agent_maker(policy, deterministic), found
         self._next_seed = seed
-        self._player: RolloutPlayer
-        if n_workers:
-            self._player = SubprocPlayer(
-                *given, n_workers=n_workers, concurrency=concurrency, **player
-            )
-        else:
-            self._player = SequentialPlayer(*given, concurrency=concurrency, **player)
+        place = LocalProcesses(n_workers, **processes) if n_workers else ThisProcess()
+        self._player = RolloutPlayer(
+            *given, place, concurrency=concurrency, on_non_finite=on_non_finite
+        )
         try:
             check_policy_spaces(policy, self._player.spaces)
         except BaseException:

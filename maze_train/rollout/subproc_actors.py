@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.data.joining import join_rollouts
-from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.workers.memory import map_shared, open_shared
 from maze_train.envs.building import pickled
 from maze_train.envs.crew import Crew
 from maze_train.envs.workers import WorkerFailedError, check_spaces

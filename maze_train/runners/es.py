@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from maze_train.algorithms.es.config import ESAlgorithmConfig
-from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.envs.factory import BoundedEnvFactory
-from maze_train.envs.slots import EnvSlots
-from maze_train.envs.workers import available_cores
 from maze_train.errors import ConfigError
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.building import Policy
-from maze_train.nets.population import find_normalizer, row_blocks
-from maze_train.rollout.es_rollouts import ESDummyDistributedRollouts
+from maze_train.nets.population import find_normalizer
+from maze_train.rollout.es_rollouts import ESDistributedRollouts
 from maze_train.rollout.members import num_reals
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
-from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts
 from maze_train.runners.base import TrainingRunner
-from maze_train.runners.machine import available_memory, readable_nbytes
+from maze_train.runners.machine import available_memory, place_of, readable_nbytes
 from maze_train.runners.parts import close_quietly
 from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import locate
@@ -40,7 +35,6 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.learner.learner import Learner
     from maze_train.nets.config import ModelConfig
-    from maze_train.rollout.es_rollouts import ESDistributedRollouts
     from maze_train.training.trainer import Trainer
 
 __all__ = ["ESDevRunner", "ESLocalRunner", "ESMasterRunner"]
@@ -77,7 +71,6 @@ class ESMasterRunner(TrainingRunner):
         self.device = torch.device("cpu")
         self._rollouts: ESDistributedRollouts | None = None
 
-    @abstractmethod
     def create_distributed_rollouts(
         self, shared_noise: SharedNoiseTable, settings: MemberSettings
     ) -> ESDistributedRollouts:
@@ -87,6 +80,14 @@ class ESMasterRunner(TrainingRunner):
             shared_noise: The noise.
             settings: How members act.
         """
+        return ESDistributedRollouts(
+            self.member_env_factory(),
+            self.num_slots,
+            shared_noise,
+            settings,
+            place_of(self.config.runner),
+            on_non_finite=self.algorithm.on_non_finite,
+        )
 
     @property
     def rollouts(self) -> ESDistributedRollouts:
@@ -202,40 +203,9 @@ class ESMasterRunner(TrainingRunner):
 class ESDevRunner(ESMasterRunner):
     """Evolution strategies with `runner=dev`: the population plays in this process."""
 
-    def create_distributed_rollouts(
-        self, shared_noise: SharedNoiseTable, settings: MemberSettings
-    ) -> ESDistributedRollouts:
-        """Rollouts in this process."""
-        count = self.num_slots
-        slots = EnvSlots(
-            [self.member_env_factory()] * count,
-            row_blocks(count),
-            on_non_finite=self.algorithm.on_non_finite,
-        )
-        return ESDummyDistributedRollouts(slots, shared_noise, settings)
-
 
 class ESLocalRunner(ESMasterRunner):
     """Evolution strategies with `runner=local`: worker processes, and the numbers of `dev`."""
-
-    def create_distributed_rollouts(
-        self, shared_noise: SharedNoiseTable, settings: MemberSettings
-    ) -> ESDistributedRollouts:
-        """Rollouts in processes."""
-        runner = self.config.runner
-        assert isinstance(runner, LocalRunnerConfig)
-        return ESSubprocDistributedRollouts(
-            self.member_env_factory(),
-            min(runner.n_workers or available_cores(), self.num_slots),
-            self.num_slots,
-            shared_noise,
-            settings,
-            on_non_finite=self.algorithm.on_non_finite,
-            start_method=runner.start_method,
-            timeout_s=runner.worker_timeout_s,
-            on_worker_failure=runner.on_worker_failure,
-            max_worker_restarts=runner.max_worker_restarts,
-        )
 
 
 def build_member(

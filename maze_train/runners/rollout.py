@@ -14,17 +14,14 @@ import yaml
 
 from maze_train.config.loading import config_to_dict
 from maze_train.config.resuming import CONFIG_FILE
-from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
 from maze_train.envs.building import close_all
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
-from maze_train.envs.workers import available_cores
 from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
-from maze_train.rollout.player import PlaySettings, SequentialPlayer
-from maze_train.rollout.subproc_player import SubprocPlayer
+from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.rollout.video import ffmpeg_path
-from maze_train.runners.machine import torch_threads
+from maze_train.runners.machine import place_of, torch_threads
 from maze_train.runners.parts import close_quietly
 from maze_train.runners.rollout_policies import chosen_policy
 from maze_train.runners.rollout_report import (
@@ -50,7 +47,7 @@ if TYPE_CHECKING:
 
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
-    from maze_train.rollout.player import PlayedEpisode, RolloutPlayer
+    from maze_train.rollout.player import PlayedEpisode
 
 __all__ = ["RolloutResult", "RolloutRunner"]
 
@@ -205,33 +202,20 @@ class RolloutRunner:
         Args:
             video_dir: Where videos go, if the configuration asks for them.
         """
-        config, runner = self.config, self.config.runner
+        config = self.config
         settings = PlaySettings(
             deterministic=config.deterministic,
             record=config.record,
             video_dir=str(video_dir) if config.video else None,
             video_every=config.video_interval,
         )
-        concurrency = min(runner.concurrency, len(config.episode_seeds))
-        if not isinstance(runner, LocalRunnerConfig):
-            return SequentialPlayer(
-                self.env_factory,
-                self.policy.make_agent,
-                settings,
-                concurrency=concurrency,
-                on_non_finite=config.on_non_finite,
-            )
-        return SubprocPlayer(
+        return RolloutPlayer(
             self.env_factory,
             self.policy.make_agent,
             settings,
-            n_workers=min(runner.n_workers or available_cores(), concurrency),
-            concurrency=concurrency,
+            place_of(config.runner),
+            concurrency=min(runner.concurrency, len(config.episode_seeds)),
             on_non_finite=config.on_non_finite,
-            start_method=runner.start_method,
-            timeout_s=runner.worker_timeout_s,
-            on_worker_failure=runner.on_worker_failure,
-            max_worker_restarts=runner.max_worker_restarts,
         )
 
     # -- checks ----------------------------------------------------------------------------------

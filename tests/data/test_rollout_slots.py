@@ -17,7 +17,7 @@ from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import join_rollouts, select_envs
 from maze_train.data.rollout import RolloutStorage
 from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.envs.buffers import map_shared, open_shared
+from maze_train.workers.memory import map_shared, open_shared
 from maze_train.errors import ShapeError
 from maze_train.trees import tree_leaves, tree_map
 

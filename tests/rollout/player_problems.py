@@ -14,7 +14,7 @@ from actor_envs import ActorEnv
 from es_problems import EndlessEnv, UnequalEnv, WalkEnv, model_for
 
 from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent
-from maze_train.rollout.player import PlaySettings, SequentialPlayer
+from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.trees import tree_leaves
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def play_alone(
     make: Any, make_agent: Any, seeds: Any, settings: PlaySettings = RECORDED, **kwargs: Any
 ) -> list[tuple[Any, ...]]:
     """Bits of episodes that are played one after the other in this process."""
-    with SequentialPlayer(make, make_agent, settings, concurrency=1, **kwargs) as player:
+    with RolloutPlayer(make, make_agent, settings, concurrency=1, **kwargs) as player:
         return [bits(episode) for episode in player.play(seeds)]
 
 

@@ -31,7 +31,6 @@ from es_problems import (
     UnequalEnv,
     WaitingEnv,
     WalkEnv,
-    make_slots,
     make_table,
     make_worker,
     model_maker,
@@ -45,10 +44,11 @@ from maze_train.errors import ConfigError, SpaceError, WorkerError
 from maze_train.rollout.es_rollouts import (
     ESDummyDistributedRollouts,
     ESRolloutResult,
+    ESSubprocDistributedRollouts,
     trained_size,
 )
 from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts
+from maze_train.rollout.es_rollouts import ESSubprocDistributedRollouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,8 +101,9 @@ class Rollouts:
                 **crew,
             )
         else:
-            slots = make_slots(make, num_envs, on_non_finite)
-            self.of = ESDummyDistributedRollouts(slots, self.table, settings)
+            self.of = ESDummyDistributedRollouts(
+                make, num_envs, self.table, settings, on_non_finite=on_non_finite
+            )
         make_model = model_maker(make, policy)
         self.model = make_model()
         set_version(self.model, 1)
@@ -127,7 +128,7 @@ class Rollouts:
     def processes(self) -> list[Any]:
         """The processes, in their order."""
         assert isinstance(self.of, ESSubprocDistributedRollouts)
-        return [worker.process for worker in self.of._crew.workers]
+        return self.of._pool.processes
 
     def close(self) -> None:
         """End it."""
@@ -297,10 +298,9 @@ def test_lost_pairs() -> None:
 
 def test_a_noise_table_that_is_too_small() -> None:
     """It is refused before anything is played."""
-    slots = make_slots(WalkEnv, 1)
     make_model = model_maker(WalkEnv)
     dim = trained_size(make_model())
-    rollouts = ESDummyDistributedRollouts(slots, SharedNoiseTable(dim), PLAIN)
+    rollouts = ESDummyDistributedRollouts(WalkEnv, 1, SharedNoiseTable(dim), PLAIN)
     with pytest.raises(ConfigError, match=rf"noise_table_size = {dim}: expected more than {dim},"):
         rollouts.begin(make_model(), make_model)
     rollouts.close()
@@ -374,18 +374,18 @@ def test_all_environments_have_something_to_do(start: Any, tmp_path: Path) -> No
 def test_what_is_not_needed_any_more_is_not_played_on(start: Any) -> None:
     """Processes stop in the middle of episodes when an iteration ends."""
     rollouts = start(EndlessEnv, 2)
-    made = [counts._steps for counts in rollouts.of._counts]
+    pool = rollouts.of._pool
 
     def enough() -> None:
         rollouts.check_time()
-        if all(steps[0] > 10 for steps in made):
+        if all(pool.steps(index) > 10 for index in range(2)):
             raise KeyboardInterrupt
 
     pairs = rollouts.of.generate_rollouts(0, SIGMA, 6, enough)
     with pytest.raises(KeyboardInterrupt):
         next(pairs)
     before = [-1]
-    while before != (now := [int(steps[0]) for steps in made]):
+    while before != (now := [pool.steps(index) for index in range(2)]):
         assert sum(now) < 1_000_000
         rollouts.check_time()
         before = now
@@ -510,8 +510,8 @@ def test_a_process_that_dies_while_it_starts_again(start: Any, tmp_path: Path, t
 
 FAILURES = {
     "raise": r"environment \d failed at step \d+ of the episode with seed \d+: Runtime",
-    "kill": r"died in an episode \(signal SIGKILL",
-    "hang": r"hangs: it did not finish a step within timeout_s = 1 seconds, and was killed",
+    "kill": r"died in a step of an episode \(signal SIGKILL",
+    "hang": r"hangs: it did not finish a step of an episode within timeout_s = 1 seconds, and was killed",
 }
 
 
@@ -558,7 +558,7 @@ def test_restarts_are_limited(start: Any, capfd: pytest.CaptureFixture[str]) -> 
     """What fails again and again ends training."""
     make = partial(FailsOnceEnv, "kill", 3, None)
     rollouts = start(make, 2, on_worker_failure="restart", max_worker_restarts=2)
-    words = r"died in an episode.*restarted 2 times; max_worker_restarts = 2\)"
+    words = r"died in a step of an episode.*restarted 2 times; max_worker_restarts = 2\)"
     with pytest.raises(WorkerError, match=words):
         rollouts.take()
     assert capfd.readouterr().err.count("warning:") == 2
@@ -662,7 +662,7 @@ def test_closing_processes(start: Any) -> None:
 PARENT = """
 import sys, time
 from es_problems import *
-from maze_train.rollout.subproc_es import ESSubprocDistributedRollouts
+from maze_train.rollout.es_rollouts import ESSubprocDistributedRollouts
 
 if __name__ == "__main__":
     rollouts = ESSubprocDistributedRollouts(
@@ -670,7 +670,7 @@ if __name__ == "__main__":
     )
     make_model = model_maker(UnequalEnv)
     rollouts.begin(make_model(), make_model)
-    pids = [worker.process.pid for worker in rollouts._crew.workers]
+    pids = [process.pid for process in rollouts._pool.processes]
     pairs = rollouts.generate_rollouts(0, SIGMA, 1 if sys.argv[2] == "idles" else 100000)
     next(pairs)
     print(*pids, flush=True)

@@ -30,9 +30,8 @@ from player_problems import (
 
 from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.player import PlaySettings
-from maze_train.rollout.player_process import PlayNews
-from maze_train.rollout.subproc_player import SubprocPlayer
+from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,12 +50,13 @@ pytestmark = [
 @pytest.fixture
 def start() -> Iterator[Any]:
     """Starts players; afterwards no process is left of them."""
-    started: list[SubprocPlayer] = []
+    started: list[RolloutPlayer] = []
 
-    def start(make: Any, make_agent: Any = RandomAgent, **settings: Any) -> SubprocPlayer:
-        found = {"n_workers": 2, "concurrency": 4, "start_method": "fork", "timeout_s": 30.0}
-        play = settings.pop("settings", RECORDED)
-        started.append(SubprocPlayer(make, make_agent, play, **{**found, **settings}))
+    def start(make: Any, make_agent: Any = RandomAgent, **settings: Any) -> RolloutPlayer:
+        found = {"n_workers": 2, "concurrency": 4, "timeout_s": 30.0, **settings}
+        started.append(
+            in_processes(make, make_agent, found.pop("settings", RECORDED), **found)
+        )
         return started[-1]
 
     yield start
@@ -66,12 +66,29 @@ def start() -> Iterator[Any]:
     assert multiprocessing.active_children() == []
 
 
-def processes(player: SubprocPlayer) -> list[Any]:
+def in_processes(
+    make: Any,
+    make_agent: Any = RandomAgent,
+    settings: PlaySettings = RECORDED,
+    *,
+    n_workers: int = 2,
+    concurrency: int = 2,
+    on_non_finite: str = "raise",
+    **others: Any,
+) -> RolloutPlayer:
+    """A player with worker processes."""
+    place = LocalProcesses(n_workers, **{"start_method": "fork", **others})
+    return RolloutPlayer(
+        make, make_agent, settings, place, concurrency=concurrency, on_non_finite=on_non_finite
+    )
+
+
+def processes(player: RolloutPlayer) -> list[Any]:
     """The processes of a player."""
-    return [worker.process for worker in player._crew.workers]
+    return player._pool.processes
 
 
-def take(player: SubprocPlayer, seeds: Any) -> list[Any]:
+def take(player: RolloutPlayer, seeds: Any) -> list[Any]:
     """Bits of all episodes."""
     return [bits(episode) for episode in player.play(seeds)]
 
@@ -156,8 +173,8 @@ def test_a_process_that_dies_while_it_starts_again(start: Any, tmp_path: Path) -
 
 FAILURES = {
     "raise": r"step 2 of the episode with seed 5: RuntimeError: the wheel came off",
-    "kill": r"died in an episode \(signal SIGKILL.*it had the episodes with the seeds .*5",
-    "hang": r"hangs: it did not finish a step within timeout_s = 1 seconds, and was killed; .*5",
+    "kill": r"died in a step of an episode \(signal SIGKILL.*it had the episodes with the seeds .*5",
+    "hang": r"hangs: it did not finish a step of an episode within timeout_s = 1 seconds, and was killed; .*5",
 }
 
 
@@ -239,17 +256,16 @@ def test_what_can_not_be_built(tmp_path: Path) -> None:
 
     marker = tmp_path / "broken"
     marker.touch()
-    settings: dict[str, Any] = {"n_workers": 2, "concurrency": 2, "start_method": "fork"}
     with pytest.raises(ConfigError, match="another one"):
-        SubprocPlayer(WalkEnv, refuses, RECORDED, **settings)
+        in_processes(WalkEnv, refuses)
     with pytest.raises(WorkerError, match=r"^worker 0 .*ValueError: no such level"):
-        SubprocPlayer(partial(BrokenLaterEnv, marker), RandomAgent, RECORDED, **settings)
+        in_processes(partial(BrokenLaterEnv, marker))
     with pytest.raises(SpaceError, match="all environments must have equal"):
-        SubprocPlayer(partial(OddOneOutEnv, tmp_path / "one"), RandomAgent, RECORDED, **settings)
+        in_processes(partial(OddOneOutEnv, tmp_path / "one"))
     with pytest.raises(ConfigError, match=r"policy.*can not be sent to a worker process"):
-        SubprocPlayer(WalkEnv, partial(refuses, (k for k in "ab")), RECORDED, **settings)
+        in_processes(WalkEnv, partial(refuses, (k for k in "ab")))
     with pytest.raises(ConfigError, match="n_workers"):
-        SubprocPlayer(WalkEnv, RandomAgent, RECORDED, n_workers=0)
+        in_processes(WalkEnv, n_workers=-1)
     assert multiprocessing.active_children() == []
 
 
@@ -261,7 +277,7 @@ def test_few_episodes_are_begun_ahead(start: Any) -> None:
     player = start(partial(PictureEnv, endless=(0,)), settings=PlaySettings())
     with pytest.raises(KeyboardInterrupt):
         next(player.play(range(1000), Enough(12)))
-    assert player._board.next == 8
+    assert player._queue.next == 8
     assert [episode.number for episode in player.play([3, 4, 5])] == [0, 1, 2]
 
 
@@ -277,19 +293,6 @@ def test_episodes_that_are_not_wanted_any_more(start: Any) -> None:
         with pytest.raises(EnvError, match="called off"):
             next(first)
         assert found + [bits(episode) for episode in second] == expected
-
-
-def test_news_that_come_late(start: Any) -> None:
-    """Their steps count, but an episode of an earlier call is none of this one."""
-    player = start(UnequalEnv)
-    (episode,) = player.play([3])
-    late = PlayNews(player._round, 7, [episode])
-    following = player.play([4, 5])
-    next(following)
-    made = player.steps_made
-    assert player._take_in(0, late) == []
-    assert player.steps_made == made + 7
-    assert next(following).seed == 5
 
 
 def test_processes_that_have_nothing_to_do(start: Any) -> None:
@@ -373,7 +376,7 @@ def test_videos_of_what_can_not_be_seen(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     settings = PlaySettings(video_dir=str(tmp_path))
     with pytest.raises(EnvError, match='build the environment with render_mode="rgb_array"'):
-        SubprocPlayer(WalkEnv, RandomAgent, settings, n_workers=1, start_method="fork")
+        in_processes(WalkEnv, RandomAgent, settings, n_workers=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -384,16 +387,15 @@ import sys
 from functools import partial
 from player_problems import *
 from maze_train.rollout.agents import RandomAgent
-from maze_train.rollout.player import PlaySettings
-from maze_train.rollout.subproc_player import SubprocPlayer
+from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.workers.places import LocalProcesses
 
 if __name__ == "__main__":
     make = partial(PictureEnv, endless=range(8))
     settings = PlaySettings(video_dir=sys.argv[2] if len(sys.argv) > 2 else None)
-    with SubprocPlayer(
-        make, RandomAgent, settings, n_workers=2, concurrency=4, start_method=sys.argv[1]
-    ) as player:
-        pids = [worker.process.pid for worker in player._crew.workers]
+    place = LocalProcesses(2, start_method=sys.argv[1])
+    with RolloutPlayer(make, RandomAgent, settings, place, concurrency=4) as player:
+        pids = [process.pid for process in player._pool.processes]
         made = 0
         def tell(steps):
             global made

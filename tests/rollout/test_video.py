@@ -17,7 +17,7 @@ from player_problems import FailsForSeedEnv, PictureEnv, WalkEnv, play_alone
 
 from maze_train.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.rollout.agents import RandomAgent
-from maze_train.rollout.player import PlaySettings, SequentialPlayer
+from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.rollout.rollout_generator import RolloutGenerator
 from maze_train.rollout.video import (
     VideoWriter,
@@ -167,7 +167,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "videos").write_text("")
     settings = PlaySettings(video_dir=str(tmp_path / "videos"))
     with (
-        SequentialPlayer(PictureEnv, RandomAgent, settings) as player,
+        RolloutPlayer(PictureEnv, RandomAgent, settings) as player,
         pytest.raises(RunDirectoryError, match=r"episode_000000_seed_7\.mp4 can not be written"),
     ):
         list(player.play([7]))
@@ -190,7 +190,7 @@ def test_the_package_is_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         with pytest.raises(MissingExtraError, match=r'pip install "maze-train\[video\]"'):
             call()
     with pytest.raises(MissingExtraError, match="imageio-ffmpeg"):
-        SequentialPlayer(PictureEnv, RandomAgent, PlaySettings(video_dir=str(tmp_path)))
+        RolloutPlayer(PictureEnv, RandomAgent, PlaySettings(video_dir=str(tmp_path)))
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_other_render_modes(mode: Any, tmp_path: Path) -> None:
         check_render_mode(PictureEnv(render_mode=mode))
     settings = PlaySettings(video_dir=str(tmp_path))
     with pytest.raises(EnvError, match="rgb_array"):
-        SequentialPlayer(partial(PictureEnv, render_mode=mode), RandomAgent, settings)
+        RolloutPlayer(partial(PictureEnv, render_mode=mode), RandomAgent, settings)
 
 
 # -- episodes ------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_other_render_modes(mode: Any, tmp_path: Path) -> None:
 def test_videos_of_episodes(tmp_path: Path) -> None:
     """T + 1 frames of every k-th episode, whatever is played beside it; numbers are the same."""
     settings = PlaySettings(video_dir=str(tmp_path / "videos"), video_every=2)
-    with SequentialPlayer(PictureEnv, RandomAgent, settings, concurrency=3) as player:
+    with RolloutPlayer(PictureEnv, RandomAgent, settings, concurrency=3) as player:
         found = list(player.play([5, 6, 7, 8, 9]))
     names = [f"episode_{k:06d}_seed_{5 + k}.mp4" for k in (0, 2, 4)]
     assert sorted(os.listdir(tmp_path / "videos")) == names
@@ -265,7 +265,7 @@ def test_episodes_that_fail_leave_no_video(tmp_path: Path) -> None:
     for seed, words in ((1, "seed 1: RuntimeError"), (2, "filming the episode with seed 2 failed")):
         make = partial(FailingPictureEnv, "raise", 1)
         with (
-            SequentialPlayer(make, RandomAgent, settings, concurrency=2) as player,
+            RolloutPlayer(make, RandomAgent, settings, concurrency=2) as player,
             pytest.raises(EnvError, match=words),
         ):
             list(player.play([seed, 0]))
@@ -286,7 +286,7 @@ def test_an_environment_whose_rendering_raises(tmp_path: Path) -> None:
     """The error names the seed."""
     settings = PlaySettings(video_dir=str(tmp_path))
     with (
-        SequentialPlayer(DarkEnv, RandomAgent, settings) as player,
+        RolloutPlayer(DarkEnv, RandomAgent, settings) as player,
         pytest.raises(EnvError, match="seed 4: RuntimeError: no light"),
     ):
         list(player.play([4]))
@@ -304,7 +304,7 @@ def test_known_environments(env_id: str, tmp_path: Path, monkeypatch: pytest.Mon
         return gymnasium.make(env_id, render_mode="rgb_array")
 
     settings = PlaySettings(video_dir=str(tmp_path))
-    with SequentialPlayer(make, RandomAgent, settings, concurrency=1) as player:
+    with RolloutPlayer(make, RandomAgent, settings, concurrency=1) as player:
         (episode,) = player.play([3])
     assert episode.video == str(tmp_path / "episode_000000_seed_3.mp4")
     found = decoded(Path(episode.video), 400, 600)

@@ -1,0 +1,64 @@
+"""Memory that several processes map, and that ends with the last of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import Any
+
+__all__ = ["SharedMemory", "map_shared", "open_shared"]
+
+
+class SharedMemory:
+    """Zeroed memory that can be an argument of a call of a worker, which then maps it too.
+
+    It has no name, and is given back when the last process that holds it ends, in whatever way it
+    ends. It does not count against the size of /dev/shm, which containers keep small.
+
+    Args:
+        nbytes: Its size.
+        descriptor: Descriptor of memory of another process, which is closed; None: new memory.
+
+    Attributes:
+        buffer: The memory; arrays over it keep it alive.
+    """
+
+    def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
+        self.nbytes = nbytes
+        self.descriptor = -1
+        if descriptor is None:
+            self.descriptor = open_shared(nbytes)
+            descriptor = os.dup(self.descriptor)
+        self.buffer = map_shared(descriptor, nbytes)
+
+    def close(self) -> None:
+        """Close the descriptor, after which no worker can be given the memory; again does nothing.
+
+        What was mapped stays.
+        """
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("shared memory travels as an argument of a call of a worker only")
+
+
+def open_shared(nbytes: int) -> int:
+    """A file descriptor of `nbytes` bytes of zeroed memory that never has a name."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("maze_train", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, nbytes)
+    return descriptor
+
+
+def map_shared(descriptor: int, nbytes: int) -> mmap.mmap:
+    """Map the memory behind `descriptor`, which is closed; arrays over it keep it alive."""
+    try:
+        return mmap.mmap(descriptor, nbytes)
+    finally:
+        os.close(descriptor)

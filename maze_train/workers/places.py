@@ -1,0 +1,89 @@
+"""Places where workers can live: each gives pools of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from maze_train.checks import check_at_least
+from maze_train.workers.pool import InlinePool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from maze_train.workers.pool import MakeWorker, WorkerPool
+
+__all__ = ["LocalProcesses", "Place", "ThisProcess"]
+
+
+class Place(Protocol):
+    """Somewhere workers can live."""
+
+    def num_workers(self, at_most: int) -> int:
+        """Number of workers that share a task of so many equal parts, in [1, at_most]."""
+        ...
+
+    def pool(
+        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
+    ) -> WorkerPool:
+        """A pool of workers; closed by whoever asked for it.
+
+        Args:
+            make_workers: Makes the workers, one function each.
+            names: Names of the workers in messages.
+            calls: Names of calls in messages, by method.
+        """
+        ...
+
+
+class ThisProcess:
+    """The calling process, with a single worker."""
+
+    def num_workers(self, at_most: int) -> int:
+        """One."""
+        return 1
+
+    def pool(
+        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
+    ) -> WorkerPool:
+        """A pool of workers in this process."""
+        return InlinePool(make_workers)
+
+
+@dataclass(frozen=True)
+class LocalProcesses:
+    """Processes of this machine; see `ProcessPool`."""
+
+    n_workers: int = 0
+    """Number of processes, >= 0; 0: one per core."""
+
+    start_method: str = "forkserver"
+    timeout_s: float = 300.0
+    on_worker_failure: str = "fail"
+    max_worker_restarts: int = 10
+
+    def __post_init__(self) -> None:
+        check_at_least("n_workers", self.n_workers, 0)
+
+    def num_workers(self, at_most: int) -> int:
+        """One per core, or as many as there are to be."""
+        from maze_train.workers.process_pool import available_cores
+
+        return min(self.n_workers or available_cores(), at_most)
+
+    def pool(
+        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
+    ) -> WorkerPool:
+        """A pool of workers in processes."""
+        # Imported here, since runs in one process need no processes.
+        from maze_train.workers.process_pool import ProcessPool
+
+        return ProcessPool(
+            make_workers,
+            names,
+            calls,
+            start_method=self.start_method,
+            timeout_s=self.timeout_s,
+            on_worker_failure=self.on_worker_failure,
+            max_worker_restarts=self.max_worker_restarts,
+        )

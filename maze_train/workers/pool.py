@@ -1,0 +1,337 @@
+"""Workers of one kind, wherever they live, and how their methods are called."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.errors import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from maze_train.errors import MazeTrainError
+    from maze_train.workers.memory import SharedMemory
+
+    MakeWorker = Callable[["WorkerContext"], Any]
+
+__all__ = [
+    "CallCancelledError",
+    "InlinePool",
+    "PrivateMemory",
+    "WorkerContext",
+    "WorkerFailedError",
+    "WorkerPool",
+    "warn",
+]
+
+
+class CallCancelledError(Exception):
+    """The result of the running call is not needed any more; a worker lets it pass."""
+
+
+class WorkerFailedError(Exception):
+    """A worker raised, died or hung; never leaves what the worker belongs to.
+
+    Args:
+        index: Number of the worker.
+        text: What happened, in one line.
+        trace: Traceback of what the environment raised.
+        error: The error of the configuration that it is.
+        final: Whether starting the worker again is no remedy.
+        seed: Seed of the episode that failed, where the error names one.
+        raised: Whether a method of the worker raised; else it died or hung.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        text: str,
+        trace: str = "",
+        error: MazeTrainError | None = None,
+        *,
+        final: bool = False,
+        seed: int | None = None,
+        raised: bool = False,
+    ) -> None:
+        super().__init__(text)
+        self.index, self.text, self.trace = index, text, trace
+        self.error, self.final, self.seed, self.raised = error, final, seed, raised
+
+    @property
+    def appendix(self) -> str:
+        """The traceback of the environment, if it raised, to be appended to a message."""
+        return f"\n\nIn the worker process:\n{self.trace}" if self.trace else ""
+
+
+class WorkerContext:
+    """The place where a worker lives, as the worker sees it.
+
+    Args:
+        index: Number of the worker.
+
+    Attributes:
+        steps: Environment steps that it counted.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+        self.steps = 0
+
+    def count(self, steps: int = 0) -> None:
+        """Tell that the worker made so many environment steps; 0: only that it goes on.
+
+        A call that takes longer than the time-out of its pool has to call this meanwhile.
+
+        Raises:
+            CallCancelledError: If nobody needs the result of the running call any more.
+        """
+        self.steps += steps
+
+
+class PrivateMemory:
+    """Memory for workers that live in this process; see `SharedMemory`.
+
+    Args:
+        nbytes: Its size.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.buffer = np.zeros(nbytes, np.uint8)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class WorkerPool(ABC):
+    """Workers 0, 1, ..., n - 1: plain objects whose methods are called by name.
+
+    A worker is what a function makes of its `WorkerContext`. It knows nothing of the place where it
+    lives. The calls of one worker are done one after the other in the order in which they were
+    made, those of several at the same time where the place allows it. Results are received in the
+    order of the calls of a worker.
+
+    Attributes:
+        restarts: How many times workers were started again.
+    """
+
+    restarts: int = 0
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of workers; 0 after `close`."""
+
+    @abstractmethod
+    def call(self, index: int, method: str, *args: Any) -> None:
+        """Have a worker call one of its methods; does not wait for the result.
+
+        Args:
+            index: Number of the worker.
+            method: Name of the method.
+            *args: Its arguments.
+
+        Raises:
+            WorkerError: If the pool is closed.
+        """
+
+    @abstractmethod
+    def pending(self, index: int) -> int:
+        """Number of calls of a worker whose results were not received."""
+
+    @abstractmethod
+    def ready(self, timeout_s: float) -> list[int]:
+        """Workers whose oldest call is done, or failed.
+
+        Args:
+            timeout_s: How long to wait for the first of them, >= 0.
+
+        Raises:
+            WorkerError: If the pool is closed.
+        """
+
+    @abstractmethod
+    def receive(self, index: int) -> Any:
+        """The result of the oldest call of a worker; waits for it.
+
+        Raises:
+            WorkerFailedError: If the worker raised, died or hung; it then has to be started again.
+        """
+
+    @abstractmethod
+    def cancel(self, index: int) -> None:
+        """Have the calls of a worker end early, with None as their result; those not begun do
+        nothing.
+        """
+
+    @abstractmethod
+    def steps(self, index: int) -> int:
+        """Environment steps that a worker, and those before it with its number, counted."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
+        """Zeroed memory that the workers see when it is an argument of a call.
+
+        Whoever asked for it closes it.
+        """
+
+    @abstractmethod
+    def stop(self, index: int) -> None:
+        """End a worker, which makes no further step then; calling it again does nothing."""
+
+    @abstractmethod
+    def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
+        """Start a worker that failed again, or close the pool.
+
+        Args:
+            failure: The failure.
+            told: What happened.
+            outlook: What becomes of its work, for the warning.
+
+        Raises:
+            MazeTrainError: If it is not to be started again.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers; calling it again does nothing."""
+
+    def call_all(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every worker; returns the results in the order of the workers.
+
+        Raises:
+            MazeTrainError: If a worker fails; the pool is closed then.
+        """
+        try:
+            for index in range(len(self)):
+                self.call(index, method, *args)
+            return [self.receive(index) for index in range(len(self))]
+        except WorkerFailedError as failure:
+            self.close()
+            raise failure.error or WorkerError(failure.text + failure.appendix) from None
+        except BaseException:
+            self.close()
+            raise
+
+
+class InlinePool(WorkerPool):
+    """Workers in this process; each call is done when somebody waits for its result.
+
+    What a worker raises goes through as it is.
+
+    Args:
+        make_workers: Makes the workers, one function each.
+
+    Attributes:
+        workers: The workers.
+    """
+
+    def __init__(self, make_workers: Sequence[MakeWorker]) -> None:
+        self.workers: list[Any] = []
+        self._contexts = [WorkerContext(index) for index in range(len(make_workers))]
+        self._calls: list[deque[tuple[str, tuple[Any, ...]] | None]] = []
+        self._results: list[deque[tuple[Any, Exception | None]]] = []
+        self._turn = 0
+        try:
+            for make, context in zip(make_workers, self._contexts, strict=True):
+                self.workers.append(make(context))
+                self._calls.append(deque())
+                self._results.append(deque())
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def call(self, index: int, method: str, *args: Any) -> None:
+        """Note the call."""
+        self._check_open()
+        self._calls[index].append((method, args))
+
+    def pending(self, index: int) -> int:
+        """Number of calls without a received result."""
+        return len(self._calls[index]) + len(self._results[index])
+
+    def ready(self, timeout_s: float) -> list[int]:
+        """Do one call of the worker whose turn it is, unless results wait."""
+        self._check_open()
+        if not any(self._results):
+            for _ in range(len(self)):
+                index, self._turn = self._turn, (self._turn + 1) % len(self)
+                if self._calls[index]:
+                    self._results[index].append(self._outcome(index))
+                    break
+        return [index for index, results in enumerate(self._results) if results]
+
+    def receive(self, index: int) -> Any:
+        """The result of the oldest call, which is done now if it was not before."""
+        self._check_open()
+        results = self._results[index]
+        if not results:
+            return self._do(index)
+        result, error = results.popleft()
+        if error is not None:
+            raise error
+        return result
+
+    def _outcome(self, index: int) -> tuple[Any, Exception | None]:
+        try:
+            return self._do(index), None
+        except Exception as error:
+            return None, error
+
+    def _do(self, index: int) -> Any:
+        call = self._calls[index].popleft()
+        if call is None:
+            return None
+        method, args = call
+        return getattr(self.workers[index], method)(*args)
+
+    def cancel(self, index: int) -> None:
+        """Forget what was not begun."""
+        calls = self._calls[index]
+        self._calls[index] = deque([None] * len(calls))
+
+    def steps(self, index: int) -> int:
+        """Environment steps that a worker counted."""
+        return self._contexts[index].steps
+
+    def allocate(self, nbytes: int) -> PrivateMemory:
+        """Zeroed memory of this process."""
+        return PrivateMemory(nbytes)
+
+    def stop(self, index: int) -> None:
+        """Do nothing: no step is made between two calls."""
+
+    def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
+        """Never called: what workers raise goes through."""
+        raise AssertionError("a worker in this process is not started again") from failure
+
+    def close(self) -> None:
+        """Close the workers, all of them also when one raises."""
+        workers, self.workers = self.workers, []
+        first_error: BaseException | None = None
+        for worker in workers:
+            try:
+                if hasattr(worker, "close"):
+                    worker.close()
+            except Exception as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def _check_open(self) -> None:
+        if not self.workers:
+            raise WorkerError("these workers are closed: build new ones")
+
+
+def warn(message: str) -> None:
+    """Tell something on stderr, if there is one."""
+    with suppress(OSError, ValueError):
+        print(f"warning: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,232 @@
+"""The process in which a worker lives: makes the worker, calls its methods, sends the results."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+from maze_train.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.files import process_runs
+from maze_train.workers.messages import (
+    CALL,
+    DEFINE,
+    DONE,
+    FAILED,
+    FIRST_METHOD,
+    QUIT,
+    RESULT,
+    dumps,
+    receive_message,
+)
+from maze_train.workers.pool import CallCancelledError, WorkerContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
+
+    from maze_train.workers.memory import SharedMemory
+
+__all__ = ["BEATS", "BUILT", "CANCELLED", "PAGE_NBYTES", "SIGNALS", "STEPS", "process_main"]
+
+BEATS, STEPS, CANCELLED, BUILT = range(4)
+"""Numbers (int64) that pool and process see at once: signs of life, environment steps, calls that
+were cancelled (all up to this number), whether the worker is made."""
+
+PAGE_NBYTES = 4096
+"""Memory of these numbers."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that reach all processes of a job: Ctrl+C, and those of a cluster that wants it to end.
+The parent decides what to do about them; it may want to save first."""
+
+ORPHAN_CHECK_S = 2.0
+"""How often a worker looks whether its parent lives. The end of the pipe normally tells; but
+processes forked by the parent for other purposes may hold a copy of the parent's end."""
+
+
+def process_main(
+    conn: Connection, inherited: Sequence[Connection], index: int, parent: int
+) -> None:
+    """Make a worker, then call its methods until told to quit or the parent is gone.
+
+    Args:
+        conn: This end of the pipe to the parent.
+        inherited: Ends that belong to the parent and were copied by a fork; they are closed here.
+        index: Number of the worker.
+        parent: Process that makes the calls.
+    """
+    prepare_process()
+    for other in inherited:
+        other.close()
+    closing = ExitStack()
+    with suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        try:
+            _serve(conn, closing, index, _ParentWatch(parent))
+        except Exception as error:
+            _send(conn, FAILED, pickle.dumps(describe_failure(error)))
+    with suppress(Exception):
+        closing.close()
+    conn.close()
+
+
+def _serve(conn: Connection, closing: ExitStack, index: int, watch: _ParentWatch) -> None:
+    make_worker, page = receive_message(conn)
+    context = _ProcessContext(index, page, watch)
+    worker = make_worker(context)
+    if hasattr(worker, "close"):
+        closing.callback(worker.close)
+    limit_threads()  # again: making the worker may have imported what has some
+    context.numbers[BUILT] = 1
+    methods: list[Callable[..., Any]] = []
+    for command in _commands(conn, watch):
+        if command == DEFINE:
+            methods.append(getattr(worker, conn.recv_bytes().decode()))
+            continue
+        number, args = command[0] - FIRST_METHOD, ()
+        if command == CALL:
+            number, args = receive_message(conn)
+        result = context.run(methods[number], args)
+        if result is None:
+            os.write(conn.fileno(), DONE)
+        else:
+            _send(conn, RESULT, _encoded(result))
+
+
+class _ProcessContext(WorkerContext):
+    """The process of a worker.
+
+    Args:
+        index: Number of the worker.
+        page: Memory of the numbers that pool and process see.
+        watch: Tells whether the parent is gone.
+    """
+
+    def __init__(self, index: int, page: SharedMemory, watch: _ParentWatch) -> None:
+        super().__init__(index)
+        self.numbers = memoryview(page.buffer).cast("q")
+        self._watch = watch
+        self._next_look = time.monotonic() + ORPHAN_CHECK_S
+        self._number_of_call = 0
+
+    def run(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call a method; None if the call was cancelled."""
+        self._number_of_call += 1
+        if self.numbers[CANCELLED] >= self._number_of_call:
+            return None
+        try:
+            return method(*args)
+        except CallCancelledError:
+            return None
+
+    def count(self, steps: int = 0) -> None:
+        """Tell that the worker lives, and how many steps it made."""
+        numbers = self.numbers
+        numbers[BEATS] += 1
+        numbers[STEPS] += steps
+        if numbers[CANCELLED] >= self._number_of_call > 0:
+            raise CallCancelledError
+        now = time.monotonic()
+        if now > self._next_look:
+            self._next_look = now + ORPHAN_CHECK_S
+            if self._watch.parent_is_gone():
+                raise CallCancelledError
+
+
+class _ParentWatch:
+    """Tells whether the process that makes the calls is gone.
+
+    Args:
+        parent: That process.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._starter = os.getppid()
+
+    def parent_is_gone(self) -> bool:
+        """Whether it is; the fork server that started this process may end before."""
+        return os.getppid() != self._starter and not process_runs(self._parent)
+
+
+def _commands(conn: Connection, watch: _ParentWatch) -> Iterator[bytes]:
+    """The commands of the parent, until it wants this process to end, or is gone."""
+    poller = select.poll()
+    descriptor = conn.fileno()
+    poller.register(descriptor, select.POLLIN)
+    while True:
+        while not poller.poll(ORPHAN_CHECK_S * 1000.0):
+            if watch.parent_is_gone():
+                return
+        command = os.read(descriptor, 1)
+        if not command or command == QUIT:
+            return
+        yield command
+
+
+def _send(conn: Connection, kind: bytes, content: bytes) -> None:
+    os.write(conn.fileno(), kind)
+    conn.send_bytes(content)
+
+
+def _encoded(result: Any) -> bytes:
+    """A result as bytes.
+
+    Raises:
+        EnvError: If it holds something that can not be sent to another process.
+    """
+    try:
+        return dumps(result)
+    except Exception as error:
+        raise EnvError(
+            f"infos can not be sent to the main process ({error}): remove what can not be pickled "
+            "from the info dict of the environment, or use runner=dev"
+        ) from error
+
+
+def prepare_process() -> None:
+    """Give up what a worker process must not have from its parent."""
+    for number in SIGNALS:
+        # Not SIG_IGN, which programs that an environment starts would inherit.
+        signal.signal(number, _survive)
+        signal.siginterrupt(number, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    limit_threads()
+
+
+def _survive(number: int, frame: object) -> None:
+    """Do nothing about a signal."""
+
+
+def limit_threads() -> None:
+    """Use one thread of torch and OpenCV per worker: the workers are what uses the cores.
+
+    After a fork it also keeps the process from hanging: a fork copies torch's thread pool but not
+    its threads, and the first large operation would wait for them forever.
+    """
+    torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
+    if torch is not None:
+        torch.set_num_threads(1)
+    if cv2 is not None:
+        cv2.setNumThreads(1)
+
+
+def describe_failure(error: BaseException) -> dict[str, Any]:
+    """The arguments of `WorkerFailedError` that an exception gives, without the number."""
+    message = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
+    cause = error.__cause__ or error
+    told = error if isinstance(error, (ConfigError, MissingExtraError)) else None
+    return {
+        "text": message,
+        "trace": "".join(traceback.format_exception(type(cause), cause, cause.__traceback__)),
+        "error": told,
+        "final": told is not None or getattr(cause, "is_final", False),
+        "seed": getattr(error, "seed", None),
+        "raised": True,
+    }
