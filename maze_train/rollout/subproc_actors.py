@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from maze_train.data.joining import join_rollouts
-from maze_train.workers.memory import map_shared, open_shared
-from maze_train.envs.building import pickled
-from maze_train.envs.crew import Crew
-from maze_train.envs.workers import WorkerFailedError, check_spaces
 from maze_train.errors import ConfigError
-from maze_train.rollout.actor_handle import ActorProcess
-from maze_train.rollout.actor_process import ActorMemory, ActorTask, actor_main
+from maze_train.rollout.actor_worker import ActorPolicy, ActorWorker
 from maze_train.rollout.actors import DistributedActors, GatheredRollouts
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.trees import tree_map
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import LocalProcesses
+from maze_train.workers.pool import WorkerFailedError
+from maze_train.workers.task_queue import check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
+    from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.rollout.actor_process import ActorEnvs
+    from maze_train.rollout.actor_worker import ActorEnvs
     from maze_train.rollout.episodes import FinishedEpisodes
 
 __all__ = ["SubprocDistributedActors"]
 
-POLL_MS = 100
+POLL_S = 0.1
 """How long the learner sleeps at most while it waits for actors."""
 
 
@@ -41,7 +41,7 @@ POLL_MS = 100
 class QueuedRollout:
     """A rollout that waits in a slot."""
 
-    process: ActorProcess
+    actor: int
     slot: int
     num_samples: int
     episodes: FinishedEpisodes
@@ -86,28 +86,33 @@ class SubprocDistributedActors(DistributedActors):
         seed_of: Callable[[str], int],
         *,
         queue_size: int,
-        **crew_settings: Any,
+        **processes: Any,
     ) -> None:
         super().__init__(num_actors, num_steps, seed_of)
         self.num_envs = num_envs
         self.num_slots = 1 + -(-queue_size // num_actors)
         self._queue: deque[QueuedRollout] = deque()
-        self._weights = -1
         self._acting = False
-        # Steps that were made by processes that are gone.
+        # Steps that were made before this object was.
         self._made_before = 0
-        self._processes: list[ActorProcess] = []
-        task = ActorTask(pickled(make_env, "env"), os.getpid())
-        envs = [range(i * num_envs, (i + 1) * num_envs) for i in range(num_actors)]
-        self._crew = Crew(actor_main, task, envs, kind="actor", owner=self, **crew_settings)
-        self.timeout_s = self._crew.timeout_s
+        # Steps of each actor whose rollouts arrived, or were dropped.
+        self._settled = [0] * num_actors
+        self._is_acting = [False] * num_actors
+        self._memories: list[Any] = []
+        self._slots: list[list[RolloutSlot]] = []
+        names = [
+            f"actor {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
+            for i in range(num_actors)
+        ]
+        make_worker = partial(ActorWorker, Portable(make_env, "env"))
+        self._pool = LocalProcesses(num_actors, **processes).pool(
+            [make_worker] * num_actors, names, {"collect": "a step of a rollout"}
+        )
+        described = self._pool.call_all("describe")
+        self._envs: ActorEnvs = described[0]
         try:
-            for i, worker in enumerate(self._crew.workers):
-                self._processes.append(ActorProcess(i, worker))
-            described = self._crew.first_replies("building its environments")
-            self._envs: ActorEnvs = described[0]
-            for worker, one in zip(self._crew.workers, described, strict=True):
-                check_spaces(worker, _spaces(one), self.spaces)
+            for i, envs in enumerate(described):
+                check_spaces(i * num_envs, _spaces(envs), self.spaces)
         except BaseException:
             self.close()
             raise
@@ -125,32 +130,41 @@ class SubprocDistributedActors(DistributedActors):
     @property
     def worker_restarts(self) -> int:
         """How many times actors were started again."""
-        return self._crew.restarts
+        return self._pool.restarts
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
         """Give the actors their policy, and memory for their rollouts."""
-        nbytes = weights_nbytes(model)
-        self._weights = open_shared(nbytes)
-        self._writer = WeightsWriter(model, map_shared(os.dup(self._weights), nbytes))
+        self._weights = self._pool.allocate(weights_nbytes(model))
+        self._writer = WeightsWriter(model, self._weights.buffer)
         distribution: Any = model.distribution
         mode = distribution.mode(torch.zeros(1, distribution.param_size))
-        self._memory = ActorMemory(
-            make_model=pickled(make_model, "model"),
-            settings=self._settings(0),
+        self._policy = ActorPolicy(
+            make_model=Portable(make_model, "model"),
             actions=tree_map(lambda x: x[0].cpu(), mode),
             state_size=int(getattr(model, "state_size", 0)),
-            weights_nbytes=nbytes,
-            num_slots=self.num_slots,
         )
-        layout = self._memory.layout(self._envs, self.num_envs)
-        for process in self._processes:
-            process.reserve(layout, self.num_slots)
+        layout = self._policy.layout(self._envs, self.num_steps, self.num_envs)
+        for _ in range(self.num_actors):
+            memory = self._pool.allocate(self.num_slots * layout.nbytes)
+            offsets = (i * layout.nbytes for i in range(self.num_slots))
+            self._memories.append(memory)
+            self._slots.append([layout.slot(memory.buffer, offset) for offset in offsets])
 
-    def _let_act(self, process: ActorProcess) -> None:
-        """Give a process its policy, and all slots that hold nothing."""
-        memory = replace(self._memory, settings=self._settings(process.index))
-        waiting = {queued.slot for queued in self._queue if queued.process is process}
-        process.begin(memory, self._weights, set(range(self.num_slots)) - waiting)
+    def _let_act(self, actor: int) -> None:
+        """Give an actor its policy, and all slots that hold nothing."""
+        self._is_acting[actor] = True
+        self._pool.call(
+            actor,
+            "set_policy",
+            self._policy,
+            self._settings(actor),
+            self._weights,
+            self._memories[actor],
+        )
+        waiting = {queued.slot for queued in self._queue if queued.actor == actor}
+        for slot in range(self.num_slots):
+            if slot not in waiting:
+                self._pool.call(actor, "collect", slot)
 
     # -- the queue -------------------------------------------------------------------------------
 
@@ -175,93 +189,88 @@ class SubprocDistributedActors(DistributedActors):
             )
         if not self._acting:
             self._acting = True
-            for process in self._processes:
-                self._let_act(process)
-        self._look(0)
+            for actor in range(self.num_actors):
+                self._let_act(actor)
+        self._look(0.0)
         before, started = len(self._queue), time.perf_counter()
         while len(self._queue) < count:
-            self._look(POLL_MS)
+            self._look(POLL_S)
             idle()
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        rollout = join_rollouts([queued.process.slots[queued.slot].rollout() for queued in taken])
+        rollout = join_rollouts([self._slots[queued.actor][queued.slot].rollout() for queued in taken])
         episodes = self._take_news()
         for queued in taken:
             episodes.extend(queued.episodes)
             self.counts.trained += queued.num_samples
             # Rows of lost episodes are no steps to learn from.
             self.counts.dropped += self.num_envs * self.num_steps - queued.num_samples
-            if queued.process.begun:
-                queued.process.grant(queued.slot)
+            if self._is_acting[queued.actor]:
+                self._pool.call(queued.actor, "collect", queued.slot)
         self._count_made()
         return GatheredRollouts(rollout, episodes, before, len(self._queue), waited_s)
 
-    def _look(self, timeout_ms: int) -> None:
-        """Take in what processes have to say, and find those that hang."""
+    def _look(self, timeout_s: float) -> None:
+        """Take in what actors have to say, and repair those that failed."""
         # All that there is: an actor may have finished several rollouts since it was looked at.
-        while ready := self._crew.ready(timeout_ms):
-            timeout_ms = 0
-            for index in ready:
-                process = self._processes[index]
+        while ready := self._pool.ready(timeout_s):
+            timeout_s = 0.0
+            for actor in ready:
                 try:
-                    self._take_in(process, process.worker.receive("a rollout", self.timeout_s))
+                    self._take_in(actor, self._pool.receive(actor))
                 except WorkerFailedError as failure:
-                    self._repair(process, failure.with_traceback(None))
+                    self._repair(failure.with_traceback(None))
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
-        for process in self._processes:
-            if process.still_s() > self.timeout_s:
-                what = "a step" if process.begun else "building its environments"
-                self._repair(process, process.worker.hung(what, self.timeout_s))
 
-    def _take_in(self, process: ActorProcess, told: Any) -> None:
-        """What a process says: first of its environments, later of rollouts."""
-        if not process.begun:
-            check_spaces(process.worker, _spaces(told), self.spaces)
-            self._let_act(process)
-            return
-        slot, num_samples, episodes, finished = told
-        process.arrive(slot, self.num_envs * self.num_steps)
-        self._queue.append(QueuedRollout(process, slot, num_samples, episodes, finished))
+    def _take_in(self, actor: int, told: Any) -> None:
+        """Take in a result: of a rollout, or of a new actor the environments."""
+        if not self._is_acting[actor]:
+            check_spaces(actor * self.num_envs, _spaces(told), self.spaces)
+            self._let_act(actor)
+        elif told is not None:
+            slot, num_samples, episodes, finished = told
+            self._settled[actor] += self.num_envs * self.num_steps
+            self._queue.append(QueuedRollout(actor, slot, num_samples, episodes, finished))
 
     def _count_made(self) -> None:
-        self.counts.made = self._made_before + sum(p.made for p in self._processes)
+        self.counts.made = self._made_before + sum(map(self._pool.steps, range(self.num_actors)))
 
-    def _repair(self, process: ActorProcess, failure: WorkerFailedError) -> None:
+    def _repair(self, failure: WorkerFailedError) -> None:
         """Start an actor again, or end training.
 
         Raises:
             MazeTrainError: If it is not to be started again.
         """
-        process.stop()
-        self._crew.stop(process.index)
+        actor = failure.index
+        self._pool.stop(actor)
         # Only now it makes no further step.
-        made, arrived = process.reset_counts()
-        self._made_before += made
-        self.counts.dropped += made - arrived
-        told = f"{failure.text}; {made - arrived} steps of its rollout are dropped"
-        outlook = "and its environments begin new episodes"
-        process.worker = self._crew.replace(process.index, failure, told, outlook)
+        lost = self._pool.steps(actor) - self._settled[actor]
+        self._settled[actor] += lost
+        self.counts.dropped += lost
+        self._is_acting[actor] = False
+        told = f"{failure.text}; {lost} steps of its rollout are dropped"
+        try:
+            self._pool.restart(failure, told, "and its environments begin new episodes")
+        except BaseException:
+            self.close()
+            raise
+        self._pool.call(actor, "describe")
         self._news.worker_restarts += 1
         self._news.lost += self.num_envs
-        self._generations[process.index] += 1
+        self._generations[actor] += 1
 
     # -- ending, state ---------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the processes; what is in flight is dropped and counted."""
-        processes, self._processes = self._processes, []
-        for process in processes:
-            process.stop()
-        self._crew.close()
-        self._made_before += sum(process.made for process in processes)
-        self.counts.made = self._made_before
+        self._pool.close()
+        self._count_made()
         self.counts.dropped += self.counts.in_flight
         self._queue.clear()
-        for process in processes:
-            process.release()
-        if self._weights >= 0:
-            os.close(self._weights)
-            self._weights = -1
+        for memory in self._memories:
+            memory.close()
+        if self._writer is not None:
+            self._weights.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and weights; environments, and rollouts in flight, are not kept."""

@@ -41,6 +41,9 @@ class SharedMemory:
             os.close(self.descriptor)
             self.descriptor = -1
 
+    def __del__(self) -> None:
+        self.close()
+
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("shared memory travels as an argument of a call of a worker only")
 

@@ -47,8 +47,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 The parent decides what to do about them; it may want to save first."""
 
 ORPHAN_CHECK_S = 2.0
-"""How often a worker looks whether its parent lives. The end of the pipe normally tells; but
-processes forked by the parent for other purposes may hold a copy of the parent's end."""
+"""How often a worker looks whether its parent lives."""
 
 
 def process_main(
@@ -68,7 +67,7 @@ def process_main(
     closing = ExitStack()
     with suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
-            _serve(conn, closing, index, _ParentWatch(parent))
+            _serve(conn, closing, index, _ParentWatch(parent, conn))
         except Exception as error:
             _send(conn, FAILED, pickle.dumps(describe_failure(error)))
     with suppress(Exception):
@@ -144,15 +143,20 @@ class _ParentWatch:
 
     Args:
         parent: That process.
+        conn: The pipe to it.
     """
 
-    def __init__(self, parent: int) -> None:
+    def __init__(self, parent: int, conn: Connection) -> None:
         self._parent = parent
-        self._starter = os.getppid()
+        self._poller = select.poll()
+        self._poller.register(conn.fileno(), 0)  # hang-ups only
 
     def parent_is_gone(self) -> bool:
-        """Whether it is; the fork server that started this process may end before."""
-        return os.getppid() != self._starter and not process_runs(self._parent)
+        """Whether it is: nobody holds the other end of the pipe, or the process ended.
+
+        Processes that were forked by the parent for other purposes may hold a copy of its end.
+        """
+        return bool(self._poller.poll(0)) or not process_runs(self._parent)
 
 
 def _commands(conn: Connection, watch: _ParentWatch) -> Iterator[bytes]:

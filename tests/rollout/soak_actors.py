@@ -77,7 +77,7 @@ class Killer:
     def _strike(self, number: int, frame: object) -> None:
         # A process that is being replaced at this moment is left alone.
         with suppress(ValueError, ProcessLookupError, IndexError):
-            process = self._rng.choice(self._actors._processes).worker.process
+            process = self._rng.choice(self._actors._pool.processes)
             assert process.pid is not None
             if self._rng.random() < STOPPED_SHARE:
                 os.kill(process.pid, signal.SIGSTOP)
@@ -117,7 +117,7 @@ class Watch:
         seconds = time.monotonic() - self.began
         if seconds - self._sampled >= 1.0:
             self._sampled = seconds
-            pids = [p.worker.process.pid or 0 for p in self._actors._processes]
+            pids = [p.pid or 0 for p in self._actors._pool.processes]
             actors_mb = max(resident_mb(pid) for pid in pids)
             self.memory.append((seconds, resident_mb(os.getpid()), actors_mb))
         if seconds - self._told >= 30.0:

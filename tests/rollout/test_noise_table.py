@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
 import re
 from contextlib import suppress
-from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +14,7 @@ import torch
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.rollout.noise_table import SharedNoiseTable
+from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,48 +162,6 @@ def test_arguments_out_of_range_are_refused(key: str, arguments: tuple[int, int]
         SharedNoiseTable(*arguments)
 
 
-def test_attached_tables_share_the_memory(table: SharedNoiseTable) -> None:
-    """Nothing is drawn again: what one writes, the other reads; the descriptor is used up."""
-    before = open_descriptors()
-    descriptor = os.dup(table.descriptor)
-    attached = SharedNoiseTable.attach(descriptor, COUNT, SEED)
-    assert attached.descriptor == -1
-    assert attached.state_dict() == table.state_dict()
-    assert torch.equal(attached.get(500, 50), table.get(500, 50))
-    table.array[500] = 1000.0
-    assert attached.get(499, 3)[1] == 1000.0
-    attached.close()
-    assert torch.equal(attached.get(0, COUNT), table.get(0, COUNT))
-    del attached
-    assert open_descriptors() == before
-
-
-@pytest.mark.parametrize("count", [COUNT - 1, COUNT + 1, 1])
-def test_memory_of_another_size_is_refused(table: SharedNoiseTable, count: int) -> None:
-    """Nothing is mapped, and the descriptor is used up all the same."""
-    before = open_descriptors()
-    with pytest.raises(ShapeError, match=f"{4 * COUNT} bytes, expected {4 * count} for {count}"):
-        SharedNoiseTable.attach(os.dup(table.descriptor), count, SEED)
-    assert open_descriptors() == before
-
-
-def test_the_descriptor_is_closed_once() -> None:
-    """A second time does not close what got its number since; the numbers stay."""
-    before = open_descriptors()
-    table = SharedNoiseTable(1000, SEED)
-    first = table.get(0, 1000).clone()
-    descriptor = table.descriptor
-    table.close()
-    assert table.descriptor == -1
-    with open(os.devnull, "rb") as other:
-        assert other.fileno() == descriptor
-        table.close()
-        assert other.read() == b""
-    assert torch.equal(table.get(0, 1000), first)
-    del table
-    assert open_descriptors() == before
-
-
 def test_memory_is_given_back() -> None:
     """When the table is closed, and neither it nor a view of it is left."""
     before, descriptors = mapped_bytes(), open_descriptors()
@@ -230,37 +186,29 @@ def test_a_state_of_other_numbers_is_refused(table: SharedNoiseTable) -> None:
             table.load_state_dict(state)
 
 
-def read_in_worker(conn: Any) -> None:
-    """What a worker does: map the table, and answer what it holds where it is asked."""
-    count, seed = conn.recv()
-    table = SharedNoiseTable.attach(recv_handle(conn), count, seed)
-    conn.send((table.descriptor, table.array.tobytes()))
-    index, dim = conn.recv()
-    conn.send(table.get(index, dim).tolist())
+class Reader:
+    """A worker that has a table."""
+
+    def __init__(self, context: Any) -> None:
+        self.table: Any = None
+
+    def set_table(self, table: SharedNoiseTable) -> None:
+        """Keep it."""
+        self.table = table
+
+    def read(self, index: int, dim: int) -> Any:
+        """What it holds somewhere."""
+        return self.table.state_dict(), self.table.get(index, dim).tolist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_another_process_reads_the_same_numbers(table: SharedNoiseTable, method: str) -> None:
-    """It gets a descriptor, and keeps the numbers when the first table is closed."""
-    context = multiprocessing.get_context(method)
-    own, its = context.Pipe()
-    process = context.Process(target=read_in_worker, args=(its,), daemon=True)
-    process.start()
-    try:
-        own.send((COUNT, SEED))
-        send_handle(own, table.descriptor, process.pid)
-        assert own.poll(60)
-        assert own.recv() == (-1, table.array.tobytes())
-        table.array[100] = -1000.0
-        table.close()
-        own.send((99, 3))
-        assert own.poll(60)
-        assert own.recv() == table.get(99, 3).tolist()
-    finally:
-        process.join(60)
-        process.kill()
-        process.join(60)
-        process.close()
-        own.close()
-        its.close()
+    """Nothing is drawn again, and it keeps the numbers when the first table is closed."""
+    pool = LocalProcesses(1, start_method=method).pool([Reader], ["reader"], {})
+    pool.call_all("set_table", table)
+    table.array[100] = -1000.0
+    table.close()
+    table.close()
+    assert pool.call_all("read", 99, 3) == [(table.state_dict(), table.get(99, 3).tolist())]
+    pool.close()

@@ -128,12 +128,12 @@ class Learner:
     @property
     def processes(self) -> list[Any]:
         """The processes, in the order of the actors."""
-        return [process.worker.process for process in self.actors._processes]
+        return self.actors._pool.processes
 
     @property
     def made(self) -> int:
         """Steps that the processes say they made."""
-        return sum(process.made for process in self.actors._processes)
+        return sum(self.actors._pool.steps(i) for i in range(A))
 
     def wait_for_pause(self, rollouts: int) -> None:
         """Wait until actors made so many rollouts, and see that they make no more."""
@@ -332,9 +332,6 @@ def test_a_learner_that_is_slow(start: Any) -> None:
     learner.gather()
     for _ in range(2):
         learner.wait_for_pause(learner.trained // (T * E) + A * learner.actors.num_slots)
-        # As if the actors had been looked at when they had made their last step.
-        for process in learner.actors._processes:
-            process.still_s()
         time.sleep(1.3 * SHORT_S)
         assert learner.gather().queue_before == A * learner.actors.num_slots
 
@@ -367,8 +364,8 @@ def test_waiting_is_measured(start: Any, tmp_path: Path, monkeypatch: pytest.Mon
 
 FAILURES = {
     "raise": r"environment [01] failed at step \d of .*: RuntimeError: the wheel came off",
-    "exit": r"died in a rollout \(exit code 7\)",
-    "hang": r"hangs: it did not finish a step within timeout_s = 1 seconds, and was killed",
+    "exit": r"died in a step of a rollout \(exit code 7\)",
+    "hang": r"hangs: it did not finish a step of a rollout within timeout_s = 1 seconds, and was killed",
 }
 TRACEBACK = 'In the worker process:\n(?s:.*)raise RuntimeError\\("the wheel came off"\\)'
 
@@ -463,7 +460,7 @@ def test_killed_actors(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert new == {2, 3}
     told = capfd.readouterr().err
     words = (
-        r"died in a rollout \(signal SIGKILL; was memory exhausted\?\); 0 steps of its rollout are"
+        r"died in waiting \(signal SIGKILL; was memory exhausted\?\); 0 steps of its rollout are"
     )
     assert len(re.findall(words, told)) == 2
     assert learner.actors.counts.dropped == 0
@@ -576,7 +573,7 @@ def test_closing_in_the_middle_of_a_long_rollout(start: Any, tmp_path: Path) -> 
 
     def idle() -> None:
         learner._check_time()
-        if all(process.made for process in learner.actors._processes):
+        if all(learner.actors._pool.steps(i) for i in range(A)):
             raise Begun
 
     with pytest.raises(Begun):
@@ -666,10 +663,10 @@ if __name__ == "__main__":
         queue_size=2,
         start_method=sys.argv[1],
     )
-    pids = [process.worker.process.pid for process in actors._processes]
+    pids = [process.pid for process in actors._pool.processes]
 
     def idle():
-        if is_slow and all(process.made for process in actors._processes):
+        if is_slow and all(actors._pool.steps(i) for i in range(2)):
             print(*pids, flush=True)
             time.sleep(600.0)
 

@@ -1,0 +1,454 @@
+"""The contract of pools, of each of them."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+import weakref
+from collections import Counter
+from functools import partial
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from toy_workers import ToyWorker, local_class
+
+from maze_train.errors import ConfigError, WorkerError
+from maze_train.workers import process_pool
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import LocalProcesses, ThisProcess
+from maze_train.workers.pool import WorkerFailedError, WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+SHORT_S = 0.5
+"""Seconds after which a worker counts as hung, where that is tested."""
+PATIENCE_S = 30.0
+N = 3
+
+slow = pytest.mark.slow
+PLACES = ["here", pytest.param("fork", marks=slow), pytest.param("forkserver", marks=slow)]
+
+
+def descriptors() -> Counter[str]:
+    """What this process has open; of those without a name only the kind."""
+    kinds: Counter[str] = Counter()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            kinds[os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]] += 1
+        except OSError:  # that of the listing itself
+            continue
+    return kinds
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be asked how it ended."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts pools; afterwards nothing is left of them."""
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+    gc.collect()
+    before = descriptors()
+    pools: list[WorkerPool] = []
+
+    def start(where: str = "fork", first: str = "", n: int = N, **settings: Any) -> Any:
+        settings = {"timeout_s": PATIENCE_S, **settings}
+        place: Any = ThisProcess()
+        if where != "here":
+            place = LocalProcesses(start_method=where, **settings)
+        names = [f"toy {i}" for i in range(n)]
+        make = partial(ToyWorker, tmp_path, first)
+        pools.append(place.pool([make] * n, names, {"fail": "a trick"}))
+        return pools[-1]
+
+    yield start
+    while pools:
+        pools.pop().close()
+    assert multiprocessing.active_children() == []
+    gc.collect()
+    assert not descriptors() - before
+
+
+def answers(pool: WorkerPool, count: int) -> dict[int, Any]:
+    """So many answers, by worker."""
+    told: dict[int, Any] = {}
+    while len(told) < count:
+        ready = pool.ready(PATIENCE_S)
+        assert ready, "what is waited for does not come"
+        told |= {index: pool.receive(index) for index in ready}
+    return told
+
+
+def closed_in_order(folder: Path) -> set[int]:
+    """Workers that were closed."""
+    return {int(file.name[6:].partition("-")[0]) for file in folder.glob("closed*")}
+
+
+# -- every pool ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
+    """Each worker answers for itself, in the order of its calls, and is closed once."""
+    pool = start(where)
+    assert len(pool) == N
+    assert pool.ready(0.0) == []
+    pool.call(2, "echo", "two")
+    assert pool.pending(2) == 1
+    assert answers(pool, 1) == {2: (2, "two")}
+    assert pool.call_all("echo") == [(0,), (1,), (2,)]
+    assert pool.call_all("nothing") == [None] * N
+    for word in "abc":
+        pool.call(1, "echo", word)
+    assert [pool.receive(1) for _ in range(3)] == [(1, word) for word in "abc"]
+    assert pool.pending(1) == 0
+    for index in range(N):
+        pool.call(index, "echo", index)
+    assert answers(pool, N) == {index: (index, index) for index in range(N)}
+    assert pool.ready(0.0) == []
+    processes = set(pool.call_all("process"))
+    assert processes == {os.getpid()} if where == "here" else len(processes) == N
+    pool.close()
+    pool.close()
+    assert closed_in_order(tmp_path) == set(range(N))
+    assert len(pool) == 0
+    for use in (lambda: pool.ready(0.0), lambda: pool.call(0, "echo")):
+        with pytest.raises(WorkerError, match="these workers are closed: build new ones"):
+            use()
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_memory(start: Any, where: str) -> None:
+    """What a worker writes is seen by whoever asked for the memory."""
+    pool = start(where)
+    memory = pool.allocate(N)
+    pool.call_all("map", memory)
+    for index in range(N):
+        pool.call(index, "write", index, 10 + index)
+        assert pool.receive(index) is None
+    assert np.frombuffer(memory.buffer, np.uint8).tolist() == [10, 11, 12]
+    memory.close()
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_what_travels(start: Any, where: str) -> None:
+    """Large arguments, functions without a name, objects of local classes."""
+    pool = start(where, n=1)
+    large = np.arange(100_000)
+    pool.call(0, "echo", large, Portable(lambda: 7, "key"))
+    _, found, function = pool.receive(0)
+    assert np.array_equal(found, large)
+    assert function.value() == 7
+    pool.call(0, "echo", Portable(local_class(), "key"))
+    assert pool.receive(0)[1].value.value == 5
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_steps(start: Any, where: str) -> None:
+    """What workers count is known to the pool."""
+    pool = start(where)
+    pool.call(1, "walk", 5)
+    assert pool.receive(1) == 5
+    assert [pool.steps(index) for index in range(N)] == [0, 5, 0]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_calls_that_are_cancelled(start: Any, where: str) -> None:
+    """Their results are None, whether they run or wait; later calls are not touched."""
+    pool = start(where)
+    for _ in range(3):
+        pool.call(0, "walk", 10**9, 0.01)
+    if where != "here":
+        while not pool.steps(0):
+            time.sleep(0.01)
+    pool.cancel(0)
+    pool.call(0, "echo", "later")
+    assert [pool.receive(0) for _ in range(4)] == [None, None, None, (0, "later")]
+
+
+def test_what_a_worker_here_raises(start: Any, tmp_path: Path) -> None:
+    """It goes through as it is, to whoever asks for the result; others are closed."""
+    pool = start("here")
+    pool.call(1, "fail", "raise")
+    assert pool.ready(0.0) == [1]
+    with pytest.raises(RuntimeError, match="the wheel came off"):
+        pool.receive(1)
+    assert pool.call_all("echo") == [(0,), (1,), (2,)]
+    with pytest.raises(RuntimeError, match="the wheel came off"):
+        start("here", "raise")
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+FAILURES = {
+    "raise": r"toy 1: RuntimeError: the wheel came off",
+    "exit": r"toy 1 died in a trick \(exit code 7\)",
+    "hang": r"toy 1 hangs: it did not finish a trick within timeout_s = 0\.5 seconds, and was "
+    "killed",
+}
+TRACEBACK = '\n\nIn the worker process:\n(?s:.*)raise RuntimeError\\("the wheel came off"\\)'
+
+
+def failure_of(pool: Any, index: int, how: str) -> WorkerFailedError:
+    """Have a worker fail; returns what is known of it, without its frames."""
+    pool.call(index, "fail", how)
+    if how == "hang":
+        pool.timeout_s = SHORT_S
+    try:
+        assert pool.ready(PATIENCE_S if how != "hang" else 2 * SHORT_S) in ([index], [])
+        pool.receive(index)
+    except WorkerFailedError as failure:
+        pool.timeout_s = PATIENCE_S
+        return failure.with_traceback(None)
+    raise AssertionError("it did not fail")
+
+
+def restart(pool: Any, index: int, how: str) -> None:
+    """Have a worker fail and started again."""
+    failure = failure_of(pool, index, how)
+    pool.restart(failure, f"{failure.text}; a word is lost", "and says hello")
+
+
+@slow
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_failure_is_an_error(start: Any, how: str, tmp_path: Path) -> None:
+    """It says what happened, and ends all processes, the others in good order."""
+    pool = start()
+    pids = pool.call_all("process")
+    appendix = TRACEBACK if how == "raise" else r"\Z"
+    reason = r" \(workers were restarted 0 times; on_worker_failure = fail\)"
+    with pytest.raises(WorkerError, match=rf"\A{FAILURES[how]}; a word is lost{reason}{appendix}"):
+        restart(pool, 1, how)
+    assert (len(pool), pool.restarts) == (0, 0)
+    assert all(map(has_ended, pids))
+    assert multiprocessing.active_children() == []
+    assert closed_in_order(tmp_path) >= {0, 2}
+
+
+@slow
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("stops_before", [False, True])
+def test_a_worker_is_started_again(
+    start: Any, how: str, stops_before: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is told, the others go on, steps stay counted, and calls go to the new worker."""
+    pool = start(on_worker_failure="restart")
+    pids = pool.call_all("process")
+    pool.call(1, "walk", 3)
+    assert pool.receive(1) == 3
+    failure = failure_of(pool, 1, how)
+    pool.call(2, "echo", "before")
+    if stops_before:
+        pool.stop(1)
+        assert has_ended(pids[1])
+        assert answers(pool, 1) == {2: (2, "before")}
+        pool.call(2, "echo", "before")
+    pool.restart(failure, failure.text, "and says hello")
+    assert pool.pending(1) == 0
+    pool.call(1, "process")
+    told = answers(pool, 2)
+    assert told == {1: pool.processes[1].pid, 2: (2, "before")}
+    assert [now == then for now, then in zip(pool.call_all("process"), pids, strict=True)] == [
+        True, False, True,
+    ]  # fmt: skip
+    pool.call(1, "walk", 2)
+    assert pool.receive(1) == 2
+    assert pool.steps(1) == 5
+    warning = capfd.readouterr().err
+    outlook = r"it is started again \(restart 1 of at most 10\), and says hello"
+    appendix = TRACEBACK if how == "raise" else r"\n\Z"
+    assert re.match(rf"warning: {FAILURES[how]}; {outlook}{appendix}", warning)
+
+
+@slow
+def test_restarts_are_limited(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Those of all workers together."""
+    pool = start(on_worker_failure="restart", max_worker_restarts=2)
+    for index in (1, 0):
+        restart(pool, index, "exit")
+    words = r"\Atoy 1 .*; a word is lost \(workers were restarted 2 times; max_worker_restarts = 2"
+    with pytest.raises(WorkerError, match=words):
+        restart(pool, 1, "exit")
+    assert (pool.restarts, len(pool)) == (2, 0)
+    assert capfd.readouterr().err.count("is started again (restart") == 2
+
+
+@slow
+def test_what_a_new_start_does_not_mend(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """An error of the configuration is raised as it is, with whatever setting."""
+    pool = start(on_worker_failure="restart")
+    with pytest.raises(ConfigError, match=r"\Awheels = 3: expected four"):
+        restart(pool, 0, "refuse")
+    assert (pool.restarts, len(pool)) == (0, 0)
+    assert capfd.readouterr().err == ""
+
+
+@slow
+@pytest.mark.parametrize(
+    ("first", "error", "words"),
+    [
+        ("raise", WorkerError, rf"\Atoy [012]: RuntimeError: the wheel came off{TRACEBACK}"),
+        ("exit", WorkerError, r"\Atoy [012] died in building its environments \(exit code 7\)\Z"),
+        ("hang", WorkerError, r"\Atoy [012] hangs: it did not finish building its environments"),
+        ("refuse", ConfigError, r"\Awheels = 3: expected four"),
+    ],
+)
+def test_a_worker_that_can_not_be_made(start: Any, first: str, error: Any, words: str) -> None:
+    """It is not started again: it never worked. All processes end."""
+    pool = start(
+        first=first,
+        on_worker_failure="restart",
+        timeout_s=SHORT_S if first == "hang" else PATIENCE_S,
+    )
+    with pytest.raises(error, match=words):
+        pool.call_all("echo")
+    assert (pool.restarts, len(pool)) == (0, 0)
+    assert multiprocessing.active_children() == []
+
+
+@slow
+def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
+    """That is found, and is a failure like others."""
+    pool = start(on_worker_failure="restart")
+    pool.call_all("echo")
+    pool.processes[1].kill()
+    assert pool.ready(PATIENCE_S) == [1]
+    with pytest.raises(WorkerFailedError, match=r"toy 1 died in waiting \(signal SIGKILL") as told:
+        pool.receive(1)
+    pool.restart(told.value.with_traceback(None), "it died", "and that is all")
+    assert pool.call_all("echo") == [(0,), (1,), (2,)]
+
+
+@slow
+def test_a_worker_that_takes_long_but_lives(start: Any) -> None:
+    """It does not count as hung while it counts, nor while nobody listens."""
+    pool = start(timeout_s=SHORT_S, n=2)
+    pool.call(0, "walk", 15, 0.1)
+    assert pool.receive(0) == 15
+    pool.call(0, "walk", 15, 0.1)
+    pool.call(1, "echo")
+    time.sleep(2.0 * SHORT_S)
+    assert answers(pool, 2) == {0: 15, 1: (1,)}
+
+
+@slow
+def test_what_can_not_be_sent(start: Any) -> None:
+    """The message names the setting that it comes from."""
+    pool = start(n=1)
+    words = r"\Amodel: can not be sent to a worker process .*use runner=dev"
+    with pytest.raises(ConfigError, match=words):
+        pool.call(0, "echo", Portable((k for k in "ab"), "model"))
+
+
+def refuse_start(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let no process be started after so many."""
+    allowed, process = iter(range(after)), process_pool._Process
+
+    def refusing(*arguments: Any) -> Any:
+        if next(allowed, None) is None:
+            raise OSError("no more processes")
+        return process(*arguments)
+
+    monkeypatch.setattr(process_pool, "_Process", refusing)
+
+
+@slow
+def test_a_process_that_can_not_be_started(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that run are ended, at the beginning and later."""
+    pool = start(on_worker_failure="restart")
+    refuse_start(monkeypatch, after=0)
+    with pytest.raises(OSError, match="no more processes"):
+        restart(pool, 1, "exit")
+    assert len(pool) == 0
+    refuse_start(monkeypatch, after=2)
+    with pytest.raises(OSError, match="no more processes"):
+        start()
+    assert multiprocessing.active_children() == []
+
+
+@slow
+@pytest.mark.parametrize("name", ["start_method", "timeout_s", "on_worker_failure"])
+def test_settings_out_of_range(start: Any, name: str) -> None:
+    """The message names them."""
+    with pytest.raises(ConfigError, match=name):
+        LocalProcesses(**{name: -1}).pool([], [], {})  # type: ignore[arg-type]  # wrong on purpose
+
+
+@slow
+def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
+    """Without `close`, its processes end when nobody has it any more."""
+    pool = LocalProcesses(2, start_method="fork").pool(
+        [partial(ToyWorker, tmp_path, "")] * 2, ["toy 0", "toy 1"], {}
+    )
+    pids, reference = pool.call_all("process"), weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert reference() is None
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(map(has_ended, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert closed_in_order(tmp_path) == {0, 1}
+    multiprocessing.active_children()
+
+
+PARENT = """
+import signal, sys, time
+from functools import partial
+from pathlib import Path
+from toy_workers import ToyWorker
+from maze_train.workers.places import LocalProcesses
+
+if __name__ == "__main__":
+    place = LocalProcesses(2, start_method=sys.argv[1])
+    make = partial(ToyWorker, Path(sys.argv[2]), "")
+    pool = place.pool([make] * 2, ["toy 0", "toy 1"], {})
+    print(*pool.call_all("process"), flush=True)
+    pool.call(0, "walk", 10**9, 0.01)
+    if sys.argv[3] == "ends":
+        sys.exit(3)
+    time.sleep(600.0)
+"""
+
+
+@slow
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("does", ["ends", "is killed"])
+def test_the_process_that_calls_ends(tmp_path: Path, start_method: str, does: str) -> None:
+    """Killed, or without closing its pool: the workers end by themselves."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), start_method, str(tmp_path), does],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        if does == "is killed":
+            parent.kill()
+        assert parent.wait(PATIENCE_S) == (3 if does == "ends" else -9)
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(map(has_ended, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert all(map(has_ended, pids))
+    assert closed_in_order(tmp_path) == {0, 1}

@@ -1,0 +1,290 @@
+"""Who gets which task, and what becomes of tasks whose worker fails."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from maze_train.errors import SpaceError, WorkerError
+from maze_train.workers.pool import WorkerFailedError
+from maze_train.workers.task_queue import CALLS_AHEAD, MOST_DEATHS, MOST_RAISES, TaskQueue
+
+SPACES = ("obs", "act")
+
+
+class ScriptedPool:
+    """Workers as a script has them: the calls that they got, and what comes of these.
+
+    Args:
+        count: How many.
+    """
+
+    def __init__(self, count: int, spaces: Any = SPACES) -> None:
+        self.calls: list[deque[tuple[Any, ...]]] = [deque() for _ in range(count)]
+        self.seen: list[list[str]] = [[] for _ in range(count)]
+        self.says: dict[int, Any] = {}
+        self.told: list[tuple[int, str, str]] = []
+        self.cancelled: list[int] = []
+        self.spaces = {index: SPACES for index in range(count)} | {count - 1: spaces}
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def call(self, index: int, method: str, *args: Any) -> None:
+        """Note a call."""
+        self.calls[index].append((method, *args))
+        self.seen[index].append(method)
+
+    def call_all(self, method: str) -> list[Any]:
+        """The spaces of all workers."""
+        return list(self.spaces.values())
+
+    def cancel(self, index: int) -> None:
+        """Note it."""
+        self.cancelled.append(index)
+
+    def ready(self, timeout_s: float) -> list[int]:
+        """Those that have something to say."""
+        for index, calls in enumerate(self.calls):
+            while index not in self.says and calls and calls[0][0] in ("begin_round", "set_up"):
+                self.says[index] = None
+        return sorted(self.says)
+
+    def receive(self, index: int) -> Any:
+        """What a worker says; raises failures."""
+        said = self.says.pop(index)
+        if isinstance(said, Exception):
+            raise said
+        self.calls[index].popleft()
+        return said
+
+    def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
+        """Note a failure; raise it if a restart is no remedy."""
+        self.told.append((failure.index, told, outlook))
+        self.calls[failure.index].clear()
+        if failure.final:
+            raise WorkerError(told)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.calls = []
+
+
+class Script:
+    """A queue with scripted workers, whose tasks have the seeds 100, 100, 101, 101, ..."""
+
+    def __init__(self, count: int = 2, slots: int = 2) -> None:
+        self.pool: Any = ScriptedPool(count)
+        self.queue: TaskQueue[int] = TaskQueue(self.pool, slots, int)
+        assert self.queue.spaces == SPACES
+        self.results: list[int] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self.queue.begin(task_of=str, seed_of=lambda number: 100 + number // 2)
+
+    def advance(self, limit: int = 0) -> None:
+        """Hand out and listen, until the workers have nothing to say any more."""
+        self.queue.advance(limit, self.results.append)
+        while self.pool.ready(0.0):
+            self.queue.advance(limit, self.results.append)
+
+    def tasks(self) -> list[list[str]]:
+        """The tasks that were sent to each worker and are not answered."""
+        return [
+            [task for name, *args in calls if name == "advance" for task in args[0]]
+            for calls in self.pool.calls
+        ]
+
+    def done(self, index: int, *numbers: int) -> None:
+        """A worker tells of results."""
+        self.pool.says[index] = list(numbers)
+        self.advance()
+
+    def fail(self, index: int, *, seed: int | None = None, begins: bool = True) -> None:
+        """A worker fails, and begins again."""
+        self.pool.says[index] = WorkerFailedError(index, "it failed", seed=seed)
+        self.advance()
+        if begins:
+            self.begun(index)
+
+    def begun(self, index: int, spaces: Any = SPACES) -> None:
+        """A new worker tells of its spaces."""
+        self.pool.says[index] = spaces
+        self.advance()
+
+
+def test_tasks_go_where_the_fewest_are() -> None:
+    """One after the other, up to the limit and to what a worker has at most."""
+    script = Script()
+    assert (script.queue.capacity, script.queue.most_tasks) == (4, 4)
+    script.advance(3)
+    assert script.tasks() == [["0", "2"], ["1"]]
+    assert script.queue.next == 3
+    script.done(0, 0, 2)
+    assert script.results == [0, 2]
+    script.advance(6)
+    assert script.tasks() == [["3", "4"], ["1", "5"]]
+    script.advance(100)
+    assert script.tasks() == [["3", "4", "6", "8"], ["1", "5", "7", "9"]]
+    assert script.queue.next == 10
+
+
+def test_workers_have_calls_ahead() -> None:
+    """While they have tasks, so that they need not wait; and begin a round once."""
+    script = Script(1)
+    for _ in range(4):
+        script.advance(1)
+    assert script.pool.seen[0] == ["begin_round", *["advance"] * CALLS_AHEAD]
+    script.done(0, 0)
+    script.pool.says[0] = []
+    script.advance()
+    assert script.pool.seen[0].count("advance") == CALLS_AHEAD
+
+
+def test_tasks_of_a_worker_that_fails_come_first() -> None:
+    """In their order; it gets none before its environments are built."""
+    script = Script()
+    script.queue.set_up("set_up", 7)
+    script.advance(4)
+    script.done(1, 1)
+    script.fail(1, begins=False)
+    assert script.tasks()[1] == []
+    script.advance(5)
+    assert script.tasks() == [["0", "2", "3", "4"], []]
+    assert [call[0] for call in script.pool.calls[1]] == ["describe", "set_up"]
+    script.begun(1)
+    script.advance(7)
+    assert script.tasks()[1] == ["5", "6"]
+    ((index, told, outlook),) = script.pool.told
+    assert (index, told) == (1, "it failed; it had the episodes with the seeds 101")
+    assert outlook == "and its 1 episodes are played again, with the same numbers"
+
+
+def test_tasks_that_are_dropped() -> None:
+    """Workers that have some are told, and late results are none of the next round."""
+    script = Script(3)
+    script.advance(2)
+    script.fail(1, begins=False)
+    script.queue.drop()
+    script.queue.drop()
+    assert script.pool.cancelled == [0]
+    assert [seen.count("drop") for seen in script.pool.seen] == [1, 0, 0]
+    script.begin()
+    script.done(0, 0)
+    assert script.results == []
+    script.advance(3)
+    assert [len(tasks) for tasks in script.tasks()] == [2, 0, 1]
+
+
+def test_results_are_taken_before_another_worker_ends_the_run() -> None:
+    """Nothing that is done gets lost."""
+    script = Script()
+    script.advance(2)
+    script.pool.says = {0: [0], 1: WorkerFailedError(1, "it failed", final=True)}
+    with pytest.raises(WorkerError, match="it failed"):
+        script.queue.advance(2, script.results.append)
+    assert script.results == [0]
+
+
+def test_workers_that_are_closed() -> None:
+    """Nobody gets a task, and dropping them is no error."""
+    script = Script()
+    script.advance(1)
+    script.pool.close()
+    assert script.queue.hand_out(9) == {}
+    script.queue.drop()
+
+
+def test_spaces_that_differ() -> None:
+    """They are refused at first, and when a worker was started again."""
+    pool: Any = ScriptedPool(2, ("obs", "other"))
+    with pytest.raises(SpaceError, match="environment 1 are obs and other.*equal spaces"):
+        TaskQueue(pool, 1, int)
+    assert len(pool) == 0
+    script = Script()
+    script.fail(1, begins=False)
+    with pytest.raises(SpaceError, match="environment 2 are obs and other"):
+        script.begun(1, ("obs", "other"))
+
+
+# -- failures that come again --------------------------------------------------------------------
+
+
+def test_an_episode_that_raises_again() -> None:
+    """It ends the run; others that were with the same worker are not blamed."""
+    script = Script(1, 4)
+    script.advance(6)
+    assert MOST_RAISES == 2
+    for seed in (100, 101, 102):
+        script.fail(0, seed=seed)
+        script.advance(6)
+    assert [told for _, told, _ in script.pool.told] == ["it failed"] * 3
+    with pytest.raises(WorkerError, match=r"^it failed; it failed when it was played again, too$"):
+        script.fail(0, seed=101)
+
+
+def test_two_tasks_with_one_seed() -> None:
+    """If they raise with two workers, that is not one that raised again."""
+    script = Script()
+    script.advance(2)
+    script.pool.says = {i: WorkerFailedError(i, "it failed", seed=100) for i in range(2)}
+    script.advance()
+    assert len(script.pool.told) == 2
+    script.begun(1)
+    script.advance()
+    with pytest.raises(WorkerError, match="played again, too"):
+        script.fail(1, seed=100)
+
+
+def test_a_seed_of_an_earlier_round() -> None:
+    """A worker that fails of it is no matter of the tasks that it has now."""
+    script = Script(1)
+    for _ in range(4):
+        script.advance(2)
+        script.fail(0, seed=77)
+    assert len(script.pool.told) == 4
+
+
+def test_a_task_with_which_workers_die() -> None:
+    """The third of them ends the run, and tasks that came later were there as well."""
+    script = Script(1)
+    assert MOST_DEATHS == 3
+    for limit in (1, 2):
+        script.advance(limit)
+        script.fail(0)
+    script.advance(3)
+    with pytest.raises(WorkerError, match=r"^it failed; .* seeds 100, 101; it failed when"):
+        script.fail(0)
+
+
+def test_tasks_that_are_done_are_not_blamed() -> None:
+    """Workers may die again and again, while others get done; nor are earlier rounds counted."""
+    script = Script(1, 1)
+    for number in range(4):
+        script.advance(number + 1)
+        script.fail(0)
+        script.advance(number + 1)
+        script.done(0, number)
+    for _ in range(4):
+        script.queue.drop()
+        script.begin()
+        script.advance(1)
+        script.fail(0)
+    script.queue.drop()
+    script.fail(0)
+    assert script.pool.told[-1] == (
+        0, "it failed", "and its 0 episodes are played again, with the same numbers",
+    )  # fmt: skip
+
+
+def test_few_seeds_are_told() -> None:
+    """Each of them once, those of the first tasks."""
+    script = Script(1, 20)
+    script.advance(18)
+    script.fail(0)
+    seeds = "100, 101, 102, 103, 104, 105, 106, 107, ..."
+    assert script.pool.told[0][1] == f"it failed; it had the episodes with the seeds {seeds}"
