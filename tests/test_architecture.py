@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "checks", "targets", "seeding", "types", "trees", "events", "files", "versions"),
-    ("functional", "spaces"),
+    ("functional", "spaces", "workers"),
     ("distributions",),
     ("nets", "data"),
     ("learner", "envs"),

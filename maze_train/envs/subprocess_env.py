@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import pickle
-import time
-import weakref
 from contextlib import suppress
 from functools import partial
-from itertools import chain
-from multiprocessing.reduction import send_handle
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from maze_train.checks import check_at_least, check_one_of, check_positive
+from maze_train.checks import check_one_of
 from maze_train.envs.buffers import StepBuffers
-from maze_train.workers.memory import map_shared, open_shared
 from maze_train.envs.journal import Journal, episode_seed
 from maze_train.envs.journaled import JournaledVectorEnv
 from maze_train.envs.stepping import ON_NON_FINITE, StepReport
-from maze_train.envs.worker import BEGIN, MAP, OWN, QUIT, RESET, RESTORE, STEP
-from maze_train.envs.workers import (
-    Worker,
-    WorkerFailedError,
-    WorkerStarter,
-    available_cores,
-    check_spaces,
-    close_at_exit,
-    failure_error,
-    stop_workers,
-    warn,
-)
-from maze_train.errors import ConfigError, EnvError, MazeTrainError, WorkerError
+from maze_train.envs.worker import EnvWorker
+from maze_train.errors import ConfigError, EnvError, WorkerError
 from maze_train.spaces.describe import FlatView
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import LocalProcesses
+from maze_train.workers.pool import WorkerFailedError
+from maze_train.workers.task_queue import check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SubprocVectorEnv"]
 
-START_METHODS = ("forkserver", "spawn", "fork")
+CALLS = {
+    "step": "a step",
+    "reset": "a reset",
+    "begin": "a reset",
+    "restore": "playing episodes again",
+    "own_states": "telling the state of its environments",
+    "map": "mapping the shared memory",
+}
+"""Names of the calls of workers in messages."""
 
 
 class SubprocVectorEnv(JournaledVectorEnv):
@@ -101,30 +95,36 @@ class SubprocVectorEnv(JournaledVectorEnv):
         on_non_finite: Literal["raise", "skip"] = "raise",
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
-        check_at_least("n_workers", n_workers, 0)
-        check_one_of("start_method", start_method, START_METHODS)
-        check_positive("timeout_s", timeout_s)
-        check_one_of("on_worker_failure", on_worker_failure, ("fail", "restart"))
-        check_at_least("max_worker_restarts", max_worker_restarts, 0)
         check_one_of("on_non_finite", on_non_finite, ON_NON_FINITE)
         if not env_factories:
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
-        self.timeout_s = timeout_s
-        self.on_worker_failure = on_worker_failure
-        self.max_worker_restarts = max_worker_restarts
-        self._workers: list[Worker] = []
-        self._memory = -1
-        # Before multiprocessing waits for its children, which do not end by its SIGTERM.
-        self._at_exit = partial(close_at_exit, weakref.ref(self), os.getpid())
-        atexit.register(self._at_exit)
-        count = min(n_workers or available_cores(), len(env_factories))
-        try:
-            self._starter = WorkerStarter(
-                env_factories, count, start_method, step_infos, on_non_finite
+        place = LocalProcesses(
+            n_workers, start_method, timeout_s, on_worker_failure, max_worker_restarts
+        )
+        n = len(env_factories)
+        count = place.num_workers(n)
+        bounds = [n * i // count for i in range(count + 1)]
+        self._slices = [range(first, stop) for first, stop in pairwise(bounds)]
+        make_workers = [
+            partial(
+                EnvWorker,
+                Portable(list(env_factories[part.start : part.stop]), "env"),
+                part.start,
+                n,
+                step_infos,
+                on_non_finite,
             )
-            for i in range(count):
-                self._workers.append(self._starter.start(i, self._workers))
-            self._share_memory(len(env_factories))
+            for part in self._slices
+        ]
+        names = [
+            f"worker {i} (environments {part.start} to {part.stop - 1})"
+            for i, part in enumerate(self._slices)
+        ]
+        self.on_worker_failure = on_worker_failure
+        self._pool = place.pool(make_workers, names, CALLS)
+        self._memory: Any = None
+        try:
+            self._share_memory(n)
         except BaseException:
             self.close()
             raise
@@ -132,7 +132,12 @@ class SubprocVectorEnv(JournaledVectorEnv):
     @property
     def n_workers(self) -> int:
         """Number of worker processes."""
-        return len(self._workers)
+        return len(self._pool)
+
+    @property
+    def worker_restarts(self) -> int:
+        """Number of workers that were started again."""
+        return self._pool.restarts
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -152,9 +157,9 @@ class SubprocVectorEnv(JournaledVectorEnv):
         """
         self._check_not_stepping("reset()")
         self._journal.invalidate()
-        content = pickle.dumps((self._seed_for(seed), options))
-        self._send(RESET, content)
-        report = self._gather(RESET, content) or StepReport()
+        arguments = self._seed_for(seed), options
+        self._call("reset", *arguments)
+        report = self._gather("reset", *arguments) or StepReport()
         self._journal.begin(options)
         self._journal.ended(report.lost)
         report.lost = []
@@ -169,33 +174,30 @@ class SubprocVectorEnv(JournaledVectorEnv):
         super().step_async(actions)
         for kept, column in self._before:
             kept[...] = column
-        self._send(STEP)
+        self._call("step")
 
     def _finish_step(self) -> StepResult:
-        return self._step_result(self._gather(STEP))
+        return self._step_result(self._gather("step"))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let the workers close their environments and end; kill those that take too long."""
-        if hasattr(self, "_workers"):
-            atexit.unregister(self._at_exit)
-            stop_workers(self._workers, QUIT)
-            if self._memory >= 0:
-                os.close(self._memory)
-                self._memory = -1
+        if hasattr(self, "_pool"):
+            self._pool.close()
+            if self._memory is not None:
+                self._memory.close()
 
     def _own_states(self) -> Sequence[dict[str, Any] | None]:
         states: list[dict[str, Any] | None] = []
         if not self._offers_own_state:
             return [None] * self.num_envs
         problem = None
+        self._call("own_states")
         try:
-            for worker in self._workers:
-                worker.send(OWN)
-            for worker in self._workers:
-                told: Any = [None] * (worker.stop - worker.first)
+            for index, part in enumerate(self._slices):
+                told: Any = [None] * len(part)
                 # The next step finds a worker that died. Until then the journal knows as much.
                 with suppress(WorkerFailedError):
-                    told = worker.receive("telling the state of its environments", self.timeout_s)
+                    told = self._pool.receive(index)
                 problem = problem or (told if isinstance(told, str) else None)
                 states += told
         except BaseException:
@@ -209,32 +211,26 @@ class SubprocVectorEnv(JournaledVectorEnv):
         self, root: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
     ) -> list[tuple[int, str]]:
         self._journal.invalidate()
-        try:
-            for worker in self._workers:
-                part = records[worker.first : worker.stop]
-                worker.hand_over(RESTORE, pickle.dumps((root, part, allow_new_episodes)))
-            return sum_lists(self._receive("playing episodes again"))
-        except BaseException:
-            self.close()
-            raise
+        for index, part in enumerate(self._slices):
+            own = records[part.start : part.stop]
+            self._pool.call(index, "restore", root, own, allow_new_episodes)
+        return sum_lists(self._results("restore"))
 
     def _share_memory(self, num_envs: int) -> None:
         """Learn the spaces from the workers, and give them the memory to step into."""
-        described = self._receive("building its environments")
+        described = self._pool.call_all("describe")
         observation_space, action_space, metadata, self.render_mode, _ = described[0]
         self._offers_own_state = any(offers for *_, offers in described)
-        for worker, spaces in zip(self._workers, described, strict=True):
-            check_spaces(worker, spaces[:2], described[0][:2])
+        for part, spaces in zip(self._slices, described, strict=True):
+            check_spaces(part.start, spaces[:2], described[0][:2])
         self._spaces = (observation_space, action_space)
         self._describe(observation_space, action_space, num_envs, metadata)
         observation = FlatView(observation_space)
-        nbytes = StepBuffers.nbytes(observation, self._action, num_envs)
-        self._memory = open_shared(nbytes)
-        for worker in self._workers:
-            self._send_memory(worker)
-        self._receive("mapping the shared memory")
-        memory = map_shared(os.dup(self._memory), nbytes)
-        self._buffers = buffers = StepBuffers.over(memory, observation, self._action, num_envs)
+        self._memory = self._pool.allocate(StepBuffers.nbytes(observation, self._action, num_envs))
+        self._pool.call_all("map", self._memory)
+        self._buffers = buffers = StepBuffers.over(
+            self._memory.buffer, observation, self._action, num_envs
+        )
         self._journal = Journal(buffers.actions)
         self._obs_before: dict[str, Array] = {}
         self._before: list[tuple[Array, Array]] = []
@@ -244,144 +240,114 @@ class SubprocVectorEnv(JournaledVectorEnv):
             self._before = [(self._obs_before[key], buffers.obs[key]) for key in buffers.obs]
             self._before.append((self._rewards_before, buffers.rewards))
 
-    def _send_memory(self, worker: Worker) -> None:
-        worker.send(MAP)
-        with suppress(BrokenPipeError, ConnectionResetError):
-            send_handle(worker.conn, self._memory, worker.process.pid)
-
-    def _send(self, command: bytes, content: bytes = b"") -> None:
-        """Let all workers begin to obey a command."""
+    def _call(self, method: str, *args: Any) -> None:
+        """Have all workers begin to call a method."""
         if self.closed:
             raise WorkerError("this vector environment is closed: build a new one")
         try:
-            for worker in self._workers:
-                worker.send(command, content)
+            for index in range(len(self._slices)):
+                self._pool.call(index, method, *args)
         except BaseException:
             self.close()
             raise
 
-    def _gather(self, command: bytes, content: bytes = b"") -> StepReport | None:
-        """Join what workers report of a command that they were sent."""
+    def _gather(self, method: str, *args: Any) -> StepReport | None:
+        """Join what workers report of a call; those that failed are repaired and called again."""
+        reports = []
+        failures: list[WorkerFailedError] = []
         try:
-            failures: list[WorkerFailedError] = []
-            parts = self._receive(CALLS[command], failures)
+            # Waiting for one after the other wakes this process less often than waiting for all.
+            for index in range(len(self._slices)):
+                try:
+                    reports.append(self._pool.receive(index))
+                except WorkerFailedError as error:
+                    # Without its frames, which would keep this object alive.
+                    failures.append(error.with_traceback(None))
             for failure in failures:
-                parts[failure.worker.index] = self._repair(failure, command, content)
+                reports.insert(failure.index, self._repair(failure, method, *args))
         except BaseException:
-            # Also after Ctrl+C: replies left in the pipe would be taken for those to the next call.
+            # Also after Ctrl+C: results that were not received would be taken for later ones.
             self.close()
             raise
-        reports = [part for part in parts if part is not None]
-        return joined(reports) if reports else None
+        told = [report for report in reports if report is not None]
+        return joined(told) if told else None
 
-    def _receive(self, what: str, failures: list[WorkerFailedError] | None = None) -> list[Any]:
-        """One reply of each worker, in their order; None for one with no content.
+    def _results(self, method: str) -> list[Any]:
+        """What each worker returns of a call; a failure ends this vector environment."""
+        try:
+            return [self._pool.receive(index) for index in range(len(self._slices))]
+        except WorkerFailedError as failure:
+            self.close()
+            raise failure.error or WorkerError(failure.text + failure.appendix) from None
+        except BaseException:
+            self.close()
+            raise
 
-        Failures are appended to the list; without one, the first is raised.
-        """
-        deadline = time.monotonic() + self.timeout_s
-        replies = []
-        # Waiting for one after the other wakes this process less often than waiting for all.
-        for worker in self._workers:
-            try:
-                replies.append(worker.receive(what, self.timeout_s, deadline))
-            except WorkerFailedError as failure:
-                if failures is None:
-                    raise self._error(failure) from None
-                # Without its frames, which would keep this object alive.
-                failures.append(failure.with_traceback(None))
-                replies.append(None)
-        return replies
-
-    def _repair(
-        self, failure: WorkerFailedError, command: bytes, content: bytes
-    ) -> StepReport | None:
-        """Start a worker again until it obeys the command; returns its report."""
-        index, given_up = failure.worker.index, 0
+    def _repair(self, failure: WorkerFailedError, method: str, *args: Any) -> StepReport | None:
+        """Start a worker again until it does the call; returns its report."""
+        given_up = 0
         while True:
-            told = f"{failure.text}{self._seeds_of(failure, command)}"
-            spent = self.worker_restarts >= self.max_worker_restarts
-            if self.on_worker_failure == "fail" or failure.final or spent:
-                raise self._error(failure, told)
-            warn(
-                f"{told}; it is started again (restart {self.worker_restarts + 1} of at most "
-                f"{self.max_worker_restarts}), and its environments "
-                f"{'begin new episodes' if given_up else 'are put back where they were'}"
-                f"{failure.appendix}"
+            outlook = "begin new episodes" if given_up else "are put back where they were"
+            self._pool.restart(
+                failure,
+                f"{failure.text}{self._seeds_of(failure, method)}",
+                f"and its environments {outlook}",
             )
             try:
-                worker = self._replace(index)
+                self._begin_again(failure.index)
                 if given_up:
-                    return self._begin_anew(worker, command, given_up)
-                return self._again(worker, command, content)
+                    return self._begin_anew(failure.index, method, given_up)
+                return self._put_back(failure.index, method, *args)
             except WorkerFailedError as another:
                 failure = another.with_traceback(None)
                 given_up += 1
 
-    def _replace(self, index: int) -> Worker:
-        """End what is left of a worker, and start it again."""
-        stop_workers([self._workers.pop(index)], QUIT)
-        worker = self._starter.start(index, self._workers)
-        self._workers.insert(index, worker)
-        self.worker_restarts += 1
-        spaces = worker.receive("building its environments", self.timeout_s)[:2]
-        check_spaces(worker, spaces, self._spaces)
-        self._send_memory(worker)
-        worker.receive("mapping the shared memory", self.timeout_s)
-        return worker
+    def _ask(self, index: int, method: str, *args: Any) -> Any:
+        """Call a method of a worker, and wait for the result."""
+        self._pool.call(index, method, *args)
+        return self._pool.receive(index)
 
-    def _again(self, worker: Worker, command: bytes, content: bytes) -> StepReport | None:
-        """Put the environments of a new worker back, and let it obey the command."""
-        if command == STEP:
+    def _begin_again(self, index: int) -> None:
+        """Give a new worker its memory."""
+        spaces = self._ask(index, "describe")[:2]
+        check_spaces(self._slices[index].start, spaces, self._spaces)
+        self._ask(index, "map", self._memory)
+
+    def _put_back(self, index: int, method: str, *args: Any) -> StepReport | None:
+        """Put the environments of a new worker back, and let it do the call."""
+        if method == "step":
             records = [
                 self._journal.record_of(i, self._obs_before, self._rewards_before)
-                for i in range(worker.first, worker.stop)
+                for i in self._slices[index]
             ]
-            worker.hand_over(RESTORE, pickle.dumps((self.root_seed, records, False)))
-            problems = worker.receive("playing episodes again", self.timeout_s)
+            problems = self._ask(index, "restore", self.root_seed, records, False)
             if problems:
-                raise WorkerFailedError(worker, f"{worker}: {problems[0][1]}", names_seed=True)
-        worker.send(command, content)
-        report: StepReport | None = worker.receive(CALLS[command], self.timeout_s)
+                part = self._slices[index]
+                name = f"worker {index} (environments {part.start} to {part.stop - 1})"
+                raise WorkerFailedError(index, f"{name}: {problems[0][1]}", raised=True)
+        report: StepReport | None = self._ask(index, method, *args)
         return report
 
-    def _begin_anew(self, worker: Worker, command: bytes, given_up: int) -> StepReport:
+    def _begin_anew(self, index: int, method: str, given_up: int) -> StepReport:
         """Begin new episodes in a new worker, after so many were given up."""
-        started = [self._started(i, command) + given_up - 1 for i in worker.envs]
-        worker.send(BEGIN, pickle.dumps((self.root_seed, started)))
-        report: StepReport = worker.receive("a reset", self.timeout_s)
+        started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
+        report: StepReport = self._ask(index, "begin", self.root_seed, started)
         report.lost *= given_up
         return report
 
-    def _started(self, i: int, command: bytes) -> int:
-        """How many episodes an environment has started when it obeys the command."""
-        return 1 if command == RESET else self._journal.episodes[i]
+    def _started(self, i: int, method: str) -> int:
+        """How many episodes an environment has started when it does the call."""
+        return 1 if method == "reset" else self._journal.episodes[i]
 
-    def _seeds_of(self, failure: WorkerFailedError, command: bytes) -> str:
+    def _seeds_of(self, failure: WorkerFailedError, method: str) -> str:
         """The seeds of the episodes of a worker, for a message that does not name one."""
-        if failure.names_seed or self.root_seed is None:
+        if failure.raised or self.root_seed is None:
             return ""
         seeds = [
-            episode_seed(self.root_seed, i, self.num_envs, self._started(i, command))
-            for i in failure.worker.envs
+            episode_seed(self.root_seed, i, self.num_envs, self._started(i, method))
+            for i in self._slices[failure.index]
         ]
         return f"; seeds of its episodes: {', '.join(map(str, seeds))}"
-
-    def _error(self, failure: WorkerFailedError, told: str | None = None) -> MazeTrainError:
-        """The error that ends this vector environment."""
-        if told is None:
-            return failure.error or WorkerError(f"{failure.text}{failure.appendix}")
-        return failure_error(
-            failure,
-            told,
-            restarts=self.worker_restarts,
-            max_worker_restarts=self.max_worker_restarts,
-            on_worker_failure=self.on_worker_failure,
-        )
-
-
-CALLS = {STEP: "a step", RESET: "a reset"}
-"""What workers do, for messages."""
 
 
 def joined(reports: Sequence[StepReport]) -> StepReport:

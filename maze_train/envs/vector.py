@@ -71,11 +71,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             (`l`) of episodes, because wrappers end them early or change rewards for training.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of others.
-        worker_restarts: Number of worker processes that were started again; 0 without workers.
     """
 
     root_seed: int | None = None
-    worker_restarts: int = 0
     can_be_restored: bool = False
     frame_stack: dict[str, int]
     monitored: bool
@@ -93,6 +91,11 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def worker_restarts(self) -> int:
+        """Number of workers that were started again."""
+        return 0
 
     def step(self, actions: Any) -> StepResult:
         """Step every environment once.

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from maze_train.data.joining import join_rollouts
-from maze_train.envs.workers import warn
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.rollout.weights import WeightsReader, WeightsWriter, weights_nbytes
+from maze_train.workers.pool import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

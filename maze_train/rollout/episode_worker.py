@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["PlayerWorker", "play_on"]
 
 Task = TypeVar("Task", contravariant=True)
-Result = TypeVar("Result", covariant=True)
+Result = TypeVar("Result")
 
 LONGEST_S = 0.05
 """Seconds after which a call returns, unless a step takes longer."""

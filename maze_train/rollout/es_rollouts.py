@@ -173,7 +173,8 @@ class ESDistributedRollouts:
             EnvError: If an environment raises or returns something invalid.
             WorkerError: If a worker fails and is not started again.
         """
-        assert self._draws is not None and self._writer is not None, "begin() comes first"
+        assert self._draws is not None, "begin() comes first"
+        assert self._writer is not None
         draws = self._draws
         self._results.clear()
         self._writer.publish(iteration)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from maze_train.checks import check_at_least
-from maze_train.workers.memory import SharedMemory
 from maze_train.errors import ConfigError, ShapeError, TrainingError
+from maze_train.workers.memory import SharedMemory
 
 if TYPE_CHECKING:
     from maze_train.types import Array, Tensor

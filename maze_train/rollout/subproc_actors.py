@@ -198,7 +198,9 @@ class SubprocDistributedActors(DistributedActors):
             idle()
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        rollout = join_rollouts([self._slots[queued.actor][queued.slot].rollout() for queued in taken])
+        rollout = join_rollouts(
+            [self._slots[queued.actor][queued.slot].rollout() for queued in taken]
+        )
         episodes = self._take_news()
         for queued in taken:
             episodes.extend(queued.episodes)

@@ -23,7 +23,6 @@ from maze_train.data.batch_loader import BatchLoader
 from maze_train.data.trajectory_store import MINARI, TrajectoryDataset, open_dataset
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.envs.factory import env_name
-from maze_train.envs.workers import available_cores
 from maze_train.errors import ConfigError, DatasetError, nearest
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import LearnerEvents
@@ -35,6 +34,7 @@ from maze_train.targets import build_target, locate
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import EVALUATION_METRICS
 from maze_train.trees import tree_leaves
+from maze_train.workers.process_pool import available_cores
 
 if TYPE_CHECKING:
     from torch import nn

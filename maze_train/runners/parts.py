@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from maze_train.errors import ConfigError, EnvError
 from maze_train.targets import build_target
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.config.train_config import TrainConfig
-    from maze_train.envs.crew import SupportsClose
     from maze_train.tracking.rows import MetricsRow
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.config import EvaluationConfig
@@ -75,6 +74,13 @@ def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[Metric
         missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
         print(f"warning: metrics.csv lacks {missing} before {resumed.path.name}", file=sys.stderr)
     return tuple(rows)
+
+
+class SupportsClose(Protocol):
+    """Can be closed, more than once."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
 def close_quietly(env: SupportsClose) -> None:

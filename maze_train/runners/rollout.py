@@ -214,7 +214,7 @@ class RolloutRunner:
             self.policy.make_agent,
             settings,
             place_of(config.runner),
-            concurrency=min(runner.concurrency, len(config.episode_seeds)),
+            concurrency=min(config.runner.concurrency, len(config.episode_seeds)),
             on_non_finite=config.on_non_finite,
         )
 

@@ -52,7 +52,7 @@ PIPE_NBYTES = 1 << 15
 """Messages above this size travel in a file without a name: writing one never waits for a worker
 that hangs."""
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 
 class Portable(Generic[T]):

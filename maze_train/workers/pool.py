@@ -165,9 +165,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def cancel(self, index: int) -> None:
-        """Have the calls of a worker end early, with None as their result; those not begun do
-        nothing.
-        """
+        """Have the calls of a worker end early, or do nothing at all; their results are None."""
 
     @abstractmethod
     def steps(self, index: int) -> int:

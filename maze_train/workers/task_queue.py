@@ -1,4 +1,4 @@
-"""Shares numbered tasks out to the workers of a pool, and has those done again whose worker fails."""
+"""Shares numbered tasks out to the workers of a pool; those of a worker that fails come again."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ class TaskQueue(Generic[Result]):
         SpaceError: If the environments differ in their spaces.
     """
 
-    def __init__(
-        self, pool: WorkerPool, slots: int, number_of: Callable[[Result], int]
-    ) -> None:
+    def __init__(self, pool: WorkerPool, slots: int, number_of: Callable[[Result], int]) -> None:
         self.capacity = slots * len(pool)
         self.most_tasks = slots + slots // 2 + 1
         self.next = 0

@@ -15,9 +15,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import CountingEnv, FailingEnv, NestedEnv
 
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
-from maze_train.envs import workers
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.errors import EnvError, ShapeError, WorkerError
+from maze_train.workers import worker_process
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +198,7 @@ def test_closing_between_the_halves(make):
 
 def test_closing_while_workers_hang(monkeypatch):
     """They are killed after a short time of grace; the environment would sleep for a minute."""
-    monkeypatch.setattr(workers, "CLOSE_GRACE_S", 0.2)
+    monkeypatch.setattr(worker_process, "CLOSE_GRACE_S", 0.2)
     vector = subprocess([lambda: FailingEnv("hang", at=1), CountingEnv])
     vector.reset(seed=0)
     vector.step_async([0, 0])
@@ -211,7 +211,7 @@ def test_killed_workers_are_noticed_in_the_second_half(when):
     """The first half does not fail; the second names the worker, and closes."""
     vector = subprocess([CountingEnv] * 2)
     vector.reset(seed=0)
-    process = vector._workers[1].process
+    process = vector._pool.processes[1]
     if when == "before":
         process.kill()
         process.join()
@@ -246,7 +246,7 @@ def test_restarted_workers_change_no_number(capfd):
             many.step_async(actions)
             if rng.random() < 0.06:
                 time.sleep(0.01 * (step % 2))
-                process = many._workers[rng.integers(2)].process
+                process = many._pool.processes[rng.integers(2)]
                 kills += process.is_alive()  # Else its end was not noticed yet.
                 process.kill()
                 process.join()
@@ -274,14 +274,14 @@ class DyingOnce(CountingEnv):
 
 def test_workers_that_are_faster_than_the_first_half(tmp_path, monkeypatch, capfd):
     """What was before the step is kept before a worker can overwrite it and die."""
-    send, slow = SubprocVectorEnv._send, []
+    call, slow = SubprocVectorEnv._call, []
 
-    def slow_send(vector, command, content=b""):
-        send(vector, command, content)
+    def slow_call(vector, method, *args):
+        call(vector, method, *args)
         if slow:
-            vector._workers[1].process.join()
+            vector._pool.processes[1].join()
 
-    monkeypatch.setattr(SubprocVectorEnv, "_send", slow_send)
+    monkeypatch.setattr(SubprocVectorEnv, "_call", slow_call)
     dying = DyingOnce
     with (
         sequential([CountingEnv] * 4) as one,

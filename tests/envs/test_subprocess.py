@@ -223,7 +223,7 @@ def test_close_and_interrupt():
     vector.close()
     vector.close()
     vector = SubprocVectorEnv([CountingEnv])
-    vector._receive = lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+    vector._pool.receive = lambda index: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         vector.reset(seed=0)
     assert vector.closed

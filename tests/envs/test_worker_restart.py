@@ -127,7 +127,7 @@ def test_killed_workers_change_no_number(env, start_method, capfd):
         kills = 0
         for _ in range(80):
             if rng.random() < 0.05:
-                process = many._workers[rng.integers(2)].process
+                process = many._pool.processes[rng.integers(2)]
                 process.kill()
                 process.join()
                 kills += 1
@@ -241,7 +241,7 @@ def test_an_observation_that_differs(capfd):
     ) as vector:
         vector.reset(seed=1)
         vector.step([0, 0])
-        vector._workers[1].process.kill()
+        vector._pool.processes[1].kill()
         infos = vector.step([0, 0])[4]
         assert infos["lost"].tolist() == [False, True]
         assert vector.worker_restarts == 2
@@ -339,7 +339,7 @@ def test_a_constructor_that_fails_later(tmp_path, capfd):
     with SubprocVectorEnv([Once], n_workers=1, on_worker_failure="restart") as vector:
         vector.reset(seed=1)
         vector.step([0])
-        vector._workers[0].process.kill()
+        vector._pool.processes[0].kill()
         assert vector.step([0])[4]["lost"].tolist() == [True]
         assert vector.worker_restarts == 2
     faulty = Faulty
@@ -370,10 +370,10 @@ def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
         state = vector.state_dict()
         for _ in range(2):
             vector.step([0])
-        vector._workers[0].process.kill()
+        vector._pool.processes[0].kill()
         assert vector.step([0])[1].tolist() == [7.0]
         assert (tmp_path / "steps").read_text() == "0 1 2 3 4 5 4 5 6 "
-        vector._workers[0].process.kill()
+        vector._pool.processes[0].kill()
         # A dead worker can not tell its own state: the journal knows as much.
         later = vector.state_dict()["envs"][0]
         assert len(later["actions"][""]) == 3
@@ -415,7 +415,7 @@ def test_a_worker_that_stands_still_blocks_nobody():
         state = one.state_dict()
     state["envs"][0]["actions"][""] = np.zeros(10**6, np.int64)
     with SubprocVectorEnv([CountingEnv], n_workers=1, timeout_s=1.0) as vector:
-        os.kill(vector._workers[0].process.pid, signal.SIGSTOP)
+        os.kill(vector._pool.processes[0].pid, signal.SIGSTOP)
         with pytest.raises(WorkerError, match="hangs"):
             vector.load_state_dict(state)
 
@@ -439,7 +439,7 @@ def test_no_file_stays_open():
         ) as vector:
             vector.reset(seed=1)
             for _ in range(3):
-                vector._workers[1].process.kill()
+                vector._pool.processes[1].kill()
                 vector.step([0, 0])
 
     run()
@@ -489,14 +489,14 @@ if __name__ == "__main__":
                           start_method={method!r}, on_worker_failure="restart") as vector:
         print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), end=" ")
         vector.reset(seed=0)
-        pids = [worker.process.pid for worker in vector._workers]
+        pids = [process.pid for process in vector._pool.processes]
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             os.killpg(0, number)
             time.sleep(0.2)
             print(*vector.step([0, 0, 0])[1], end=" ")
-        vector._workers[0].process.kill()
+        vector._pool.processes[0].kill()
         print(*vector.step([0, 0, 0])[1], vector.worker_restarts, end=" ")
-        assert [worker.process.pid for worker in vector._workers][1] == pids[1]
+        assert [process.pid for process in vector._pool.processes][1] == pids[1]
     print(sorted(got))
     left = SubprocVectorEnv([CountingEnv], n_workers=1, start_method={method!r})
     left.reset(seed=0)  # It is never closed.
@@ -554,7 +554,7 @@ def test_numbers_do_not_depend_on_when_it_fails(capfd):
             many.reset(seed=2)
             for step in range(6):
                 if step == killed:
-                    many._workers[0].process.kill()
+                    many._pool.processes[0].kill()
                 for a, b in zip(expected[step], many.step([0, 1])[:4], strict=True):
                     np.testing.assert_array_equal(a, b)
     assert capfd.readouterr().err.count("warning") == 6

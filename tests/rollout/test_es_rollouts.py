@@ -48,7 +48,6 @@ from maze_train.rollout.es_rollouts import (
     trained_size,
 )
 from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.rollout.es_rollouts import ESSubprocDistributedRollouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -511,7 +510,7 @@ def test_a_process_that_dies_while_it_starts_again(start: Any, tmp_path: Path, t
 FAILURES = {
     "raise": r"environment \d failed at step \d+ of the episode with seed \d+: Runtime",
     "kill": r"died in a step of an episode \(signal SIGKILL",
-    "hang": r"hangs: it did not finish a step of an episode within timeout_s = 1 seconds, and was killed",
+    "hang": r"hangs: it did not finish a step of an episode within timeout_s = 1 seconds",
 }
 
 

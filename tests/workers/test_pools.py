@@ -359,14 +359,14 @@ def test_what_can_not_be_sent(start: Any) -> None:
 
 def refuse_start(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Let no process be started after so many."""
-    allowed, process = iter(range(after)), process_pool._Process
+    allowed, process = iter(range(after)), process_pool.WorkerProcess
 
     def refusing(*arguments: Any) -> Any:
         if next(allowed, None) is None:
             raise OSError("no more processes")
         return process(*arguments)
 
-    monkeypatch.setattr(process_pool, "_Process", refusing)
+    monkeypatch.setattr(process_pool, "WorkerProcess", refusing)
 
 
 @slow

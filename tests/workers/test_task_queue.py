@@ -202,7 +202,7 @@ def test_workers_that_are_closed() -> None:
 def test_spaces_that_differ() -> None:
     """They are refused at first, and when a worker was started again."""
     pool: Any = ScriptedPool(2, ("obs", "other"))
-    with pytest.raises(SpaceError, match="environment 1 are obs and other.*equal spaces"):
+    with pytest.raises(SpaceError, match=r"environment 1 are obs and other.*equal spaces"):
         TaskQueue(pool, 1, int)
     assert len(pool) == 0
     script = Script()
