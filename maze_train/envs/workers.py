@@ -20,7 +20,7 @@ from maze_train.envs.buffers import open_shared
 from maze_train.envs.building import pickled
 from maze_train.envs.worker import ALIVE, DONE, FAILED, SIGNALS, WorkerTask, worker_main
 from maze_train.errors import SpaceError, WorkerError
-from maze_train.files import process_runs
+from maze_train.files import claim_temporary, process_runs
 
 if TYPE_CHECKING:
     import weakref
@@ -290,6 +290,8 @@ def start_worker(
         kind: What it is called in messages.
     """
     context = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        claim_temporary()
     ours, theirs = context.Pipe()
     inherited = [worker.conn for worker in others] + [ours] if start_method == "fork" else []
     process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
