@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import pickle
 import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -98,22 +97,23 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     path, expected = directory / WEIGHTS, read_score(directory).get(DIGEST)
     try:
         data = read_regular(path, MAX_WEIGHTS_NBYTES)
-        if expected is None:
-            _tell_no_digest(path)
-        elif hashlib.sha256(data).hexdigest() != expected:
-            raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
+    except OSError as error:
+        raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
+    if expected is None:
+        _tell_no_digest(path)
+    elif hashlib.sha256(data).hexdigest() != expected:
+        raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
+    try:
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except RunDirectoryError:
-        raise
-    except pickle.UnpicklingError:  # its text tells how to load the file all the same
-        problem = "it holds something else than the tensors that training saves; nothing of it ran"
-        raise RunDirectoryError(f"{path} is damaged: {problem}") from None
-    except Exception as error:  # whatever a file of unknown origin leads to
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    except Exception:  # its text says how to load a pickle all the same, which runs code
+        weights = None
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in weights.items()
     ):
-        raise RunDirectoryError(f"{path} is damaged: it holds no weights by name")
+        raise RunDirectoryError(
+            f"{path} is damaged: expected tensors by name, as training saves them; no code in it "
+            "was run"
+        )
     return weights
 
 
