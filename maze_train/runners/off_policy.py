@@ -146,10 +146,9 @@ class SACRunner(TrainingRunner):
     def _check_buffer_fits(self, model: SoftActorCriticModel) -> None:
         """Refuse a replay buffer that would run out of memory in the middle of training."""
         storage = self.algorithm.replay_buffer_storage
-        if storage == "disk":
-            free = available_disk(self._buffer_dir)
-        else:
-            free = available_memory(self.device if storage == "device" else torch.device("cpu"))
+        device = self.device if storage == "device" else torch.device("cpu")
+        in_memory = storage != "disk"
+        free = available_memory(device) if in_memory else available_disk(self._buffer_dir)
         if free is not None and self._buffer_nbytes(model) > free:
             raise self._too_large(model, f"{readable_nbytes(free)} are free ({storage})")
 
