@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from maze_train.errors import ConfigError, EnvError, RunDirectoryError
 from maze_train.targets import build_target
 from maze_train.tracking.rows import read_rows
+from maze_train.training.config import TRIAL_STEPS
 from maze_train.training.evaluators import Evaluator, MultiEvaluator
 
 if TYPE_CHECKING:
@@ -29,14 +30,16 @@ def shortened(config: TrainConfig) -> TrainConfig:
     """The configuration, shortened if it is a trial of everything."""
     if not config.runner.fast_dev_run:
         return config
+    limit = config.evaluation.max_episode_steps
     return replace(
         config,
         algorithm=config.algorithm.shortened(),
         evaluation=replace(
             config.evaluation,
             n_episodes=min(2, config.evaluation.n_episodes),
-            max_episode_steps=min(200, config.evaluation.max_episode_steps or 200),
+            max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
         ),
+        model=replace(config.model, normalization=replace(config.model.normalization, n_steps=1)),
     )
 
 

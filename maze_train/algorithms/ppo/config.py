@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
@@ -69,3 +69,9 @@ class PPOAlgorithmConfig(ActorCriticConfig):
                 f"{rollout}, or raise one of the two",
                 self.batch_size,
             )
+
+    def shortened(self) -> PPOAlgorithmConfig:
+        """The settings of a trial, with minibatches that a short rollout fills."""
+        trial = super().shortened()
+        assert isinstance(trial, PPOAlgorithmConfig)
+        return replace(trial, batch_size=min(self.batch_size, trial.n_rollout_steps))
