@@ -264,12 +264,15 @@ def test_options_may_stand_between_overrides(maze_run: CommandLine, argv: tuple[
 @pytest.mark.parametrize(
     ("settings", "best"),
     [
-        ((), 2),
-        (("evaluation.metric=train/loss",), 0),
-        (("evaluation.mode=min",), 0),
-        (("hydra.sweeper.direction=minimize",), 0),
+        (PPO, 2),
+        ((*PPO, "evaluation.metric=train/loss"), 0),
+        ((*PPO, "evaluation.mode=min"), 0),
+        ((*PPO, "hydra.sweeper.direction=minimize"), 0),
+        (("algorithm=bc", "runner.dataset=x"), 0),
+        (("algorithm=bc", "runner.dataset=x", "env=CartPole-v1,Acrobot-v1"), 2),
     ],
 )
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Optuna, when it is imported
 def test_optuna_keeps_the_best_trial(
     maze_run: CommandLine, settings: tuple[str, ...], best: int
 ) -> None:
@@ -277,9 +280,9 @@ def test_optuna_keeps_the_best_trial(
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra optuna")
     maze_run.train = lambda config: float(config.seed or 0)
     sweep = ("-m", "hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweep.dir=s")
-    assert maze_run(*sweep, *PPO, "seed=choice(0,1,2)", *settings) == 0
+    assert maze_run(*sweep, *settings, "seed=choice(0,1,2)") == 0
     text = (maze_run.folder / "s/optimization_results.yaml").read_text()
-    assert OmegaConf.create(text).best_params == {"++seed": best}
+    assert OmegaConf.create(text).best_params["++seed"] == best
 
 
 def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
