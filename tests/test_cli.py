@@ -272,7 +272,6 @@ def test_options_may_stand_between_overrides(maze_run: CommandLine, argv: tuple[
         (("algorithm=bc", "runner.dataset=x", "env=CartPole-v1,Acrobot-v1"), 2),
     ],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Optuna, when it is imported
 def test_optuna_keeps_the_best_trial(
     maze_run: CommandLine, settings: tuple[str, ...], best: int
 ) -> None:

@@ -92,7 +92,8 @@ def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
     Raises:
         ConfigError: As `load_config`; also if a class has to be chosen, and is not.
     """
-    named, hints = {field.name: field for field in fields(cls)}, hints_of(cls)
+    named = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]  # a dataclass
+    hints = hints_of(cls)
     values = {
         key: _with_target(named[key], hints[key], value) if key in named else value
         for key, value in values.items()

@@ -101,16 +101,14 @@ class ValueHead:
 
 def _check_transform(transform: ValueTransform) -> None:
     """Refuse an object that does not do what `ValueTransform` says, tried on a few returns."""
-    methods = [
-        getattr(transform, name, None) for name in ("transform_value", "transform_value_inv")
-    ]
-    if not all(map(callable, methods)):
+    forth = getattr(transform, "transform_value", None)
+    back = getattr(transform, "transform_value_inv", None)
+    if not callable(forth) or not callable(back):
         raise ConfigError(
             KEY,
             "expected an object with the methods transform_value and transform_value_inv, such as "
             f"a subclass of maze_train.ValueTransform; this is a {type(transform).__name__}",
         )
-    forth, back = methods
     returns = torch.tensor(SAMPLES)
     values = _mapped(forth, returns)
     if not bool((values.diff() > 0).all()):
