@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from maze_train.config.loading import build_dataclass, values_by_field, with_targets
+from maze_train.config.loading import build_config, values_by_field
 from maze_train.config.resuming import CONFIG_FILE
 from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
 from maze_train.errors import ConfigError, DatasetError, RunDirectoryError
@@ -62,7 +62,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
             values["env"] = joined_env(stored["env"], env or {})
             if not any(values["env"].get(name) for name in ENV_NAMES):
                 raise ConfigError("env", f"{CHOOSE_ENV}{recorded_in(stored)}")
-    return build_dataclass(RolloutConfig, with_targets(RolloutConfig, values))
+    return build_config(RolloutConfig, values)
 
 
 def policy_directory(run: str | os.PathLike[str]) -> Path:

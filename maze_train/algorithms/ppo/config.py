@@ -32,7 +32,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     an epoch over the rollout is smaller when the sizes do not divide. >= 1."""
 
     n_optimization_epochs: int = 10
-    """Passes over each rollout; every sample appears exactly so often. >= 1."""
+    """Passes over each rollout (in other libraries often `n_epochs`, here the length of the run);
+    every sample appears exactly so often. >= 1."""
 
     clip_range: float | Schedule = 0.2
     """Half-width of the interval around a probability ratio of 1, > 0: a number or a schedule."""
