@@ -77,6 +77,7 @@ _EXPORTS = {
     "maze_train.envs.config": ["EnvConfig"],
     "maze_train.envs.factory": ["EnvFactory"],
     "maze_train.envs.foreign": ["ForeignVectorEnv"],
+    "maze_train.envs.info_masks": ["ActionMaskWrapper"],
     "maze_train.envs.selection": ["SelectEntriesWrapper"],
     "maze_train.envs.sequential": ["SequentialVectorEnv"],
     "maze_train.envs.subprocess_env": ["SubprocVectorEnv"],

@@ -82,6 +82,7 @@ from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper
 from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv as ForeignVectorEnv
+from maze_train.envs.info_masks import ActionMaskWrapper as ActionMaskWrapper
 from maze_train.envs.selection import SelectEntriesWrapper as SelectEntriesWrapper
 from maze_train.envs.sequential import SequentialVectorEnv as SequentialVectorEnv
 from maze_train.envs.subprocess_env import SubprocVectorEnv as SubprocVectorEnv

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING
 
 from maze_train.config.help import help_text
 from maze_train.config.options import group_names
+from maze_train.config.other_names import ours_for
 from maze_train.config.overrides import (
+    OPTIONS,
     config_folders,
     normalise,
     normalise_completion,
     overrides_of,
 )
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, nearest
 from maze_train.training.interruption import Interrupted, Interruption
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         from maze_train.jobs import report
 
-        return report(error, folders, debug)
+        return report(error, arguments, debug)
 
 
 def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
@@ -89,7 +91,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     from maze_train.config.plugins import extended_hydra
     from maze_train.jobs import Job
 
-    job = Job(folders, debug)
+    job = Job(arguments, debug)
     # Hydra prints errors in its own way and exits, unless it is told to let them pass.
     variables = {DEBUG_VARIABLE: "1"}
     if is_completion and "COMP_LINE" in os.environ:
@@ -103,6 +105,17 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
 
 
 def _check_spelling(arguments: list[str]) -> None:
+    """Refuse words that are neither an option nor an override."""
+    for word in arguments:
+        name = word.partition("=")[0]
+        if word.startswith("-") and name not in OPTIONS:
+            close = [*nearest(name, OPTIONS, count=1), *ours_for(name.lstrip("-"))]
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
+            raise ConfigError(
+                name,
+                f"no such option; {hint}settings have no dashes, such as algorithm.lr=0.001; "
+                f"{PROGRAM} --help lists the options",
+            )
     for word in overrides_of(arguments):
         if "=" not in word and not word.startswith("~"):
             raise ConfigError(word, "expected key=value, such as env=CartPole-v1")

@@ -5,30 +5,68 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import socket
+import stat
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from maze_train.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = [
     "atomic_write",
+    "claim_temporary",
     "exclusive",
     "fsync_directory",
+    "open_regular",
     "process_runs",
+    "read_regular",
     "remove_leftovers",
     "write_synced",
 ]
 
 LOCK = ".lock"
 
+WRITTEN = ("best", "checkpoints", "plots", "policies", "policies/*")
+"""Directories below that of a run into which the run writes."""
+
+TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
+"""Folders that multiprocessing makes for its sockets, and the file that tells those of ours."""
+
+MAX_TEXT_NBYTES = 1 << 28
+
 LOCK_GRACE_S = 3.0
 """How long the workers of a dead process may keep its lock."""
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read. A pipe or a device is refused at once: it would never end.
+
+    Raises:
+        OSError: If it can not be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is no regular file", str(path))
+
+
+def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
+    """The content of a regular file of `at_most` bytes.
+
+    Raises:
+        OSError: If it can not be read, is no regular file, or is longer.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > at_most:
+            raise OSError(errno.EFBIG, f"is longer than {at_most} bytes", str(path))
+        return file.read(at_most)
 
 
 @contextmanager
@@ -43,7 +81,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("wb") as file:
+        with _new_file(beside) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -59,10 +97,16 @@ def write_synced(path: Path, data: bytes) -> None:
     Raises:
         OSError: If the file can not be written; a part of it may be there.
     """
-    with path.open("wb") as file:
+    with _new_file(path) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _new_file(path: Path) -> IO[bytes]:
+    """A file that takes the place of what was there: a link is not followed."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
 
 
 def fsync_directory(path: Path) -> None:
@@ -98,6 +142,8 @@ def process_runs(pid: int) -> bool:
 def exclusive(directory: Path) -> Iterator[None]:
     """Keep other processes from training in `directory` while the block runs.
 
+    A run writes into its own directory only: links that lead elsewhere are refused.
+
     The lock is that of the file `.lock` in the directory (`flock`). It ends with the process,
     however that ends; the file stays. A file system without locks locks nothing.
 
@@ -105,15 +151,21 @@ def exclusive(directory: Path) -> Iterator[None]:
         directory: A run directory that exists.
 
     Raises:
-        RunDirectoryError: If the lock is taken, or the directory can not be written.
+        RunDirectoryError: If the lock is taken, the directory can not be written, or a directory
+            below it is a symbolic link.
     """
     import fcntl  # not on Windows
 
+    for path in (path for name in WRITTEN for path in directory.glob(name)):
+        if path.is_symlink():
+            raise RunDirectoryError(
+                f"{path} is a symbolic link, and the run would write where it leads: remove it"
+            )
     missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
     path = directory / LOCK
     try:
         # Closed on exec, as all files of Python: a program that is started does not hold the lock.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _open_lock(path)
     except OSError as error:
         raise RunDirectoryError(f"{directory} can not be locked: {error}") from error
     try:
@@ -136,6 +188,23 @@ def exclusive(directory: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """Open a file to lock it; nothing else is opened in its place.
+
+    Raises:
+        OSError: If it can not be opened, or there is no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    raise OSError(errno.EINVAL, "is no regular file: remove it", str(path))
 
 
 def _take_lock(descriptor: int) -> None:
@@ -175,3 +244,25 @@ def _owner(descriptor: int) -> str:
     """Who wrote the lock file, as it says itself."""
     text = os.pread(descriptor, 400, 0).decode(errors="replace").strip()
     return text if re.fullmatch(r"pid \d+ on host \S+", text) else "pid unknown"
+
+
+def claim_temporary() -> None:
+    """Mark multiprocessing's temporary folder as ours, and remove ours of processes that are dead.
+
+    A fork server has its socket there. The folder is removed when its process ends by itself, but
+    not when that is killed. The mark is a file that is locked as long as the process lives.
+    """
+    import fcntl
+    from multiprocessing.util import get_temp_dir
+
+    directory = Path(get_temp_dir())
+    if (directory / CLAIM).exists():
+        return
+    with suppress(OSError):  # a folder that stays does no harm
+        for path in directory.parent.glob(f"{TEMPORARY}/{CLAIM}"):
+            with suppress(OSError), open_regular(path) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+        descriptor = _open_lock(directory / f".{CLAIM}")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.rename(directory / f".{CLAIM}", directory / CLAIM)

@@ -37,12 +37,12 @@ class Job:
     told here, and kept for the exit code.
 
     Args:
-        folders: Folders with configuration of the user, for messages.
+        argv: Arguments of the command as the user typed them, for messages.
         debug: Whether the traceback of every error is shown.
     """
 
-    def __init__(self, folders: Sequence[str] = (), debug: bool = False) -> None:
-        self.folders = list(folders)
+    def __init__(self, argv: Sequence[str] = (), debug: bool = False) -> None:
+        self.argv = list(argv)
         self.debug = debug
         self.is_sweep = False
         self.n_jobs = 0
@@ -73,7 +73,7 @@ class Job:
                 OmegaConf.to_container(settings.overrides.task, resolve=False),
             )
         except Exception as error:
-            self.exit_codes.append(report(error, self.folders, self.debug, label))
+            self.exit_codes.append(report(error, self.argv, self.debug, label))
             if self.is_sweep:
                 self._after_failure(settings)
                 if not self._may_go_on(settings):
@@ -171,14 +171,12 @@ def _select(node: Any, key: str) -> Any:
     return node
 
 
-def report(
-    error: Exception, folders: Sequence[str] = (), debug: bool = False, label: str = ""
-) -> int:
+def report(error: Exception, argv: Sequence[str] = (), debug: bool = False, label: str = "") -> int:
     """Tell an error on stderr: one message if it was to be expected, else with its traceback.
 
     Args:
         error: The error.
-        folders: Folders with configuration of the user, for messages.
+        argv: Arguments of the command as the user typed them, for messages.
         debug: Whether to show the traceback in any case.
         label: What comes before the message, such as the job of a sweep.
 
@@ -191,7 +189,7 @@ def report(
     elif isinstance(error, EnvError) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)  # where the user's environment raised
     if is_configuration:
-        text = explain(error, folders)
+        text = explain(error, argv)
     elif isinstance(error, MazeTrainError):
         text = str(error)
     else:

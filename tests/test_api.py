@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from torch import nn
 
 import maze_train
 from maze_train import EnvConfig, PPOAlgorithmConfig, TrainConfig, load_policy, train
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.runners.factory import build_runner
+from maze_train.runners.saved_policies import load_weights
 
 
 class Steps(gymnasium.Env[Any, Any]):
@@ -202,6 +207,21 @@ def test_a_directory_without_a_policy_is_an_error() -> None:
     Path("run/best/policy.pt").write_bytes(b"nonsense")
     with pytest.raises(RunDirectoryError, match="damaged"):
         load_policy("run")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "text"),
+    [("weight", math.nan, "weight is not finite"), ("weight", -math.inf, "weight is not finite"),
+     ("mask", math.nan, "mask is not finite"), ("mask", -math.inf, "")],
+)  # fmt: skip
+def test_weights_that_are_not_finite_are_refused(name: str, number: float, text: str) -> None:
+    """With their name; a mask of an own network may hold infinities."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.zeros(2))
+    weights = {**model.state_dict(), name: torch.full_like(model.state_dict()[name], number)}
+    told = pytest.raises(RunDirectoryError, match=f"x are damaged: {text}")
+    with told if text else nullcontext():
+        load_weights(model, weights, Path("x"))
 
 
 def test_every_part_can_be_built_without_hydra() -> None:

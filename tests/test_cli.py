@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from omegaconf import OmegaConf
 
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.cli import main
@@ -145,7 +146,15 @@ def test_an_own_environment_needs_no_id(maze_run: CommandLine) -> None:
             "algorithm.batch_size = 9999: larger than the rollout",
         ),
         ((*PPO, "seed=0,1"), "seed=0,1: a value with commas: add -m"),
+        ((*PPO, "+seed=0,1"), " +seed=0,1: a value with commas: add -m"),
+        ((*PPO, "run_dir='a',b"), "run_dir='a',b: a value with commas: add -m"),
+        ((*PPO, "seed=range(0,3)"), "'seed=range(0,3)' requires --multirun"),
         ((*PPO, "algorithm.lr=[1"), "algorithm.lr=[1: can not be read"),
+        ((*PPO, "+algorithm.lr=[1"), " +algorithm.lr=[1: can not be read"),
+        ((*PPO, "--config-name", "train", "lr=1"), " lr = 1: unknown; did you mean algorithm.lr?"),
+        ((*PPO, "runner=null"), "runner = 'null': no such option"),
+        ((*PPO, "--multi"), "--multi: no such option; did you mean --multirun?"),
+        ((*PPO, "--learning-rate", "1"), "did you mean algorithm.lr? settings have no dashes"),
         ((*PPO, "seed=${nothing}"), "seed: Interpolation key 'nothing' not found"),
         ((*PPO, "seed=???"), "Missing mandatory value: seed"),
         ((*PPO, "~nothing"), "Could not delete from config. 'nothing' does not exist"),
@@ -165,6 +174,7 @@ def test_a_configuration_error_is_one_message(
     assert message in output.err
     assert output.err.startswith("maze-run: error: ")
     assert output.err.count("maze-run:") == 1
+    assert "++" not in output.err
     assert "Traceback" not in output.err
     assert output.out == ""
     assert maze_run.configs == []
@@ -230,6 +240,48 @@ def test_a_sweep_runs_every_combination(
     assert re.fullmatch(pattern, folders[0])
     lines = capfd.readouterr().out.splitlines()
     assert lines[1] == "maze-run: job 1: algorithm=a2c env=CartPole-v1 seed=1"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("algorithm=ppo", "-m", "env=CartPole-v1", "seed=0,1"),
+        ("algorithm=ppo", "env=CartPole-v1", "-m", "seed=0,1"),
+        ("algorithm=ppo", "-cn", "mine", "env=CartPole-v1", "--config-dir", "own", "seed=1"),
+        ("algorithm=ppo", "-r", "env=CartPole-v1", "run_dir=-m", "--config-dir=own", "seed=1"),
+    ],
+)
+def test_options_may_stand_between_overrides(maze_run: CommandLine, argv: tuple[str, ...]) -> None:
+    """The order of options and overrides does not matter, nor do values that look like options."""
+    maze_run.write("own/mine.yaml", "defaults: [train, _self_]\ntotal_steps: 7\n")
+    assert maze_run(*argv) == 0
+    assert maze_run.configs[-1].seed == 1
+    assert maze_run.configs[-1].env.id == "CartPole-v1"
+    assert len(maze_run.configs) == 1 + ("-m" in argv)
+    assert (maze_run.configs[-1].total_steps == 7) is ("mine" in argv)
+
+
+@pytest.mark.parametrize(
+    ("settings", "best"),
+    [
+        (PPO, 2),
+        ((*PPO, "evaluation.metric=train/loss"), 0),
+        ((*PPO, "evaluation.mode=min"), 0),
+        ((*PPO, "hydra.sweeper.direction=minimize"), 0),
+        (("algorithm=bc", "runner.dataset=x"), 0),
+        (("algorithm=bc", "runner.dataset=x", "env=CartPole-v1,Acrobot-v1"), 2),
+    ],
+)
+def test_optuna_keeps_the_best_trial(
+    maze_run: CommandLine, settings: tuple[str, ...], best: int
+) -> None:
+    """The direction of the study follows the metric that selects the best policy."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra optuna")
+    maze_run.train = lambda config: float(config.seed or 0)
+    sweep = ("-m", "hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweep.dir=s")
+    assert maze_run(*sweep, *settings, "seed=choice(0,1,2)") == 0
+    text = (maze_run.folder / "s/optimization_results.yaml").read_text()
+    assert OmegaConf.create(text).best_params["++seed"] == best
 
 
 def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
@@ -323,8 +375,6 @@ def test_the_file_of_a_run_repeats_it(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A saved configuration is a primary config; values can be changed, choices not."""
-    from omegaconf import OmegaConf
-
     from maze_train.config.loading import config_to_dict
 
     assert maze_run(*PPO, "seed=3", "algorithm.lr={start: 1e-5, end: 0}") == 0

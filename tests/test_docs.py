@@ -44,6 +44,7 @@ MODULES_OF_EXTRAS = {
     "ALE/": ("ale_py", "cv2"),
     "my_pong": ("ale_py", "cv2"),
     "env.backend=envpool": ("envpool",),
+    "hydra/sweeper=optuna": ("optuna",),
 }
 """What a command needs that holds these words."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -16,9 +16,33 @@ from maze_train.checks import check_one_of
 from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET, locate
 
-__all__ = ["build_dataclass", "convert", "field_of_key", "join", "key_of_field", "subclass_named"]
+__all__ = [
+    "UnknownKeyError",
+    "build_dataclass",
+    "convert",
+    "field_of_key",
+    "join",
+    "key_of_field",
+    "subclass_named",
+]
 
 ConfigT = TypeVar("ConfigT")
+
+
+class UnknownKeyError(ConfigError):
+    """A key that names no setting; `allowed` are the keys that stand beside it."""
+
+    allowed: Iterable[str] = ()
+
+    @classmethod
+    def of(
+        cls, key: str, value: Any, allowed: Iterable[str], meant: Iterable[str]
+    ) -> UnknownKeyError:
+        """The error with the settings that may have been meant."""
+        hint = f"did you mean {' or '.join(meant)}? " if meant else ""
+        error = cls(key, f"unknown; {hint}allowed: {', '.join(allowed)}", value)
+        error.allowed = allowed
+        return error
 
 
 def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "") -> ConfigT:
@@ -44,7 +68,8 @@ def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "")
     given: dict[str, Any] = {}
     for key, value in values.items():
         if key not in names:
-            raise _unknown_key(str(key), value, names, path)
+            meant = [join(path, close) for close in nearest(str(key), names, count=1)]
+            raise UnknownKeyError.of(join(path, key), value, names, meant)
         given[names[key]] = convert(value, hints[names[key]], join(path, key))
     try:
         return cls(**given)
@@ -113,12 +138,6 @@ def subclass_named(target: Any, base: type[ConfigT], key: str) -> type[ConfigT]:
     raise ConfigError(
         key, f"expected a dataclass that derives from {base.__module__}.{base.__name__}", target
     )
-
-
-def _unknown_key(key: str, value: Any, names: Mapping[str, str], path: str) -> ConfigError:
-    close = nearest(key, names, count=1)
-    hint = f"did you mean {join(path, close[0])}? " if close else ""
-    return ConfigError(join(path, key), f"unknown; {hint}allowed: {', '.join(names)}", value)
 
 
 def _convert_dataclass(value: Any, cls: type[Any], path: str) -> Any:

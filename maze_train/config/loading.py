@@ -5,30 +5,41 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from omegaconf import OmegaConf
 
-from maze_train.config.conversion import build_dataclass, hints_of, key_of_field
+from maze_train.config.conversion import (
+    UnknownKeyError,
+    build_dataclass,
+    hints_of,
+    join,
+    key_of_field,
+    subclass_named,
+)
 from maze_train.config.options import describe_options, list_options, read_option
+from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
 from maze_train.errors import ConfigError, nearest
 from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 __all__ = [
+    "build_config",
     "build_dataclass",
     "choose_one",
     "config_to_dict",
+    "keys_of",
     "load_config",
     "named_option",
     "unknown_option",
     "values_by_field",
-    "with_targets",
 ]
+
+ConfigT = TypeVar("ConfigT")
 
 
 def load_config(node: Mapping[str, Any]) -> TrainConfig:
@@ -48,7 +59,7 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     values = values_by_field(TrainConfig, node)
     if values.get("algorithm") is None:
         raise choose_one("algorithm")
-    return build_dataclass(TrainConfig, with_targets(TrainConfig, values))
+    return build_config(TrainConfig, values)
 
 
 def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,18 +83,46 @@ def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def with_targets(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with its class in each that is a choice (algorithm, runner).
+def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
+    """Build a whole configuration from the values of `values_by_field`.
+
+    A class is filled in where it is a choice (algorithm, runner). An unknown key is answered with
+    the setting that other libraries call so, or that has this name in another section.
 
     Raises:
-        ConfigError: If a class has to be chosen, and is not.
+        ConfigError: As `load_config`; also if a class has to be chosen, and is not.
     """
-    named = {field.name: field for field in fields(cls)}
+    named = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]  # a dataclass
     hints = hints_of(cls)
-    return {
+    values = {
         key: _with_target(named[key], hints[key], value) if key in named else value
         for key, value in values.items()
     }
+    try:
+        return build_dataclass(cls, values)
+    except UnknownKeyError as error:
+        keys, word = list(keys_of(cls, values)), error.key.rpartition(".")[2]
+        meant = [key for key in ours_for(word) if key in keys]
+        meant = meant or [key for key in keys if key.rpartition(".")[2] == word]
+        if not meant:
+            raise
+        raise UnknownKeyError.of(error.key, error.value, error.allowed, meant) from None
+
+
+def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The dotted keys of all settings, those of the sections as the values choose them."""
+    for field in fields(cls):
+        if field.init:
+            key = key_of_field(field.name)
+            yield join(path, key)
+            section, value = _section_of(hints_of(cls)[field.name]), values.get(key)
+            if section is not None and is_dataclass(value):
+                yield from keys_of(type(value), {}, join(path, key))
+            elif section is not None:
+                node = value if isinstance(value, Mapping) else {}
+                if TARGET in node and "target" not in hints_of(section):
+                    section = subclass_named(node[TARGET], section, join(path, TARGET))
+                yield from keys_of(section, node, join(path, key))
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from maze_train.config.loading import unknown_option
 from maze_train.config.options import group_names, list_options, shipped_root
+from maze_train.config.overrides import as_typed, config_folders
 from maze_train.errors import ConfigError, SpaceError, nearest
 
 if TYPE_CHECKING:
@@ -28,19 +29,20 @@ CONFIGURATION_ERRORS = (
 """What counts as an error of the configuration: exit code 2."""
 
 
-def explain(error: Exception, folders: Sequence[str] = ()) -> str:
+def explain(error: Exception, argv: Sequence[str] = ()) -> str:
     """The message of an error that is one of `CONFIGURATION_ERRORS`.
 
     Args:
         error: The error.
-        folders: Folders with configuration of the user, whose options count as available.
+        argv: Arguments of the command as the user typed them: options in his folders count as
+            available, and overrides are shown in his spelling.
     """
     if isinstance(error, MissingConfigException):
-        return str(_missing_config(error, folders))
+        return str(_missing_config(error, config_folders(argv)))
     if isinstance(error, OverrideParseException):
-        return f"{error.override.lstrip('+')}: can not be read: {_first_line(error)}"
+        return as_typed(f"{error.override}: can not be read: {_first_line(error)}", argv)
     if isinstance(error, HydraException):
-        return _composition(error)
+        return as_typed(_composition(error), argv)
     if isinstance(error, OmegaConfBaseException):
         key = f"{error.full_key}: " if error.full_key else ""
         return f"{key}{_first_line(error)}"
@@ -81,10 +83,10 @@ def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
         )
     own = [name for name in list_options("env", folders) if name != "default"]
     close = list(dict.fromkeys([*nearest(env_id, own), *nearest_ids(env_id)]))
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
     return ConfigError(
         "env",
-        f"no such environment; {hint}Give a registered gymnasium id, `my_module:MyEnv-v0` to "
+        f"no such environment{hint} Give a registered gymnasium id, `my_module:MyEnv-v0` to "
         "import a module first, or env._target_=<class or function>",
         env_id,
     )
@@ -94,7 +96,7 @@ def _composition(error: HydraException) -> str:
     """The message for overrides that do not fit the configuration."""
     text = _first_line(error)
     if text.startswith("Ambiguous value for argument"):
-        override = text.split("'")[1].lstrip("+")
+        override = text.partition("'")[2].removesuffix("'")
         return f"{override}: a value with commas: add -m for one run each, or write a list [a,b]"
     if "No match in the defaults list" in text:
         group = text.split("'")[1]
@@ -104,4 +106,4 @@ def _composition(error: HydraException) -> str:
         )
     cause = error.__cause__
     detail = "" if cause is None or _first_line(cause) in text else _first_line(cause)
-    return ": ".join(part for part in (text.replace("++", "").rstrip("."), detail) if part)
+    return ": ".join(part for part in (text.rstrip("."), detail) if part)

@@ -14,22 +14,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["config_folders", "normalise", "normalise_completion", "overrides_of"]
+__all__ = [
+    "OPTIONS",
+    "as_typed",
+    "config_folders",
+    "normalise",
+    "normalise_completion",
+    "overrides_of",
+]
 
 OPTIONS_WITH_VALUE = (
     "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p",
     "--cfg", "-c", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
+INFO = ("--info", "-i")
 CONFIG_DIR = ("--config-dir", "-cd")
 COMPLETION = ("--shell_completion", "-sc", "--shell-completion")
+OPTIONS = (
+    *OPTIONS_WITH_VALUE, *COMPLETION, "--help", "-h", "--hydra-help", "--version", "--resolve",
+    "--run", "-r", "--multirun", "-m", "--",
+)  # fmt: skip
+"""All options of the command: Hydra's, and those that are answered before it is called."""
+NO_TEXT = re.compile(r"[-+]?\.?\d[\d._]*(e[-+]?\d+)?|true|false|null|inf|nan", re.IGNORECASE)
+"""Values that Hydra does not read as text, which it wants for a choice."""
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 
 
 def normalise(
     argv: Sequence[str], groups: Collection[str], own_groups: Collection[str] = ()
 ) -> list[str]:
-    """The arguments with every override in the form in which Hydra accepts it.
+    """The arguments with every override in the form in which Hydra accepts it, options first.
 
+    Hydra's parser wants overrides in one row, and `--` before them says where it begins.
     `+algorithm=ppo` becomes `algorithm=ppo`, `algorithm.lr=1` and `+algorithm.lr=1` become
     `++algorithm.lr=1`. Options, deletions (`~key`), settings of Hydra, and keys with a package
     (`env@eval_env`) or a path stay as they are.
@@ -41,15 +57,26 @@ def normalise(
     """
     if any(word in COMPLETION for word in argv):
         return list(argv)
-    return [
-        _normalise_override(word, groups, own_groups) if is_override else word
-        for word, is_override in _classified(argv)
-    ]
+    options = [word for word, is_override in _classified(argv) if not is_override and word != "--"]
+    overrides = [_normalise_override(word, groups, own_groups) for word in overrides_of(argv)]
+    return [*options, "--", *overrides] if options and overrides else options + overrides
+
+
+def as_typed(message: str, argv: Sequence[str]) -> str:
+    """A message of Hydra, which knows the form of `normalise`, with the overrides as in `argv`."""
+    for word in overrides_of(argv):
+        match = ASSIGNMENT.fullmatch(word)
+        if match is not None:
+            pattern = rf"(?<![\w.+])\+*{re.escape(match['key'])}="
+            message = word[: match.start("value")].join(re.split(pattern, message))
+    return message
 
 
 def normalise_completion(line: str, groups: Collection[str]) -> str:
     """A command line that a shell wants completed: only the word being typed stays as it is."""
     words = line.split(" ")
+    if words[-2:-1] and words[-2] in OPTIONS_WITH_VALUE:  # no override is being typed
+        return line
     return " ".join([*words[:1], *normalise(words[1:-1], groups), *words[1:][-1:]])
 
 
@@ -75,9 +102,14 @@ def overrides_of(argv: Sequence[str]) -> list[str]:
 def _classified(argv: Sequence[str]) -> list[tuple[str, bool]]:
     """Every argument with whether it is an override: no option, and no value of one."""
     return [
-        (word, not word.startswith("-") and previous not in OPTIONS_WITH_VALUE)
+        (word, not word.startswith("-") and not _takes(previous, word))
         for previous, word in zip(["", *argv][:-1], argv, strict=True)
     ]
+
+
+def _takes(option: str, word: str) -> bool:
+    """Whether a word is the value of the option before it; `--info` has one or none."""
+    return option in OPTIONS_WITH_VALUE and not (option in INFO and "=" in word)
 
 
 def _normalise_override(word: str, groups: Collection[str], own_groups: Collection[str]) -> str:
@@ -86,7 +118,8 @@ def _normalise_override(word: str, groups: Collection[str], own_groups: Collecti
         return word
     key = match["key"]
     if key in groups and not match["value"].startswith("{"):
-        return f"{key}={match['value']}"
+        value = match["value"]
+        return f"{key}='{value}'" if NO_TEXT.fullmatch(value) else f"{key}={value}"
     is_hydras = key == "hydra" or key.startswith(("hydra.", "hydra/"))
     if is_hydras or key in own_groups or "@" in key or "/" in key:
         return word

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +21,14 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from maze_train.config.conversion import build_dataclass
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.errors import ConfigError
+from maze_train.targets import TARGET
+from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +39,8 @@ __all__ = ["GymnasiumSource", "MazeTrainSearchPath", "extended_hydra", "is_regis
 
 Names = list[str]  # inside the class below, `list` is a method
 GROUP = "env"
+ENV_OVERRIDE = re.compile(r"\+*env(\.id|\._target_)?=")
+DIRECTION = "maze_train.sweep_direction"
 SWEEP_DIR = "outputs/sweeps/${now:%Y-%m-%d_%H-%M-%S}"
 
 
@@ -115,10 +121,17 @@ def extended_hydra() -> Iterator[None]:
     store = ConfigStore.instance()
     before = store.repo["hydra"]["config.yaml"]
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
+    OmegaConf.register_new_resolver(DIRECTION, _sweep_direction, replace=True)
+    optuna = store.repo["hydra"]["sweeper"].get("optuna.yaml")
+    if optuna is not None:  # the plug-in is installed; by itself it minimises
+        own = OmegaConf.merge(optuna.node, {"direction": f"${{{DIRECTION}:}}"})
+        store.store(group="hydra/sweeper", name="optuna", node=own, provider=optuna.provider)
     try:
         yield
     finally:
         store.repo["hydra"]["config.yaml"] = before
+        if optuna is not None:
+            store.repo["hydra"]["sweeper"]["optuna.yaml"] = optuna
 
 
 def is_registered(env_id: str) -> bool:
@@ -173,3 +186,23 @@ def _hydra_settings() -> HydraConf:
         for entry in settings.defaults
     ]
     return settings
+
+
+def _sweep_direction(*, _root_: DictConfig) -> str:
+    """Whether a larger or a smaller objective of a job is better: `maximize` or `minimize`.
+
+    Args:
+        _root_: What Hydra composed, of a sweep without the values that vary.
+    """
+    if "evaluation" not in _root_:  # a rollout: the mean return
+        return "maximize"
+    settings = OmegaConf.to_container(_root_.evaluation, resolve=True)
+    evaluation = build_dataclass(EvaluationConfig, settings, "evaluation")  # type: ignore[arg-type]
+    metric = evaluation.selection_metric
+    if OmegaConf.select(_root_, "runner.dataset") is not None and not evaluation.metric:
+        env = _root_.get("env") or {}
+        # An environment that varies is among the overrides only.
+        is_varied = any(map(ENV_OVERRIDE.match, _root_.hydra.overrides.task))
+        if not evaluation.n_episodes or not (env.get("id") or env.get(TARGET) or is_varied):
+            metric = "validation/loss"  # what cloning without an environment goes by
+    return f"{evaluation.selection_mode(metric)}imize"

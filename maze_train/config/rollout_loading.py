@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from maze_train.config.loading import build_dataclass, values_by_field, with_targets
+from maze_train.config.loading import build_config, values_by_field
 from maze_train.config.resuming import CONFIG_FILE
 from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
 from maze_train.errors import ConfigError, DatasetError, RunDirectoryError
 from maze_train.targets import TARGET
 
-__all__ = ["is_rollout", "load_rollout_config", "policy_directory"]
+__all__ = ["is_rollout", "load_rollout_config", "policy_directory", "policy_nearby"]
 
 BEST = "best"
 WEIGHTS_FILE = "policy.pt"
@@ -62,7 +62,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
             values["env"] = joined_env(stored["env"], env or {})
             if not any(values["env"].get(name) for name in ENV_NAMES):
                 raise ConfigError("env", f"{CHOOSE_ENV}{recorded_in(stored)}")
-    return build_dataclass(RolloutConfig, with_targets(RolloutConfig, values))
+    return build_config(RolloutConfig, values)
 
 
 def policy_directory(run: str | os.PathLike[str]) -> Path:
@@ -79,10 +79,18 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
         raise ConfigError(
             "run",
             f"there is no saved policy: expected the directory of a run with {BEST}/, or one of "
-            f"its policies/epoch_<n>, with {missing[0]}",
+            f"its policies/epoch_<n>, with {missing[0]}{policy_nearby(directory)}",
             str(run),
         )
     return directory
+
+
+def policy_nearby(directory: Path) -> str:
+    """Which saved policy may be meant by a directory below that of a run; empty: none."""
+    for parent in directory.parents[:2]:
+        if (parent / BEST / WEIGHTS_FILE).is_file():
+            return f"; did you mean {parent / BEST}?"
+    return ""
 
 
 def plain_seeds(seeds: Any) -> Any:

@@ -40,7 +40,8 @@ class RunnerConfig:
     gives a `maze_train.TrajectoryDataset`."""
 
     fast_dev_run: bool = False
-    """One short iteration of everything (collect, update, evaluate, write), as a trial."""
+    """One short iteration of everything (collect, update, evaluate, write), as a trial: a few steps
+    of each environment."""
 
     def __post_init__(self) -> None:
         check_at_least("concurrency", self.concurrency, 0)

@@ -101,7 +101,10 @@ class UniformReplayBuffer(BaseReplayBuffer):
     @property
     def nbytes(self) -> int:
         """Bytes of a full buffer, without last observations of truncated episodes."""
-        return self._memory.nbytes
+        return self._memory.layout.nbytes
+
+    def reserve(self, n_transitions: int) -> None:  # noqa: D102
+        self._memory.reserve(-(-n_transitions // self.num_envs) + 1)
 
     def add_rollout(self, rollout: Rollout) -> None:
         """Store the transitions of a rollout; ignored rows are never sampled.

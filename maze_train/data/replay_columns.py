@@ -160,7 +160,7 @@ class ReplayLayout:
 
 
 class Column:
-    """One array `[num_slots, num_envs, *shape]` in a ring.
+    """One array `[num_slots, num_envs, *shape]` in a ring, of which the first slots have memory.
 
     Args:
         ring: The ring that it lies in.
@@ -180,26 +180,34 @@ class Column:
         device: torch.device | str = "cpu",
     ) -> None:
         self.ring = ring
-        shape = (ring.num_slots, ring.num_envs, *spec.shape)
-        if storage == "device":
+        self._spec, self._storage = spec, storage
+        self._directory, self._device = directory, device
+        self._rows = self._allocated(0)
+        self.entries = self._rows.view(0, *spec.shape)
+        """The slots that have memory, by index: `[size, *shape]`."""
+
+    def resize(self, num_slots: int) -> None:
+        """Have memory for so many slots, at least those that have some; what they hold stays."""
+        rows = self._allocated(num_slots)
+        rows[: len(self._rows)].copy_(self._rows)
+        self._rows = rows
+        self.entries = rows.view(num_slots * self.ring.num_envs, *self._spec.shape)
+
+    def _allocated(self, num_slots: int) -> Tensor:
+        """New memory, all zeros."""
+        spec, shape = self._spec, (num_slots, self.ring.num_envs, *self._spec.shape)
+        nbytes = num_slots * self.ring.num_envs * spec.nbytes
+        if self._storage == "device":
             dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
-            self._rows = torch.zeros(shape, dtype=dtype, device=device)
-        elif storage == "disk" and spec.nbytes:
-            with TemporaryFile(dir=directory) as file:
-                file.truncate(ring.size * spec.nbytes)
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+        if self._storage == "disk" and nbytes:
+            with TemporaryFile(dir=self._directory) as file:
+                file.truncate(nbytes)
                 if sys.platform == "linux":
                     # Pages of a sparse file end the process when the disk is full, without a word.
-                    os.posix_fallocate(file.fileno(), 0, ring.size * spec.nbytes)
-                self._rows = torch.from_numpy(np.memmap(file, spec.dtype, "r+", shape=shape))
-        else:  # memory that is taken when it is written
-            self._rows = torch.from_numpy(np.zeros(shape, spec.dtype))
-        self.entries = self._rows.view(ring.size, *spec.shape)
-        """The same, by index: `[size, *shape]`."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-        return self._rows.nbytes
+                    os.posix_fallocate(file.fileno(), 0, nbytes)
+                return torch.from_numpy(np.memmap(file, spec.dtype, "r+", shape=shape))
+        return torch.from_numpy(np.zeros(shape, spec.dtype))  # taken when it is written
 
     def write(self, first: int, values: Tensor) -> None:
         """Write rows `[k, num_envs, *shape]`, k <= num_slots, from a row on."""
@@ -211,12 +219,16 @@ class Column:
         return self.entries.index_select(0, torch.from_numpy(indices).to(self.entries.device))
 
     def read_slots(self, slots: slice) -> Array:
-        """A copy of some slots."""
-        return np.array(self._rows[slots].cpu().numpy())
+        """A copy of some slots; those without memory hold zeros."""
+        held = self._rows[slots].cpu().numpy()
+        copied = np.zeros((slots.stop - slots.start, *held.shape[1:]), held.dtype)
+        copied[: len(held)] = held
+        return copied
 
     def write_slots(self, slots: slice, values: Array) -> None:
-        """Write what `read_slots` gave."""
-        self._rows[slots].copy_(torch.from_numpy(values))
+        """Write what `read_slots` gave, as far as there is memory."""
+        rows = self._rows[slots]
+        rows.copy_(torch.from_numpy(values[: len(rows)]))
 
 
 def leaves_by_key(tree: Any) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class FrameColumn:
     def gather(self, positions: Array) -> Tensor:
         """Stacks `[k, n, *frame]` of the positions `[k]`."""
         n, num_envs, size = self.n, self._ring.num_envs, self._ring.size
-        window = (positions[:, None] + np.arange(1 - n, 1) * num_envs) % size
+        # What lies before the first row is replaced below; it has to be some entry.
+        window = (positions[:, None] + np.arange(1 - n, 1) * num_envs) % len(self._frames.entries)
         frames = self._frames.gather(window.ravel())
         stacks = frames.view(-1, n, *frames.shape[1:])
         depths = self._depth_entries.take(positions % size)

@@ -30,6 +30,9 @@ VALID, TERMINATED, TRUNCATED, BESIDE = 1, 2, 4, 8
 the next row but beside."""
 
 ENDS = TERMINATED | TRUNCATED
+LARGE = ("obs/", "actions/")
+"""Columns that lie where the storage says."""
+
 SEGMENT_NBYTES = 2**21
 MAX_SEGMENTS = 256
 
@@ -63,12 +66,18 @@ class ReplayMemory:
             name: Column(
                 self.ring,
                 spec,
-                storage=storage if name.startswith(("obs/", "actions/")) else "memory",
+                storage=storage if name.startswith(LARGE) else "memory",
                 directory=directory,
                 device=device,
             )
             for name, spec in layout.columns().items()
         }
+        # Flags and the like are small, and read also where nothing was written.
+        self._large = [c for name, c in self._columns.items() if name.startswith(LARGE)]
+        for column in self._columns.values():
+            if column not in self._large:
+                column.resize(self.ring.num_slots)
+        self._num_allocated = 0
         self.flags: Array = self._columns["flags"].entries.numpy()
         self.rewards: Array = self._columns["rewards"].entries.numpy()
         self._actions = {key: self._columns[f"actions/{key}"] for key in layout.actions}
@@ -84,17 +93,26 @@ class ReplayMemory:
         self._final_obs = KeptObservations(layout.obs)
         self._beside = {"final": self._final_obs}
         self._beside |= {f"stacks/{key}": column.kept for key, column in self._stacks.items()}
-        row_nbytes = sum(column.nbytes for column in self._columns.values()) // self.ring.num_slots
+        row_nbytes = layout.nbytes // self.ring.num_slots
         self._segment_slots = max(
             -(-self.ring.num_slots // MAX_SEGMENTS), SEGMENT_NBYTES // max(1, row_nbytes), 1
         )
         # The head after the last write into a segment: it only grows. 0: nothing was written.
         self._versions = np.zeros(-(-self.ring.num_slots // self._segment_slots), np.int64)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the columns."""
-        return sum(column.nbytes for column in self._columns.values())
+    def reserve(self, num_rows: int) -> None:
+        """Have memory for so many rows; without it, the first row takes the memory of all."""
+        num_slots = min(num_rows, self.ring.num_slots)
+        if num_slots > self._num_allocated:
+            for column in self._large:
+                column.resize(num_slots)
+            self._num_allocated = num_slots
+
+    def _make_room(self, num_rows: int) -> None:
+        """Have memory for the first so many rows, and for some more if that is not foreseen."""
+        allocated = self._num_allocated
+        if num_rows > allocated < self.ring.num_slots:
+            self.reserve(max(num_rows, allocated * 5 // 4) if allocated else self.ring.num_slots)
 
     @property
     def num_rows(self) -> int:
@@ -125,6 +143,7 @@ class ReplayMemory:
         flags, positions, picked = _flags(rollout)
         begin = max(0, rollout.num_steps - self.ring.rows)
         head = first + rollout.num_steps
+        self._make_room(head + 1)
         old = self.oldest
         expired = self._expire(head)
         self._write_obs(leaves_by_key(rollout.obs), first + begin, begin, continues)
@@ -233,6 +252,7 @@ class ReplayMemory:
                 "settings and the environment that it was saved with, or start a new run",
             )
         self.head = state["head"]
+        self._make_room(self.head + 1)
         self.flags[:] = 0
         self._versions[:] = 0
         beside = [self._load_segment(int(name), part) for name, part in state["segments"].items()]

@@ -64,10 +64,6 @@ LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # -- texts ---------------------------------------------------------------------------------------
 
 
-MALFORMED = (AssertionError, KeyError, MemoryError, OverflowError, TypeError, ValueError)
-"""What the spaces of a file that somebody made up may lead to."""
-
-
 def sealed(content: dict[str, Any]) -> bytes:
     """The only text of a JSON file with this content; `sha256` is made anew.
 
@@ -173,7 +169,7 @@ def read_metadata(directory: Path) -> DatasetMetadata:
             env=content["env"],
             policy=content["policy"],
         )
-    except (MazeTrainError, *MALFORMED) as error:
+    except (MazeTrainError, KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{path}: not the content of a data set: {error!r}") from error
     if not isinstance(metadata.env, dict) or not isinstance(metadata.policy, dict):
         raise DatasetError(f"{path}: env and policy: expected mappings")

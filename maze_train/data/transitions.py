@@ -74,6 +74,9 @@ class BaseReplayBuffer(ABC):
     def interrupt(self) -> None:
         """Say that all environments begin new episodes before the next rollout."""
 
+    def reserve(self, n_transitions: int) -> None:  # noqa: B027
+        """Say how many transitions will come at most, before the first: no more need memory."""
+
     @abstractmethod
     def sample_batch(self, n_samples: int) -> Transitions:
         """Transitions drawn with replacement."""

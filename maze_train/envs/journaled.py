@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze_train.envs.info_masks import IGNORED_MASK, ignores_mask
 from maze_train.envs.journal import Journal, read_state
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.errors import EnvError
@@ -124,6 +125,10 @@ class JournaledVectorEnv(MazeVectorEnv):
             infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, i)
         for i, info in report.ordinary:
             infos = self._add_info(infos, info, i)
+        if self.tell is not None and ignores_mask(
+            infos, self.env_observation_space, self.single_action_space
+        ):
+            self.tell(IGNORED_MASK)
         if report.lost:
             lost = np.zeros(self.num_envs, np.bool_)
             lost[report.lost] = True

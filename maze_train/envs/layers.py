@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import wrappers as known
 
 from maze_train.envs.atari import EpisodicLifeWrapper, SignRewardWrapper
+from maze_train.envs.info_masks import ActionMaskWrapper
 from maze_train.envs.selection import SelectEntriesWrapper
 from maze_train.envs.wrappers import (
     DiscretizeActionsWrapper,
@@ -48,6 +49,7 @@ STATELESS = (
     known.RescaleObservation,
     known.ReshapeObservation,
     known.ResizeObservation,
+    ActionMaskWrapper,
     DiscretizeActionsWrapper,
     RandomResetWrapper,
     RewardScalingWrapper,

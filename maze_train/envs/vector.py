@@ -17,7 +17,7 @@ from maze_train.seeding import draw_seed
 from maze_train.spaces.describe import FlatView, flat_space
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from maze_train.envs.buffers import StepBuffers
 
@@ -71,10 +71,12 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             (`l`) of episodes, because wrappers end them early or change rewards for training.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of others.
+        tell: Takes a line for people about what environments turn out to do; None: nobody reads it.
     """
 
     root_seed: int | None = None
     can_be_restored: bool = False
+    tell: Callable[[str], object] | None = None
     frame_stack: dict[str, int]
     monitored: bool
     _buffers: StepBuffers

@@ -7,6 +7,7 @@ import shlex
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -19,6 +20,7 @@ from maze_train.files import exclusive, remove_leftovers
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.runners.base_policy import check_base_spaces, take_over, with_base_model
 from maze_train.runners.machine import find_device, torch_threads
+from maze_train.runners.notes import start_notes, tell
 from maze_train.runners.parts import (
     close_quietly,
     joined,
@@ -35,6 +37,7 @@ from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.config import TRIAL_STEPS
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept, seed_generators
 from maze_train.training.interruption import Interruption
@@ -85,6 +88,7 @@ class TrainingRunner(ABC):
         self.device = find_device(self.config.algorithm.device)
         self.run_dir: Path | None = None
         self._env: MazeVectorEnv | None = None
+        self._tell_once = cache(tell)
         self._closing = contextlib.ExitStack()
 
     @abstractmethod
@@ -137,7 +141,8 @@ class TrainingRunner(ABC):
                 print(take_over(self.config, model), file=sys.stderr)
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
-            self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._name)
+            name = f"{self.task_name}-{self.config.algorithm.name}-{self.config.runner.name}"
+            self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, name)
             with exclusive(self.run_dir):
                 return self._run_in(self.run_dir, model, evaluator, writers)
 
@@ -169,6 +174,9 @@ class TrainingRunner(ABC):
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
         interruption = Interruption()
         is_on = config.checkpoint.is_on
+        if self.resumed_dir is None:
+            for note in start_notes(config, self.env_factory, self.spaces[0]):
+                self._tell_once(note)
         trainer = self.build_trainer(
             model,
             tracker=tracker,
@@ -268,7 +276,7 @@ class TrainingRunner(ABC):
         """A collector of rollouts of so many steps; each `stream` has random numbers of its own."""
         return RolloutCollector(
             self.env,
-            num_steps,
+            min(num_steps, TRIAL_STEPS) if self.config.runner.fast_dev_run else num_steps,
             env_seed=self.seeds.integer(f"{stream}episodes"),
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
@@ -296,6 +304,7 @@ class TrainingRunner(ABC):
         else:
             factories = [self._single_env_factory(training)] * num_envs
             env = build_vector_env(factories, self.config)
+        env.tell = self._tell_once
         self._closing.callback(close_quietly, env)
         return env
 
@@ -306,9 +315,6 @@ class TrainingRunner(ABC):
         limit = self.config.evaluation.max_episode_steps
         return BoundedEnvFactory(factory, limit) if limit else factory
 
-    def _make_evaluation_env(self, num_envs: int) -> MazeVectorEnv:
-        return self.make_env(num_envs, training=False)
-
     def build_evaluators(self) -> list[Evaluator]:
         """What judges the policy, without the evaluators of the user."""
         config = self.config.evaluation
@@ -316,7 +322,7 @@ class TrainingRunner(ABC):
             return []
         return [
             RolloutEvaluator(
-                self._make_evaluation_env,
+                lambda num_envs: self.make_env(num_envs, training=False),
                 config.n_episodes,
                 concurrency=config.concurrency,
                 seed=self.seeds.integer("evaluation"),
@@ -351,7 +357,8 @@ class TrainingRunner(ABC):
             run_dir=run_dir,
             title=title,
             past_rows=past_rows(run_dir, resumed, config.tracking.csv) if resumed else (),
-            resumed_at_step=self._resumed_at_step(resumed),
+            # From its beginning if there was no checkpoint yet.
+            resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
@@ -359,12 +366,6 @@ class TrainingRunner(ABC):
             metric=self.selection_metric,
             mode=self.selection_mode,
         )
-
-    def _resumed_at_step(self, resumed: Checkpoint | None) -> int | None:
-        """Steps from which a run goes on, from its beginning if there was no checkpoint yet."""
-        if resumed is not None:
-            return resumed.env_steps
-        return None if self.resumed_dir is None else 0
 
     def _limits(self) -> Limits:
         config = self.config
@@ -392,8 +393,3 @@ class TrainingRunner(ABC):
         if self.env_factory.maker is not None:
             return f"to go on: train(env=..., resume={str(self.run_dir)!r})"
         return f"to go on: maze-run resume={shlex.quote(str(self.run_dir))}"
-
-    @property
-    def _name(self) -> str:
-        config = self.config
-        return f"{self.task_name}-{config.algorithm.name}-{config.runner.name}"

@@ -20,7 +20,7 @@ from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.nets.building import input_space
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.population import find_normalizer
-from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
+from maze_train.runners.saved_policies import SavedPolicy, load_weights, read_saved_policy
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.spaces.describe import flat_space, flat_spaces
 from maze_train.targets import TARGET, locate
@@ -162,7 +162,10 @@ def take_over(config: TrainConfig, model: nn.Module) -> TakenOver:
         parts.extend(CRITIC_PARTS)
     taken = [part for part in wanted if part in parts and _fits(found.get(part, {}), wanted[part])]
     chosen = {name: value for part in taken for name, value in found[part].items()}
-    model.load_state_dict({**model.state_dict(), **chosen})
+    try:
+        load_weights(model, {**model.state_dict(), **chosen}, Path(directory))
+    except RunDirectoryError as error:
+        raise ConfigError(KEY, str(error), directory) from error
     normalizer = find_normalizer(model)
     if normalizer is not None:
         is_estimated = config.model.normalization.mode == "estimated"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from maze_train.algorithms.sac.trainer import SAC
     from maze_train.config.train_config import TrainConfig
+    from maze_train.data.rollout import Rollout
     from maze_train.data.trajectory_store import TrajectoryDataset
     from maze_train.distributions.base import Distribution
     from maze_train.envs.factory import EnvFactory
@@ -68,6 +69,8 @@ class SACRunner(TrainingRunner):
             self.seeds.integer("model"),
             **self.algorithm.model_settings,
         )
+        demonstrations = None if self._has_checkpoint else self._demonstrations(model)
+        self._buffer_size = self._reached_size(demonstrations)
         self._check_buffer_fits(model)
         learner_class = locate(self.algorithm.learner_class)
         self._learner: Learner[Any, Any, Any] = learner_class(
@@ -75,15 +78,15 @@ class SACRunner(TrainingRunner):
         )
         self._buffer = self._build_buffer(model)
         self._initial_policy = self._build_initial_policy(model)
-        if not self._has_checkpoint:
-            self._add_demonstrations(model)
+        if demonstrations is not None:
+            self._add_demonstrations(model, demonstrations)
         return model
 
     def build_trainer(self, model: nn.Module, **services: Any) -> SAC:
         """The trainer, with a collector on the vector environments of this runner."""
         assert isinstance(model, SoftActorCriticModel)
         if self.config.checkpoint.is_on:
-            size = readable_nbytes(self._buffer_nbytes(model, self._reached_size()))
+            size = readable_nbytes(self._buffer_nbytes(model))
             print(f"checkpoints hold the replay buffer, which grows to {size}", file=sys.stderr)
         trainer_class = locate(self.algorithm.trainer_class)
         trainer: SAC = trainer_class(
@@ -112,13 +115,27 @@ class SACRunner(TrainingRunner):
 
     # -- the replay buffer -----------------------------------------------------------------------
 
-    def _buffer_nbytes(self, model: SoftActorCriticModel, size: int) -> int:
-        """Bytes of a replay buffer of so many transitions."""
+    def _reached_size(self, demonstrations: Rollout | None) -> int:
+        """Transitions that the buffer holds in the end."""
+        size, total_steps = self.algorithm.replay_buffer_size, self.config.total_steps
+        if not total_steps:
+            return size
+        is_unknown = self.algorithm.initial_demonstration_trajectories and self._has_checkpoint
+        if is_unknown:  # how many demonstrations a run began with that is continued
+            return size
+        update = self.env.num_envs * self.algorithm.n_rollout_steps
+        reached = -(-total_steps // update) * update
+        if demonstrations is not None:  # and the row where the run begins
+            reached += demonstrations.rewards.numel() + self.env.num_envs
+        return min(size, reached)
+
+    def _buffer_nbytes(self, model: SoftActorCriticModel) -> int:
+        """Bytes of the replay buffer in the end."""
         buffer_class = locate(
             str(self.algorithm.replay_buffer[TARGET]), f"algorithm.replay_buffer.{TARGET}"
         )
         return replay_nbytes(
-            size,
+            self._buffer_size,
             self.env.single_observation_space,
             _action_zeros(model.distribution),
             num_envs=self.env.num_envs,
@@ -126,29 +143,27 @@ class SACRunner(TrainingRunner):
             prioritized=_is_subclass(buffer_class, PrioritizedReplayBuffer),
         )
 
-    def _reached_size(self) -> int:
-        """Transitions that the buffer holds in the end: memory is taken when it is written."""
-        size = self.algorithm.replay_buffer_size
-        return min(size, self.config.total_steps or size)
-
     def _check_buffer_fits(self, model: SoftActorCriticModel) -> None:
         """Refuse a replay buffer that would run out of memory in the middle of training."""
-        storage, size = self.algorithm.replay_buffer_storage, self.algorithm.replay_buffer_size
-        if storage == "memory":
-            size, free = self._reached_size(), available_memory(torch.device("cpu"))
-        elif storage == "disk":
-            free = available_disk(self._buffer_dir)
-        else:
-            free = available_memory(self.device)
-        needed = self._buffer_nbytes(model, size)
-        if free is not None and needed > free:
-            raise ConfigError(
-                "algorithm.replay_buffer_size",
-                f"the replay buffer grows to {readable_nbytes(needed)}, and "
-                f"{readable_nbytes(free)} are free ({storage}): lower it, or set "
-                "algorithm.replay_buffer_storage to another place",
-                self.algorithm.replay_buffer_size,
-            )
+        storage = self.algorithm.replay_buffer_storage
+        device = self.device if storage == "device" else torch.device("cpu")
+        in_memory = storage != "disk"
+        free = available_memory(device) if in_memory else available_disk(self._buffer_dir)
+        if free is not None and self._buffer_nbytes(model) > free:
+            raise self._too_large(model, f"{readable_nbytes(free)} are free ({storage})")
+
+    def _too_large(self, model: SoftActorCriticModel, problem: str) -> ConfigError:
+        """The error for a replay buffer that does not fit where it is to lie."""
+        needed = readable_nbytes(self._buffer_nbytes(model))
+        remedy = "set algorithm.replay_buffer_storage=disk"
+        if self.algorithm.replay_buffer_storage == "disk":
+            remedy = "set run_dir to a place on a larger disk"
+        return ConfigError(
+            "algorithm.replay_buffer_size",
+            f"the replay buffer takes {needed} for {self._buffer_size:,} transitions, but "
+            f"{problem}: lower it, or {remedy}",
+            self.algorithm.replay_buffer_size,
+        )
 
     @property
     def _buffer_dir(self) -> Path:
@@ -174,25 +189,28 @@ class SACRunner(TrainingRunner):
                 directory=self._buffer_dir,
                 device=self.device,
             )
-        except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+            if not isinstance(buffer, BaseReplayBuffer):
+                raise ConfigError(
+                    "algorithm.replay_buffer",
+                    "expected a subclass of maze_train.BaseReplayBuffer",
+                    type(buffer).__name__,
+                )
+            buffer.reserve(self._buffer_size)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise self._too_large(model, f"there is no room: {error}") from error
+        except OSError as error:
             problem = f"the replay buffer can not be made: {error}"
             storage = config.replay_buffer_storage
             raise ConfigError("algorithm.replay_buffer_storage", problem, storage) from error
-        if not isinstance(buffer, BaseReplayBuffer):
-            raise ConfigError(
-                "algorithm.replay_buffer",
-                "expected a subclass of maze_train.BaseReplayBuffer",
-                type(buffer).__name__,
-            )
         return buffer
 
-    def _add_demonstrations(self, model: SoftActorCriticModel) -> None:
-        """Begin the replay buffer with demonstrations."""
+    def _demonstrations(self, model: SoftActorCriticModel) -> Rollout | None:
+        """What the replay buffer begins with."""
         node = self.algorithm.initial_demonstration_trajectories
         if node is None:
-            return
+            return None
         key = "algorithm.initial_demonstration_trajectories"
-        trajectories = self._demonstrations(node, key)
+        trajectories = self._demonstration_dataset(node, key)
         rollout = trajectories_as_rollout(
             trajectories,
             self.env.num_envs,
@@ -202,6 +220,10 @@ class SACRunner(TrainingRunner):
         )
         if rollout is None:
             raise ConfigError(key, "expected at least one trajectory", node)
+        return rollout
+
+    def _add_demonstrations(self, model: SoftActorCriticModel, rollout: Rollout) -> None:
+        """Begin the replay buffer with demonstrations."""
         self._buffer.add_rollout(rollout)
         self._buffer.interrupt()
         if len(self._buffer) < rollout.num_samples:
@@ -214,7 +236,7 @@ class SACRunner(TrainingRunner):
         if model.normalizer is not None:
             model.normalizer.update(rollout.to(self.device).acted_on(model.normalizer.keys))
 
-    def _demonstrations(self, node: str | dict[str, Any], key: str) -> TrajectoryDataset:
+    def _demonstration_dataset(self, node: str | dict[str, Any], key: str) -> TrajectoryDataset:
         """The recorded episodes that a setting names."""
         observation_space, action_space = self.spaces
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from maze_train.errors import ConfigError, EnvError
+from maze_train.errors import ConfigError, EnvError, RunDirectoryError
 from maze_train.targets import build_target
 from maze_train.tracking.rows import read_rows
+from maze_train.training.config import TRIAL_STEPS
 from maze_train.training.evaluators import Evaluator, MultiEvaluator
 
 if TYPE_CHECKING:
@@ -27,14 +29,16 @@ def shortened(config: TrainConfig) -> TrainConfig:
     """The configuration, shortened if it is a trial of everything."""
     if not config.runner.fast_dev_run:
         return config
+    limit = config.evaluation.max_episode_steps
     return replace(
         config,
         algorithm=config.algorithm.shortened(),
         evaluation=replace(
             config.evaluation,
             n_episodes=min(2, config.evaluation.n_episodes),
-            max_episode_steps=min(200, config.evaluation.max_episode_steps or 200),
+            max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
         ),
+        model=replace(config.model, normalization=replace(config.model.normalization, n_steps=1)),
     )
 
 
@@ -64,12 +68,22 @@ def joined(evaluators: Sequence[Evaluator]) -> Evaluator | None:
 def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[MetricsRow, ...]:
     """The metrics of a run up to the checkpoint from which it is continued.
 
+    A table that is damaged is set aside: the checkpoint is whole, and the run goes on without it.
+
     Args:
         run_dir: Directory of the run.
         resumed: The checkpoint.
         is_kept: Whether the run writes metrics.csv; then missing rows are told.
     """
-    rows = read_rows(run_dir / "metrics.csv", resumed.epoch)
+    table = run_dir / "metrics.csv"
+    try:
+        rows = read_rows(table, resumed.epoch)
+    except RunDirectoryError as error:
+        aside = table.with_suffix(".damaged.csv")
+        os.replace(table, aside)
+        kept = f"it is kept as {aside.name}, and a new one begins after {resumed.path.name}"
+        print(f"warning: {error}; {kept}", file=sys.stderr)
+        return ()
     if is_kept and len(rows) < resumed.epoch:
         missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
         print(f"warning: metrics.csv lacks {missing} before {resumed.path.name}", file=sys.stderr)

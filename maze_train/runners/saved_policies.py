@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,10 @@ import yaml
 
 from maze_train.config.loading import load_config
 from maze_train.config.resuming import CONFIG_FILE
+from maze_train.config.rollout_loading import WEIGHTS_FILE, policy_nearby
 from maze_train.errors import RunDirectoryError
 from maze_train.targets import locate
-from maze_train.training.policy_files import SCORE, read_spaces, read_weights
+from maze_train.training.policy_files import read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
 
-__all__ = ["SavedPolicy", "read_saved_policy"]
+__all__ = ["SavedPolicy", "load_weights", "read_saved_policy"]
 
 BEST, POLICIES = "best", "policies"
 
@@ -60,24 +60,43 @@ class SavedPolicy:
         """A new model with the weights, in evaluation mode.
 
         Raises:
-            RunDirectoryError: If the weights do not fit the configuration.
+            RunDirectoryError: If it can not be built, or the weights do not fit or are not finite.
         """
         algorithm = self.config.algorithm
         build_model = locate(algorithm.model_builder)
-        model: nn.Module = build_model(
-            self.config.model,
-            self.observation_space,
-            self.action_space,
-            seed=0,
-            **algorithm.model_settings,
-        )
         try:
-            model.load_state_dict(self.weights)
-        except RuntimeError as error:
-            raise RunDirectoryError(
-                f"the weights in {self.directory} do not fit its config.yaml: {error}"
-            ) from error
+            model: nn.Module = build_model(
+                self.config.model,
+                self.observation_space,
+                self.action_space,
+                seed=0,
+                **algorithm.model_settings,
+            )
+        except (MemoryError, RuntimeError) as error:  # as PyTorch tells that memory is short
+            problem = f"the model of {self.directory} can not be built: {error}"
+            raise RunDirectoryError(problem) from error
+        load_weights(model, self.weights, self.directory)
         return model.eval()
+
+
+def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], directory: Path) -> None:
+    """Give a model the weights of a saved policy.
+
+    Raises:
+        RunDirectoryError: If they do not fit, or are not finite.
+    """
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunDirectoryError(
+            f"the weights in {directory} do not fit its config.yaml: {error}"
+        ) from error
+    parameters = dict(model.named_parameters())
+    for name, value in model.state_dict().items():
+        # The buffers of a network of the user may hold infinities, as a mask does.
+        bad = ~value.isfinite() if name in parameters else value.isnan()
+        if bad.any():
+            raise RunDirectoryError(f"the weights in {directory} are damaged: {name} is not finite")
 
 
 def read_saved_policy(run_dir: str | Path) -> SavedPolicy:
@@ -93,6 +112,9 @@ def read_saved_policy(run_dir: str | Path) -> SavedPolicy:
     directory = Path(run_dir)
     if (directory / BEST).is_dir():
         directory = directory / BEST
+    if not (directory / WEIGHTS_FILE).exists():
+        problem = f"there is no {WEIGHTS_FILE}{policy_nearby(directory)}"
+        raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
     path = directory / CONFIG_FILE
@@ -108,20 +130,5 @@ def read_saved_policy(run_dir: str | Path) -> SavedPolicy:
         observation_space,
         action_space,
         weights,
-        read_score(directory / SCORE),
+        read_score(directory),
     )
-
-
-def read_score(path: Path) -> dict[str, Any]:
-    """What selected a policy; empty if no file tells it.
-
-    Raises:
-        RunDirectoryError: If the file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        score = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    return score if isinstance(score, dict) else {}

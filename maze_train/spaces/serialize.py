@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,12 @@ from maze_train.errors import SpaceError
 if TYPE_CHECKING:
     from maze_train.types import Array
 
-__all__ = ["space_from_dict", "space_to_dict"]
+__all__ = ["MAX_NUMBERS", "space_from_dict", "space_to_dict"]
+
+MAX_NUMBERS = 1 << 26
+"""How many numbers a value of one leaf may have: an image of 4,096 x 4,096 x 4."""
+
+MAX_LEVELS = 64
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -72,11 +78,24 @@ def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
     """The space that `space_to_dict` described, now or in earlier versions.
 
     Raises:
-        SpaceError: If the description is of an unknown type.
+        SpaceError: If the description is of an unknown type, damaged, or that of a space which no
+            memory holds.
     """
+    try:
+        return _space(data, MAX_LEVELS)
+    except SpaceError:
+        raise
+    except Exception as error:  # whatever a description of unknown origin leads to
+        raise SpaceError(f"not the description of a space: {error!r}") from error
+
+
+def _space(data: dict[str, Any], levels: int) -> spaces.Space[Any]:
+    """The space of a description that may be nested `levels` deep."""
+    if not levels:
+        raise SpaceError(f"spaces are nested deeper than {MAX_LEVELS} levels")
     kind = data["type"]
     if kind == "Box":
-        dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
+        dtype, shape = np.dtype(data["dtype"]), _checked_shape(data["shape"])
         low, high = (np.full(shape, np.array(data[k], dtype)) for k in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
@@ -89,11 +108,20 @@ def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
         nvec, start = (np.array(data[k], dtype) for k in ("nvec", "start"))
         return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
     if kind == "MultiBinary":
-        return spaces.MultiBinary(data["n"])
+        n = data["n"]
+        _checked_shape(n if isinstance(n, list) else [n])
+        return spaces.MultiBinary(n)
     if kind == "Dict":
         parts = data["spaces"]
         pairs = parts.items() if isinstance(parts, dict) else parts
-        return spaces.Dict([(key, space_from_dict(part)) for key, part in pairs])
+        return spaces.Dict([(key, _space(part, levels - 1)) for key, part in pairs])
     if kind == "Tuple":
-        return spaces.Tuple([space_from_dict(part) for part in data["spaces"]])
-    raise SpaceError(f"unknown type of space {kind!r} in a saved policy")
+        return spaces.Tuple([_space(part, levels - 1) for part in data["spaces"]])
+    raise SpaceError(f"unknown type of space {kind!r}")
+
+
+def _checked_shape(shape: list[int]) -> tuple[int, ...]:
+    """The shape, before memory is taken for it."""
+    if (count := math.prod(shape)) > MAX_NUMBERS:
+        raise SpaceError(f"a space has {count:.3g} numbers: at most {MAX_NUMBERS} can be read")
+    return tuple(shape)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from maze_train.checks import check_one_of
+from maze_train.tracking.disagreement import DISAGREEMENT, Disagreement
 from maze_train.tracking.formatting import compact, duration, readable
 from maze_train.tracking.rows import (
     ENV_STEPS,
@@ -87,14 +88,16 @@ class ConsoleWriter(MetricsWriter):
 
     def write(self, row: Mapping[str, float]) -> None:
         """Show the numbers of an epoch."""
-        self._status.take(row)
+        disagrees = self._status.take(row)
         now = self._clock()
         if self._mode == "bar":
             self._refresh_bar(now)
         elif self._mode == "lines":
             self._has_unprinted_line = True
-            if now - self._shown_at >= self._line_interval_s:
+            if disagrees or now - self._shown_at >= self._line_interval_s:
                 self._print_line(now)
+        if disagrees and self._mode != "quiet":
+            self._print(DISAGREEMENT)
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
         """Move the bar within an epoch."""
@@ -173,14 +176,15 @@ class _Status:
         self.fraction = 0.0
         self.latest: dict[str, float] = {}
         self.best: tuple[float, int] | None = None
+        self._disagreement = Disagreement(run.config)
         for row in run.past_rows:
             self.take(row)
         self.started_at = now
         self.started_with = self.env_steps
         self.started_share = self.share() or 0.0
 
-    def take(self, row: Mapping[str, float]) -> None:
-        """Note the numbers of an epoch that ended."""
+    def take(self, row: Mapping[str, float]) -> bool:
+        """Note the numbers of an epoch that ended; returns whether a disagreement is to be told."""
         self.epoch = int(row[EPOCH])
         self.env_steps = int(row[ENV_STEPS])
         self.fraction = 0.0
@@ -189,6 +193,7 @@ class _Status:
         score = row.get(self.run.metric, math.nan)
         if math.isfinite(score) and (self.best is None or self.run.is_better(score, self.best[0])):
             self.best = (score, self.epoch)
+        return self._disagreement.take(row)
 
     def share(self) -> float | None:
         """Share of the run that is done, in [0, 1]; None if nothing is known to end it."""

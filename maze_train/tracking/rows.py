@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from maze_train.errors import RunDirectoryError
+from maze_train.files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 __all__ = [
     "ENV_STEPS",
@@ -24,6 +25,8 @@ __all__ = [
     "ordered_columns",
     "read_rows",
 ]
+
+MAX_NBYTES = 1 << 30
 
 MetricsRow: TypeAlias = dict[str, float]
 """`epoch`, `updates`, `env_steps` (totals since the start of training), then `train/...`,
@@ -91,7 +94,7 @@ def ordered_columns(names: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(names), key=rank)
 
 
-def read_rows(path: Path, last_epoch: int | None = None) -> list[MetricsRow]:
+def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRow]:
     """The rows of a `metrics.csv`.
 
     A last line that was cut off when its process was killed is left out.
@@ -104,11 +107,13 @@ def read_rows(path: Path, last_epoch: int | None = None) -> list[MetricsRow]:
     Raises:
         RunDirectoryError: If the file is not a table of numbers.
     """
-    if not path.exists():
+    if not Path(path).exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    whole_lines = text[: text.rfind("\n") + 1].splitlines()
-    lines = list(csv.reader(whole_lines))
+    try:
+        text = read_regular(Path(path), MAX_NBYTES).decode()
+        lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
     rows = []
     for number, cells in enumerate(lines[1:], start=2):
         try:

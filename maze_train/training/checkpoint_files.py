@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from maze_train.errors import RunDirectoryError
-from maze_train.files import write_synced
+from maze_train.files import open_regular, write_synced
 from maze_train.training.state_files import dumps, loads
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
         DamagedError: If it is not there, is no file, or can not be read within the block.
     """
     try:
-        if not path.is_file():  # a pipe would never end
-            raise DamagedError(f"{path.name}: missing")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield file, os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise DamagedError(f"{path.name}: missing") from None
     except OSError as error:
         raise DamagedError(f"{path.name}: can not be read: {error}") from error
 

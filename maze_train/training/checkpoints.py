@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import RunDirectoryError
-from maze_train.files import fsync_directory, process_runs, write_synced
+from maze_train.files import fsync_directory, process_runs, read_regular, write_synced
 from maze_train.training.checkpoint_files import DamagedError, FilesWriter
 from maze_train.training.manifests import (
     MANIFEST,
@@ -327,10 +327,7 @@ class CheckpointStore:
         """Name and digest of the manifest that `latest` holds; None if it is not valid."""
         path = self.directory / LATEST
         try:
-            if not path.is_file():
-                return None
-            with path.open("rb") as file:
-                text = file.read(1000).decode("ascii")
+            text = read_regular(path, 1000).decode("ascii")
         except (OSError, UnicodeDecodeError):
             return None
         found = re.fullmatch(r"(\S+) ([0-9a-f]{64})\n", text)

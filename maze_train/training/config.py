@@ -8,7 +8,13 @@ from typing import Any, ClassVar, Literal
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError, nearest
 
-__all__ = ["EVALUATION_METRICS", "AlgorithmConfig", "CheckpointConfig", "EvaluationConfig"]
+__all__ = [
+    "EVALUATION_METRICS",
+    "TRIAL_STEPS",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "EvaluationConfig",
+]
 
 EVALUATION_METRICS = (
     "episode_return_mean",
@@ -24,6 +30,10 @@ EVALUATION_METRICS = (
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 """Metrics, besides losses, of which smaller ones are better."""
+
+
+TRIAL_STEPS = 10
+"""Most steps that an environment makes for one part of a trial (`runner.fast_dev_run`)."""
 
 
 @dataclass(kw_only=True)

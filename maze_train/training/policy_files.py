@@ -3,23 +3,29 @@
 policy.pt       weights, tensors only
 spaces.json     observation and action space
 config.yaml     configuration of the run
-score.json      score and epoch of the policy
+score.json      score and epoch of the policy, sha256 of policy.pt
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
 
+from maze_train.envs.finite import NonFiniteError, check_finite
 from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
-from maze_train.files import atomic_write
+from maze_train.files import atomic_write, read_regular
 from maze_train.rollout.acting import Actor, device_of, env_actions
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.masks import mask_layout
-from maze_train.spaces.serialize import space_from_dict, space_to_dict
+from maze_train.spaces.serialize import MAX_NUMBERS, space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
 from maze_train.trees import tree_leaves, tree_map
 
@@ -30,9 +36,11 @@ if TYPE_CHECKING:
 
     from maze_train.rollout.acting import ActingModel, RecurrentModel
 
-__all__ = ["PolicyWriter", "TrainedPolicy", "read_spaces", "read_weights"]
+__all__ = ["PolicyWriter", "TrainedPolicy", "read_score", "read_spaces", "read_weights"]
 
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
+DIGEST = "sha256"
+MAX_WEIGHTS_NBYTES = 1 << 32
 
 
 class PolicyWriter:
@@ -61,31 +69,76 @@ class PolicyWriter:
     def __call__(
         self, directory: Path, weights: dict[str, torch.Tensor], score: dict[str, Any]
     ) -> None:
-        """Write the policy; the weights come last: a directory that has them is complete."""
-        texts = {SPACES: self._spaces, CONFIG: self._config_text, SCORE: json.dumps(score)}
-        for name, text in texts.items():
+        """Write the policy; a directory that has weights has all that is needed to act.
+
+        The score comes last, since it holds the digest of the weights: a process that is killed
+        between the two leaves weights whose score is not known.
+        """
+        buffer = io.BytesIO()
+        torch.save(weights, buffer)
+        data = buffer.getvalue()
+        described = json.dumps({**score, DIGEST: hashlib.sha256(data).hexdigest()})
+        for name, text in ((SPACES, self._spaces), (CONFIG, self._config_text)):
             with atomic_write(directory / name) as file:
                 file.write(text.encode())
         with atomic_write(directory / WEIGHTS) as file:
-            torch.save(weights, file)
+            file.write(data)
+            (directory / SCORE).unlink(missing_ok=True)  # that of other weights
+        with atomic_write(directory / SCORE) as file:
+            file.write(described.encode())
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     """The weights of a saved policy.
 
     Raises:
-        RunDirectoryError: If there are none, or they are damaged.
+        RunDirectoryError: If they are missing or damaged.
     """
-    path = directory / WEIGHTS
-    if not path.is_file():
-        raise RunDirectoryError(f"{directory} holds no saved policy: there is no {WEIGHTS}")
+    path, expected = directory / WEIGHTS, read_score(directory).get(DIGEST)
     try:
-        weights: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    if not isinstance(weights, dict):
-        raise RunDirectoryError(f"{path} is damaged: it holds no weights by name")
+        data = read_regular(path, MAX_WEIGHTS_NBYTES)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
+    if expected is None:
+        _tell_no_digest(path)
+    elif hashlib.sha256(data).hexdigest() != expected:
+        raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
+    try:
+        weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception:  # its text says how to load a pickle all the same, which runs code
+        weights = None
+    if not isinstance(weights, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in weights.items()
+    ):
+        raise RunDirectoryError(
+            f"{path} is damaged: expected tensors by name, as training saves them; no code in it "
+            "was run"
+        )
     return weights
+
+
+@cache  # a run asks for its base more than once
+def _tell_no_digest(path: Path) -> None:
+    problem = f"{path.with_name(SCORE)} has no {DIGEST} of {WEIGHTS}, as earlier versions wrote it"
+    print(f"warning: {problem}: damage can not be noticed", file=sys.stderr)
+
+
+def read_score(directory: Path) -> dict[str, Any]:
+    """What selected a policy, and the digest of its weights; empty if no file tells it.
+
+    Raises:
+        RunDirectoryError: If the file is damaged.
+    """
+    path = directory / SCORE
+    if not path.exists():
+        return {}
+    try:
+        score = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    if not isinstance(score, dict):
+        raise RunDirectoryError(f"{path} is damaged: expected a score by name")
+    return score
 
 
 def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -96,12 +149,31 @@ def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """
     path = directory / SPACES
     try:
-        data = json.loads(path.read_text())
-        return space_from_dict(data["observation_space"]), space_from_dict(data["action_space"])
+        data = json.loads(read_regular(path))
+        observation_space, action_space = (
+            _checked_space(data[key]) for key in ("observation_space", "action_space")
+        )
     except SpaceError as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, AssertionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
+    return observation_space, action_space
+
+
+def _checked_space(data: dict[str, Any]) -> spaces.Space[Any]:
+    """The space of a description, for which a network can be built.
+
+    Raises:
+        SpaceError: If there is none.
+    """
+    space = space_from_dict(data)
+    for leaf in FlatView(space).leaves.values():
+        choices = leaf.n if isinstance(leaf, Discrete) else 0
+        if isinstance(leaf, MultiDiscrete):
+            choices = leaf.nvec.max(initial=0)
+        if choices > MAX_NUMBERS:
+            raise SpaceError(f"a space has {choices} choices: at most {MAX_NUMBERS} can be read")
+    return space
 
 
 class TrainedPolicy:
@@ -164,14 +236,14 @@ class TrainedPolicy:
             An action of the action space, or a batch of actions with a leading dimension.
 
         Raises:
-            SpaceError: If the shape fits neither one observation nor a batch, or no action is
-                legal.
+            SpaceError: If the shape fits neither one observation nor a batch, a number is NaN or
+                infinite, or no action is legal.
         """
         parts = {key: np.asarray(value) for key, value in self._view.read(observation)}
         batched = self._is_batch(parts)
         if not batched:
             parts = {key: value[None] for key, value in parts.items()}
-        self._check_masks(parts)
+        self._check_values(parts)
         obs = as_tensors(self._flat_space, parts.get("", parts))
         params = self._actor_for(len(tree_leaves(obs)[0])).params(obs)
         distribution = self.model.distribution
@@ -187,8 +259,12 @@ class TrainedPolicy:
             result = tree_map(lambda x: x[0], result)
         return unflatten_value(self.action_space, result)
 
-    def _check_masks(self, parts: dict[str, Any]) -> None:
-        """Refuse observations in which no action is legal."""
+    def _check_values(self, parts: dict[str, Any]) -> None:
+        """Refuse numbers that are not finite, as training does, and rows without legal action."""
+        try:
+            check_finite(parts)
+        except NonFiniteError as error:
+            raise SpaceError(str(error)) from None
         row = None if self._masks is None else self._masks.first_illegal_row(parts)
         if row is not None and self._masks is not None:
             problem = self._masks.illegal_part({key: value[row] for key, value in parts.items()})

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
-from maze_train.files import process_runs
+from maze_train.files import claim_temporary, process_runs
 from maze_train.workers.messages import (
     CALL,
     DEFINE,
@@ -77,6 +77,8 @@ class WorkerProcess:
         self._methods: dict[str, bytes] = {}
         self._sent = 0
         context = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":
+            claim_temporary()
         self.conn, theirs = context.Pipe()
         inherited = [*others, self.conn] if start_method == "fork" else []
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it

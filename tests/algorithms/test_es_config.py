@@ -304,7 +304,7 @@ def test_a_trial_is_one_pair() -> None:
     """One epoch of one update of one pair, in as many environments; no episode is endless."""
     settings = {"algorithm.n_timesteps_per_update": 5000, "algorithm.epoch_length": 7}
     trial = {"runner.fast_dev_run": True}
-    for max_steps, expected in ((0, 200), (1000, 200), (30, 30)):
+    for max_steps, expected in ((0, 10), (1000, 10), (3, 3)):
         settings["algorithm.max_steps"] = max_steps
         runner: Any = build_runner(load_run(**settings, **trial))
         assert runner.config.algorithm.max_steps == expected

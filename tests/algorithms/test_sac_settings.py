@@ -158,5 +158,7 @@ def test_files_take_their_space_at_once(tmp_path, monkeypatch):
         original(file, offset, size)
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    UniformReplayBuffer(99, BOX, torch.zeros(2), storage="disk", directory=tmp_path)
-    assert taken == [100 * 8, 100 * 8]
+    settings = {"storage": "disk", "directory": tmp_path}
+    UniformReplayBuffer(99, BOX, torch.zeros(2), **settings).reserve(200)
+    UniformReplayBuffer(99, BOX, torch.zeros(2), **settings).reserve(9)
+    assert taken == [100 * 8, 100 * 8, 10 * 8, 10 * 8]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from maze_train.config.overrides import (
+    as_typed,
     config_folders,
     normalise,
     normalise_completion,
-    overrides_of,
 )
 
 GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tracking")
@@ -45,6 +45,9 @@ GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tr
         ("-m", "-m"),
         ("--config-dir=a", "--config-dir=a"),
         ("word", "word"),
+        ("env.kwargs.mode=-m", "++env.kwargs.mode=-m"),
+        ("algorithm=3", "algorithm='3'"),
+        ("model=null", "model='null'"),
     ],
 )
 def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str) -> None:
@@ -52,12 +55,38 @@ def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str) -
     assert normalise([given], GROUPS, own_groups=("own",)) == [expected]
 
 
-def test_values_of_options_are_left_alone() -> None:
-    """A folder whose name looks like an override is none."""
-    argv = ["--config-dir", "a.b=c", "seed=1", "-cn", "config", "--info", "defaults", "-m"]
-    expected = ["--config-dir", "a.b=c", "++seed=1", "-cn", "config", "--info", "defaults", "-m"]
-    assert normalise(argv, GROUPS) == expected
-    assert overrides_of(argv) == ["seed=1"]
+@pytest.mark.parametrize(
+    ("argv", "options", "overrides"),
+    [
+        (["algorithm=ppo", "-m", "seed=0,1"], ["-m"], ["algorithm=ppo", "++seed=0,1"]),
+        (["seed=1", "-cn", "config", "a=b"], ["-cn", "config"], ["++seed=1", "++a=b"]),
+        (["--config-dir", "a.b=c", "seed=1"], ["--config-dir", "a.b=c"], ["++seed=1"]),
+        (["--info", "seed=1"], ["--info"], ["++seed=1"]),
+        (["--info", "defaults", "seed=1"], ["--info", "defaults"], ["++seed=1"]),
+        (["-m", "--", "seed=1"], ["-m"], ["++seed=1"]),
+    ],
+)
+def test_options_come_before_overrides(
+    argv: list[str], options: list[str], overrides: list[str]
+) -> None:
+    """Options may stand anywhere; a value of one whose name looks like an override is none."""
+    assert normalise(argv, GROUPS) == [*options, "--", *overrides]
+
+
+@pytest.mark.parametrize(
+    ("message", "typed"),
+    [
+        ("bad '++seed=0,1'", "bad '+seed=0,1'"),
+        ("bad ++env.kwargs.a=b++c.", "bad env.kwargs.a=b++c."),
+        ("bad algorithm=ppo", "bad +algorithm=ppo"),
+        ("bad ++my_seed=1", "bad ++my_seed=1"),
+        ("bad ++seed=1 of a sweep", "bad +seed=1 of a sweep"),
+    ],
+)
+def test_messages_show_what_was_typed(message: str, typed: str) -> None:
+    """Hydra's messages have the form that it was given; the user knows his own."""
+    argv = ["+seed=0,1", "-m", "env.kwargs.a=b++c", "+algorithm=ppo", "++my_seed=1"]
+    assert as_typed(message, argv) == typed
 
 
 def test_commands_of_the_shell_completion_are_left_alone() -> None:
@@ -71,6 +100,8 @@ def test_a_line_to_complete_keeps_its_last_word() -> None:
     assert normalise_completion(line, GROUPS) == "maze-run algorithm=ppo ++seed=1 +env=Cart"
     assert normalise_completion("maze-run ", GROUPS) == "maze-run "
     assert normalise_completion("maze-run", GROUPS) == "maze-run"
+    assert normalise_completion("maze-run a=b -m e", GROUPS) == "maze-run -m -- ++a=b e"
+    assert normalise_completion("maze-run a=b -cd f", GROUPS) == "maze-run a=b -cd f"
 
 
 @pytest.mark.parametrize(

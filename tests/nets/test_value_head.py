@@ -120,3 +120,66 @@ def test_a_wrong_transform_is_named():
     config = ModelConfig(value_transform={"_target_": "maze_train.ReduceScaleValueTransfrom"})
     with pytest.raises(ConfigError, match=r"model.value_transform._target_ = .*did you mean"):
         ValueHead.from_config(config)
+
+
+class Cubed:
+    """h(x) = x³, without the base class."""
+
+    def transform_value(self, x):
+        return x**3
+
+    def transform_value_inv(self, x):
+        return x.sign() * x.abs() ** (1 / 3)
+
+
+class WithoutInverse:
+    transform_value = Cubed.transform_value
+
+
+class Falling(Cubed):
+    def transform_value(self, x):
+        return -x
+
+
+class WrongInverse(Cubed):
+    def transform_value_inv(self, x):
+        return x / 3
+
+
+class OfPositiveReturns(Cubed):
+    def transform_value(self, x):
+        return x.log()
+
+
+class OfOneNumber(Cubed):
+    def transform_value(self, x):
+        return float(x)
+
+
+class Summed(Cubed):
+    def transform_value_inv(self, x):
+        return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (WithoutInverse, "methods transform_value and transform_value_inv, .* a WithoutInverse"),
+        (Falling, "transform_value must grow with the return"),
+        (WrongInverse, r"must undo transform_value; the returns .* come back as \[-333"),
+        (OfPositiveReturns, "transform_value must make .* finite numbers; of .* it makes .*nan"),
+        (OfOneNumber, r"transform_value\(\[-10.0, .*\]\) raised"),
+        (Summed, "transform_value_inv must make a tensor of the same shape"),
+    ],
+)
+def test_a_transform_is_tried_before_it_is_used(cls, message):
+    """One that is no strictly increasing map with its inverse is refused, with what it does."""
+    config = ModelConfig(value_transform={"_target_": f"{__name__}.{cls.__name__}"})
+    with pytest.raises(ConfigError, match=f"^model.value_transform: .*{message}"):
+        ValueHead.from_config(config)
+
+
+def test_a_transform_needs_no_base_class():
+    """Two methods are enough."""
+    config = ModelConfig(value_transform={"_target_": f"{__name__}.Cubed"})
+    assert isinstance(ValueHead.from_config(config).transform, Cubed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import yaml
 from killed_runs import assert_equal_runs, differences, final_state, rows_of
 
-from maze_train import Evaluator, MetricsWriter, train
+from maze_train import Evaluator, MetricsWriter, load_policy, run_rollout, train
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import exclusive
 
@@ -182,6 +183,28 @@ def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
     with pytest.raises(RunDirectoryError, match="no checkpoint that is whole"):
         train(resume=half)
     assert (half / "metrics.csv").read_bytes() == before
+
+
+def test_a_damaged_table_is_set_aside(half, whole, capsys):
+    """The checkpoint is whole, so the run goes on; one warning tells where the old rows are."""
+    table = half / "metrics.csv"
+    damaged = table.read_bytes().replace(b"0", b"\xff", 1)
+    table.write_bytes(damaged)
+    train(resume=half, **{"algorithm.n_epochs": 0})
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert re.search(r"metrics\.csv is damaged: .*it is kept as metrics\.damaged\.csv", warnings[0])
+    assert (half / "metrics.damaged.csv").read_bytes() == damaged
+    assert rows_of(half) == rows_of(whole)[2:]
+    assert differences(final_state(half), final_state(whole)) == []
+
+
+def test_a_checkpoint_is_no_policy(half):
+    """The message names the place where the best policy lies."""
+    with pytest.raises(RunDirectoryError, match=r"no saved policy: .*; did you mean .*run/best\?"):
+        load_policy(half / "checkpoints" / "epoch_000002")
+    with pytest.raises(ConfigError, match=r"no saved policy: .*; did you mean .*run/best\?"):
+        run_rollout(half / "checkpoints" / "epoch_000002")
 
 
 def test_settings_that_matter_are_refused(half):

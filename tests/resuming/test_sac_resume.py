@@ -118,10 +118,15 @@ def test_dev_to_local_and_back(tmp_path):
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_finished_run_is_extended(tmp_path):
-    """With more steps it goes on as a run that had as many from the beginning."""
-    start(tmp_path / "whole")
-    start(tmp_path / "run", total_steps=128)
+@pytest.mark.parametrize("size", [200, 1000])
+def test_a_finished_run_is_extended(tmp_path, size):
+    """With more steps it goes on as a run that had as many from the beginning.
+
+    Also where the buffer had room for the steps of the first part only.
+    """
+    more = {"algorithm.replay_buffer_size": size}
+    start(tmp_path / "whole", **more)
+    start(tmp_path / "run", total_steps=128, **more)
     assert train(resume=tmp_path / "run", total_steps=256).summary.env_steps == 256
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 

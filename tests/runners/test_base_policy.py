@@ -284,6 +284,7 @@ def test_own_networks_of_other_sizes(tmp_path):
     name = next(key for key in weights if key.endswith("weight"))
     weights[name] = weights[name][:, :-1]
     torch.save(weights, base / "best" / "policy.pt")
+    (base / "best" / "score.json").unlink()
     with pytest.raises(ConfigError, match=r"the weights of its policy .*\[8, 2\] there, \[8, 3\]"):
         continued(tmp_path, base, "ppo")
 

@@ -245,7 +245,7 @@ def test_a_trial_takes_a_gradient_step(runner: str) -> None:
     place = FORK if runner == "fork" else {}
     result = es_run(env=partial(SpacesEnv, length=10**9), **place, **{"runner.fast_dev_run": True})
     assert (result.summary.epochs, result.summary.updates) == (1, 1)
-    assert result.summary.env_steps == 2 * 200
+    assert result.summary.env_steps == 2 * 10
     assert result.history[0]["train/gradient_steps"] == 1
 
 

@@ -62,6 +62,8 @@ def test_memory_that_is_refused(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("maze_train.data.replay.UniformReplayBuffer.__init__", no_memory)
-        with pytest.raises(ConfigError, match=r"replay_buffer_storage.*Unable to allocate"):
+        with pytest.raises(
+            ConfigError, match=r"replay_buffer_size.*Unable to allocate.*storage=disk"
+        ):
             short_run(str(run_dir), "sac", **{"algorithm.replay_buffer": node})
     assert not run_dir.exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from short_runs import everything, rows, short_run, summary
 
 import maze_train.data.replay_columns as replay_columns
 import maze_train.runners.off_policy as off_policy
-from maze_train import load_policy
+from maze_train import load_policy, train
 from maze_train.algorithms.sac.events import ReplayEvents, ReplayTimeEvents, SACEvents
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.errors import ConfigError, ShapeError, TrainingError
@@ -259,22 +261,54 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert everything(tmp_path) == []
 
 
-@pytest.mark.parametrize(("storage", "held"), [("memory", 192), ("disk", 1000), ("device", 1000)])
+@pytest.mark.parametrize(
+    ("storage", "remedy"),
+    [("memory", "storage=disk"), ("device", "storage=disk"), ("disk", "set run_dir")],
+)
+@pytest.mark.parametrize(("total_steps", "held"), [(185, 192), (0, 1000)])
 def test_a_buffer_that_does_not_fit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, held: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    storage: str,
+    remedy: str,
+    total_steps: int,
+    held: int,
 ) -> None:
-    """Before it is made; in memory by what it holds in the end. One byte of room decides."""
+    """Before it is made, by what it holds in the end. One byte of room decides."""
     # Rows of three numbers, one action, one reward and flags; one more for the newest.
     needed = (held + 2) * (12 + 8 + 4 + 1)
     free = [needed - 1]
     for name in ("available_memory", "available_disk"):
         monkeypatch.setattr(off_policy, name, lambda place: free[0])
-    settings = {"algorithm.replay_buffer_storage": storage}
-    with pytest.raises(ConfigError, match=r"algorithm\.replay_buffer_size = 1000: .*lower it, or"):
+    settings: dict[str, Any] = {
+        "algorithm.replay_buffer_storage": storage,
+        "total_steps": total_steps,
+        "algorithm.n_epochs": 3,
+    }
+    size = rf"algorithm\.replay_buffer_size = 1000: .* {needed / 1000:.1f} kB .*lower it, or"
+    with pytest.raises(ConfigError, match=f"{size}.*{remedy}"):
         sac_run(**settings)
     assert everything(tmp_path) == []
     free[0] = needed
     assert sac_run(**settings).summary.env_steps == 192
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files may be sparse elsewhere")
+def test_a_buffer_is_no_larger_than_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes room for `total_steps` and demonstrations; for more when a run is extended."""
+    taken: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda file, offset, size: taken.append(size))
+    shown = {SHOWN: {"_target_": "own_parts.demonstrations", "n_episodes": 2}}
+    expected = {192: ({}, "run"), 192 + 6 + 2: (shown, "shown")}
+    for held, (more, run_dir) in expected.items():
+        sac_run(run_dir, **{"algorithm.replay_buffer_storage": "disk", **more})
+        assert sorted(taken) == [(held + 2) * 8, (held + 2) * 12]  # actions, observations
+        taken.clear()
+    train(resume="run", total_steps=400)
+    assert sorted(taken) == [402 * 8, 402 * 12]
+    taken.clear()
+    train(resume="shown", total_steps=400)
+    assert sorted(taken) == [1002 * 8, 1002 * 12]
 
 
 def test_priorities_need_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +334,7 @@ def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_large_buffer_of_a_short_run_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is shorter than a row of all environments neither."""
-    monkeypatch.setattr(off_policy, "available_memory", lambda device: 200)
+    monkeypatch.setattr(off_policy, "available_memory", lambda device: 500)
     settings = {"algorithm.initial_buffer_size": 1, "runner.concurrency": 3}
     assert sac_run(total_steps=2, **settings).summary.env_steps == 12
 

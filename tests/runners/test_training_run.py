@@ -82,7 +82,8 @@ def test_files_of_the_run_directory() -> None:
     assert outcome["best_metric"] == result.best_metric
     assert {"wall_time_s", "steps_per_second", "final_eval_return_mean"} <= outcome.keys()
     score = json.loads(Path("run/best/score.json").read_text())
-    assert score == {"score": result.best_metric, "epoch": outcome["best_epoch"]}
+    assert score.keys() == {"score", "epoch", "sha256"}
+    assert (score["score"], score["epoch"]) == (result.best_metric, outcome["best_epoch"])
 
 
 def test_columns_of_the_metrics() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -44,13 +45,20 @@ def test_reading_up_to_an_epoch(tmp_path: Path) -> None:
     assert read_rows(path, last_epoch=0) == []
 
 
-@pytest.mark.parametrize("line", ["1,2,3", "1", "one,2"])
-def test_a_damaged_file_is_named(tmp_path: Path, line: str) -> None:
-    """The error gives the file and the line."""
+@pytest.mark.parametrize("line", [b"1,2,3", b"1", b"one,2", b"1,2\xff", b"1,\0", b"1" * 200_000])
+def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
+    """The error gives the file, whose path may be text."""
     path = tmp_path / "metrics.csv"
-    path.write_text(f"epoch,env_steps\n{line}\n")
-    with pytest.raises(RunDirectoryError, match=r"metrics\.csv line 2"):
-        read_rows(path)
+    path.write_bytes(b"epoch,env_steps\n" + line + b"\n")
+    with pytest.raises(RunDirectoryError, match=r"metrics\.csv (line 2 )?is damaged"):
+        read_rows(str(path))
+
+
+def test_a_pipe_is_no_table(tmp_path: Path) -> None:
+    """It is refused at once: nobody would write into it."""
+    os.mkfifo(tmp_path / "metrics.csv")
+    with pytest.raises(RunDirectoryError, match="no regular file"):
+        read_rows(tmp_path / "metrics.csv")
 
 
 def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
@@ -58,6 +66,18 @@ def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.touch()
     assert read_rows(path) == []
+
+
+def test_no_link_is_written_through(tmp_path: Path) -> None:
+    """Neither one in the place of the file, nor one in that of what is written beside."""
+    other = tmp_path / "other.txt"
+    other.write_text("mine")
+    for name in ("x.txt", f".x.txt.{os.getpid()}.tmp"):
+        (tmp_path / name).symlink_to(other)
+    with atomic_write(tmp_path / "x.txt") as file:
+        file.write(b"new")
+    assert (tmp_path / "x.txt").read_text() == "new"
+    assert other.read_text() == "mine"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Faults:
             original = io.open
 
             def opened(file, mode="r", *args, **kwargs):
-                function = self.wrap("open", original) if "w" in mode else original
+                function = self.wrap("open", original) if set(mode) & {"w", "x"} else original
                 return function(file, mode, *args, **kwargs)
 
             monkeypatch.setattr(io, "open", opened)

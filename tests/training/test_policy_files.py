@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import pickle
 
 import numpy as np
@@ -16,6 +18,7 @@ from maze_train.training.model_selection import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,
     TrainedPolicy,
+    read_score,
     read_spaces,
     read_weights,
 )
@@ -157,6 +160,16 @@ def test_an_observation_without_legal_action_is_refused():
         policy.act({"action_mask": masks[2], "place": places[2]})
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_an_observation_that_is_not_finite_is_refused(number):
+    """As in training, where no policy has seen such a number; the error tells the place."""
+    policy = TrainedPolicy(make_model(NESTED, ARM), NESTED, ARM)
+    (obs,) = observations(NESTED, 1)
+    obs["pose"][0][1] = number
+    with pytest.raises(SpaceError, match=rf"'pose/0' is {number} at index \(0, 1\), expected a f"):
+        policy.act(obs)
+
+
 def remembering_policy():
     """A policy whose actions show what it remembers; each call gives an equal one."""
     action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -194,7 +207,8 @@ def test_the_files_hold_what_is_needed_to_act(tmp_path):
     writer(tmp_path, copy_of_weights(model), {"score": 2.0, "epoch": 3})
     names = {"policy.pt", "spaces.json", "config.yaml", "score.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert json.loads((tmp_path / "score.json").read_text()) == {"score": 2.0, "epoch": 3}
+    sha256 = hashlib.sha256((tmp_path / "policy.pt").read_bytes()).hexdigest()
+    assert read_score(tmp_path) == {"score": 2.0, "epoch": 3, "sha256": sha256}
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
     weights = read_weights(tmp_path)
     assert set(weights) == set(model.state_dict())
@@ -249,15 +263,93 @@ def damage(directory, how):
     ],
 )
 def test_damaged_or_hostile_weights_are_refused(tmp_path, how):
-    """The error names the file, and nothing in it runs."""
+    """The error names the file, nothing in it runs, and no way to run it is told."""
     saved(tmp_path, "box-discrete")
     damage(tmp_path, how)
-    with pytest.raises(RunDirectoryError, match=r"policy\.pt"):
+    (tmp_path / "score.json").unlink()
+    with pytest.raises(RunDirectoryError, match=r"policy\.pt") as told:
         read_weights(tmp_path)
     assert not Trap.ran
+    assert "weights_only" not in str(told.value)
+
+
+def test_flipped_bytes_are_noticed(tmp_path):
+    """Wherever they are in the weights: the digest in score.json is another."""
+    saved(tmp_path, "box-discrete")
+    path = tmp_path / "policy.pt"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(RunDirectoryError, match=r"policy\.pt is damaged: its sha256 differs"):
+            read_weights(tmp_path)
+
+
+def test_weights_without_a_digest_are_told(tmp_path, capsys):
+    """Those of earlier versions are read, with one warning."""
+    saved(tmp_path, "box-discrete")
+    weights = read_weights(tmp_path)
+    (tmp_path / "score.json").write_text('{"score": 2.0}')
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        assert read_weights(tmp_path).keys() == weights.keys()
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path}/score.json has no sha256 of policy.pt, as earlier versions wrote it: "
+        "damage can not be noticed\n"
+    )
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
+    """The old weights or the new ones are there, with their own score or none."""
+    spaces_of_it, replace = CASES["box-discrete"], os.replace
+    models = [make_model(*spaces_of_it, seed) for seed in (1, 2)]
+    writer = PolicyWriter(*spaces_of_it, "seed: 1\n")
+    writer(tmp_path, copy_of_weights(models[0]), {"score": 0})
+    left = [None] * count
+
+    def replace_or_end(source, target):
+        left.pop()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_or_end)
+    with pytest.raises(IndexError):
+        writer(tmp_path, copy_of_weights(models[1]), {"score": 1})
+    found, score = read_weights(tmp_path), read_score(tmp_path)
+    same = [all(torch.equal(found[k], v) for k, v in m.state_dict().items()) for m in models]
+    assert same == [count < 3, count == 3]
+    assert score.get("score") in (None, same.index(True))
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "spaces.json", "score.json"])
+def test_a_pipe_is_refused(tmp_path, name):
+    """At once: nobody would write into it."""
+    saved(tmp_path, "box-discrete")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RunDirectoryError, match=rf"{name} is .*damaged: .*no regular file"):
+        (read_spaces if name == "spaces.json" else read_weights)(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, b"\xff"], ids=["", "[]", "deep", "ff"])
+def test_a_damaged_score_is_refused(tmp_path, text):
+    """The error names the file."""
+    saved(tmp_path, "box-discrete")
+    (tmp_path / "score.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(RunDirectoryError, match=r"score\.json is damaged"):
+        read_weights(tmp_path)
 
 
 GOOD = {"type": "Discrete", "n": 2, "start": 0}
+
+
+def with_action_space(description):
+    """The text of a file with some action space."""
+    return json.dumps({"observation_space": GOOD, "action_space": description})
+
+
+def nested(levels):
+    """The description of a Tuple in a Tuple in a Tuple ..."""
+    return {"type": "Tuple", "spaces": [nested(levels - 1)]} if levels else GOOD
 
 
 @pytest.mark.parametrize(
@@ -268,10 +360,16 @@ GOOD = {"type": "Discrete", "n": 2, "start": 0}
         "{",
         "{}",
         json.dumps({"observation_space": GOOD}),
-        json.dumps({"observation_space": GOOD, "action_space": {"type": "Discrete"}}),
-        json.dumps({"observation_space": GOOD, "action_space": {**GOOD, "n": 0}}),
-        json.dumps({"observation_space": GOOD, "action_space": {"type": "Torus"}}),
-        json.dumps({"observation_space": GOOD, "action_space": {**GOOD, "n": "two"}}),
+        with_action_space({"type": "Discrete"}),
+        with_action_space({**GOOD, "n": 0}),
+        with_action_space({"type": "Torus"}),
+        with_action_space({**GOOD, "n": "two"}),
+        with_action_space({**GOOD, "n": 10**11}),
+        with_action_space({"type": "MultiBinary", "n": 10**11}),
+        with_action_space({"type": "MultiBinary", "n": [10**6, 10**6]}),
+        with_action_space({"type": "MultiDiscrete", "nvec": [10**11], "start": [0], "dtype": "i8"}),
+        with_action_space({"type": "Box", "low": 0, "high": 1, "shape": [10**11], "dtype": "f4"}),
+        with_action_space(nested(70)),
         "[1, 2]",
         "null",
         "[" * 100_000,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -11,7 +12,13 @@ from contextlib import suppress
 import pytest
 
 from maze_train.errors import RunDirectoryError
-from maze_train.files import exclusive, fsync_directory, process_runs, write_synced
+from maze_train.files import (
+    claim_temporary,
+    exclusive,
+    fsync_directory,
+    process_runs,
+    write_synced,
+)
 
 HOLDER = """
 import os, pathlib, sys, time
@@ -61,6 +68,41 @@ def test_a_directory_that_is_not_there(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("kind", ["a link", "a dangling link", "a pipe", "a directory"])
+def test_a_lock_that_is_no_file(tmp_path, kind):
+    """It is refused at once, and what a link leads to stays as it is."""
+    run, other = tmp_path / "run", tmp_path / "other.txt"
+    run.mkdir()
+    if kind == "a pipe":
+        os.mkfifo(run / ".lock")
+    elif kind == "a directory":
+        (run / ".lock").mkdir()
+    else:
+        (run / ".lock").symlink_to(other)
+    if kind == "a link":
+        other.write_text("mine")
+    with (
+        pytest.raises(RunDirectoryError, match=r"no regular file: remove it.*\.lock"),
+        exclusive(run),
+    ):
+        pass
+    assert not other.exists() or other.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["best", "checkpoints", "plots", "policies", "policies/epoch_1"])
+def test_a_run_writes_into_its_own_directory_only(tmp_path, name):
+    """A link in the place of a directory is refused; the run directory itself may be one."""
+    (tmp_path / "run" / name).parent.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with exclusive(tmp_path / "link"):
+        pass
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    text = f"run/{name} is a symbolic link"
+    with pytest.raises(RunDirectoryError, match=text), exclusive(tmp_path / "run"):
+        pass
+
+
 def open_locks():
     """Descriptors of lock files that this process has open."""
     links = {}
@@ -68,6 +110,44 @@ def open_locks():
         with suppress(OSError):
             links[int(name)] = os.readlink(f"/proc/self/fd/{name}")
     return [number for number, link in links.items() if link.endswith(".lock")]
+
+
+def test_temporary_folders_of_dead_processes(tmp_path, monkeypatch):
+    """The next start removes those that were marked; others, and those in use, stay."""
+    folders = {name: tmp_path / f"pymp-{name}" for name in ("own", "dead", "alive", "other")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        if name in ("dead", "alive"):
+            (folder / "maze_train.lock").touch()
+    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(folders["own"]))
+    with (folders["alive"] / "maze_train.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        before = open_locks()
+        claim_temporary()
+        claim_temporary()
+    assert {path.name for path in tmp_path.iterdir()} == {"pymp-own", "pymp-alive", "pymp-other"}
+    (mark,) = set(open_locks()) - set(before)
+    with (folders["own"] / "maze_train.lock").open() as ours, pytest.raises(BlockingIOError):
+        fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(mark)
+
+
+@pytest.mark.slow
+def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
+    """Its folder is removed by the next process that starts workers."""
+    code = (
+        "import os, sys; from maze_train.envs.workers import start_worker\n"
+        "worker = start_worker(print, 0, 0, range(1), others=[], start_method='forkserver')\n"
+        "print(len(os.listdir(os.environ['TMPDIR'])), flush=True)\n"
+        "if sys.argv[1] == 'killed': os.kill(os.getpid(), 9)\n"
+        "worker.process.join()\n"
+    )
+    for how, left in (("killed", 1), ("ended", 0)):
+        command = [sys.executable, "-c", code, how]
+        env = {**os.environ, "TMPDIR": str(tmp_path)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert "1" in done.stdout.splitlines()
+        assert len(list(tmp_path.iterdir())) == left
 
 
 def test_no_descriptor_is_left(tmp_path):

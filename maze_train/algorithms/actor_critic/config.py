@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
-from maze_train.training.config import AlgorithmConfig
+from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
 __all__ = ["ActorCriticConfig"]
 
@@ -100,3 +100,11 @@ class ActorCriticConfig(AlgorithmConfig):
                 self.sequence_length,
             )
         check_at_least("critic_burn_in_epochs", self.critic_burn_in_epochs, 0)
+
+    def shortened(self) -> ActorCriticConfig:
+        """The settings of a trial: one update of a short rollout, which is one sequence."""
+        steps = min(self.n_rollout_steps, self.sequence_length or TRIAL_STEPS, TRIAL_STEPS)
+        sequence_length = steps if self.sequence_length else 0
+        return replace(
+            self, n_epochs=1, epoch_length=1, n_rollout_steps=steps, sequence_length=sequence_length
+        )

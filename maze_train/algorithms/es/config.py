@@ -8,14 +8,11 @@ from typing import Any, ClassVar, Literal
 from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
-from maze_train.training.config import AlgorithmConfig
+from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
 __all__ = ["FITNESS_SHAPING", "ESAlgorithmConfig"]
 
 FITNESS_SHAPING = ("centered_ranks", "normalized", "raw")
-
-TRIAL_STEPS = 200
-"""Most steps of an episode of a trial, as in its evaluation."""
 
 
 @dataclass(kw_only=True)

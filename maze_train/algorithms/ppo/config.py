@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
@@ -32,7 +32,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     an epoch over the rollout is smaller when the sizes do not divide. >= 1."""
 
     n_optimization_epochs: int = 10
-    """Passes over each rollout; every sample appears exactly so often. >= 1."""
+    """Passes over each rollout (in other libraries often `n_epochs`, here the length of the run);
+    every sample appears exactly so often. >= 1."""
 
     clip_range: float | Schedule = 0.2
     """Half-width of the interval around a probability ratio of 1, > 0: a number or a schedule."""
@@ -69,3 +70,9 @@ class PPOAlgorithmConfig(ActorCriticConfig):
                 f"{rollout}, or raise one of the two",
                 self.batch_size,
             )
+
+    def shortened(self) -> PPOAlgorithmConfig:
+        """The settings of a trial, with minibatches that a short rollout fills."""
+        trial = super().shortened()
+        assert isinstance(trial, PPOAlgorithmConfig)
+        return replace(trial, batch_size=min(self.batch_size, trial.n_rollout_steps))

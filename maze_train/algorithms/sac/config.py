@@ -87,7 +87,8 @@ class SACAlgorithmConfig(AlgorithmConfig):
     maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
 
     replay_buffer_size: int = 1_000_000
-    """Transitions that the replay buffer holds; then the oldest ones are replaced. >= 1."""
+    """Transitions that the replay buffer holds; then the oldest ones are replaced. It takes room
+    for those of `total_steps` only. >= 1."""
 
     replay_buffer_storage: Literal["memory", "disk", "device"] = "memory"
     """Where it lies: in memory, in memory-mapped files in the run directory, or on

@@ -1,0 +1,104 @@
+"""Legal actions that an environment tells in its infos instead of its observations."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from maze_train.errors import EnvError, SpaceError
+from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.masks import MASK_KEY, choice_sizes, mask_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from maze_train.envs.buffers import Array
+
+__all__ = ["IGNORED_MASK", "ActionMaskWrapper", "ignores_mask"]
+
+IGNORED_MASK = (
+    f"info[{MASK_KEY!r}] of the environment is not used: with env.wrappers="
+    "'[{_target_: maze_train.ActionMaskWrapper}]' the policy chooses among legal actions only"
+)
+"""The line about legal actions that nobody reads."""
+
+
+class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Observes the legal actions that the environment tells as `info["action_mask"]`.
+
+    They become the key `action_mask` of the observation (`maze_train.spaces.masks`): of a Dict
+    observation a further key; any other is found under the key `observation` beside it. The mask
+    has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
+
+    Args:
+        env: The environment, whose infos have a mask after each reset and step.
+
+    Raises:
+        SpaceError: If no action can be masked, or observations have a mask already.
+        EnvError: When an info lacks the mask, or has one of another size.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        inner = env.observation_space
+        self._is_dict = isinstance(inner, spaces.Dict)
+        parts = dict(inner.spaces) if isinstance(inner, spaces.Dict) else {"observation": inner}
+        if MASK_KEY in parts:
+            raise SpaceError(f"observations have the key {MASK_KEY!r} already: leave this out")
+        self._size = mask_size(env.action_space)
+        if not self._size:
+            problem = f"the action space {env.action_space} has no Discrete or MultiDiscrete part"
+            raise SpaceError(f"ActionMaskWrapper: {problem}: leave it out")
+        parts[MASK_KEY] = spaces.MultiBinary(self._size)
+        self.observation_space = spaces.Dict(OrderedDict(parts))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._observe(obs, info), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._observe(obs, info), reward, terminated, truncated, info
+
+    def _observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        """The observation with the mask."""
+        if MASK_KEY not in info:
+            raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
+        mask: Array = np.ravel(info[MASK_KEY])
+        if mask.size != self._size:
+            raise EnvError(
+                f"ActionMaskWrapper: info[{MASK_KEY!r}] has {mask.size} entries, expected "
+                f"{self._size}: one for each action of {self.action_space}"
+            )
+        parts = dict(obs) if self._is_dict else {"observation": obs}
+        return {**parts, MASK_KEY: (mask != 0).astype(np.int8)}
+
+
+def mask_size(action_space: spaces.Space[Any]) -> int:
+    """Entries of a mask over all parts of an action space that can be masked."""
+    return sum(sum(choice_sizes(leaf)) for leaf in flat_spaces(action_space).values())
+
+
+def ignores_mask(
+    infos: Mapping[str, Any],
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+) -> bool:
+    """Whether environments tell legal actions in their infos that `ActionMaskWrapper` could use.
+
+    Args:
+        infos: Infos of vector environments.
+        observation_space: Observation space of one of them.
+        action_space: Its action space.
+    """
+    if MASK_KEY not in infos or mask_layout(observation_space, action_space) is not None:
+        return False
+    return np.size(infos[MASK_KEY][0]) == mask_size(action_space) > 0

@@ -1,0 +1,91 @@
+"""What a user will want to know about a run before it begins."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from maze_train.envs.factory import env_name
+from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.images import is_image
+from maze_train.spaces.masks import choice_sizes, is_mask_key
+from maze_train.targets import TARGET, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.factory import EnvFactory
+
+__all__ = ["start_notes", "tell"]
+
+LARGE_ONE_HOT = 10_000
+"""Inputs of a one-hot observation from which on it is worth a line."""
+
+
+def tell(text: str) -> None:
+    """Print a line for people."""
+    with suppress(OSError):
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def start_notes(
+    config: TrainConfig, env_factory: EnvFactory, observation_space: spaces.Space[Any]
+) -> Iterator[str]:
+    """The lines that a run begins with.
+
+    Args:
+        config: The configuration.
+        env_factory: Builds the environments.
+        observation_space: Observation space of one environment.
+    """
+    limit = config.evaluation.max_episode_steps if config.evaluation.n_episodes else 0
+    if lacks_time_limit(env_factory):
+        cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
+        yield (
+            f"{env_name(config.env)} has no time limit: an episode goes on until it ends by itself"
+            f"{cut if limit else ''}; env.max_episode_steps sets one for training as well"
+        )
+    for key, leaf in flat_spaces(observation_space).items():
+        name = f"the observation {key!r}" if key else "the observation"
+        if is_mask_key(key) or config.model.policy is not None:
+            continue
+        if is_float_image(leaf) and config.model.image_encoder != "flat":
+            yield (
+                f"{name} has the shape {leaf.shape} of an image, but numbers of type {leaf.dtype}: "
+                f"it is flattened to {np.prod(leaf.shape or ()):,} inputs; convolutions read uint8"
+            )
+        size = sum(choice_sizes(leaf))
+        if size >= LARGE_ONE_HOT:
+            yield (
+                f"{name} is one-hot with {size:,} inputs: nothing that is learned about one value "
+                "holds for others; numbers that describe them are easier to learn from"
+            )
+
+
+def lacks_time_limit(factory: EnvFactory) -> bool:
+    """Whether nothing cuts the episodes of training, as far as it is known without playing."""
+    config = factory.config
+    wrappers = [str(node[TARGET]) for node in (*config.wrappers, *config.training_wrappers)]
+    if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
+        return False
+    if config.target is not None:
+        # What a function returns may have a limit.
+        return inspect.isclass(factory.maker or locate(config.target, key="env._target_"))
+    spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
+    # Atari games have a limit of their own, in frames.
+    is_game = spec is not None and spec.kwargs.get("max_num_frames_per_episode")
+    return spec is not None and spec.max_episode_steps is None and not is_game
+
+
+def is_float_image(space: spaces.Space[Any]) -> bool:
+    """Whether a space would be an image if its numbers were bytes."""
+    if not isinstance(space, spaces.Box) or space.dtype == np.uint8 or len(space.shape) < 3:
+        return False
+    return is_image(spaces.Box(0, 255, space.shape, np.uint8))

@@ -1,0 +1,68 @@
+"""Names of settings in other libraries are answered with ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from maze_train.config.loading import keys_of, load_config, named_option
+from maze_train.config.options import list_options
+from maze_train.config.other_names import OTHER_NAMES
+from maze_train.config.rollout_config import RolloutConfig
+from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.train_config import TrainConfig
+from maze_train.errors import ConfigError
+
+PPO = {"env": "CartPole-v1", "algorithm": "ppo"}
+SAC = {**PPO, "algorithm": "sac"}
+LOCAL = {**PPO, "runner": "local"}
+
+
+@pytest.fixture(scope="module")
+def all_keys() -> set[str]:
+    """The settings of rollouts, and of training with every algorithm on `runner=local`."""
+    runner = named_option("runner", "local")
+    choices = [named_option("algorithm", name) for name in list_options("algorithm")]
+    training = [keys_of(TrainConfig, {"algorithm": choice, "runner": runner}) for choice in choices]
+    return set().union(*training, keys_of(RolloutConfig, {}))
+
+
+@pytest.mark.parametrize("key", OTHER_NAMES)
+def test_every_suggestion_exists(key: str, all_keys: set[str]) -> None:
+    """A setting that is renamed or goes must be so in the table."""
+    assert key in all_keys
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "meant"),
+    [
+        (PPO, "lr", "algorithm.lr"),
+        (PPO, "algorithm.learning_rate", "algorithm.lr"),
+        (PPO, "algorithm.n_steps", "algorithm.n_rollout_steps"),
+        (PPO, "n_steps", "algorithm.n_rollout_steps"),
+        (PPO, "algorithm.n_envs", "runner.concurrency"),
+        (PPO, "n_epochs", "algorithm.n_optimization_epochs or algorithm.n_epochs"),
+        ({**PPO, "algorithm": "a2c"}, "n_epochs", "algorithm.n_epochs"),
+        (PPO, "Total-Timesteps", "total_steps"),
+        (SAC, "algorithm.buffer_size", "algorithm.replay_buffer_size"),
+        (PPO, "num_workers", "runner.concurrency"),
+        (LOCAL, "num_workers", "runner.concurrency or runner.n_workers"),
+        (PPO, "model.normalization.norm_obs", "model.normalization.mode"),
+        (PPO, "hidden_sizes", "model.hidden_sizes"),
+        (PPO, "runner.seed", "seed"),
+    ],
+)
+def test_a_word_of_another_library_is_answered_with_ours(
+    values: dict[str, Any], key: str, meant: str
+) -> None:
+    """Of what the table, or another section, has, what exists in this configuration."""
+    with pytest.raises(ConfigError) as caught:
+        load_config({**values, key: 1})
+    assert str(caught.value).startswith(f"{key} = 1: unknown; did you mean {meant}? allowed: ")
+
+
+def test_a_rollout_is_answered_with_its_own_settings() -> None:
+    """The same word may mean another setting there."""
+    with pytest.raises(ConfigError, match=r"did you mean n_episodes\?"):
+        load_rollout_config({"env": "CartPole-v1", "policy": "random", "n_eval_episodes": 1})

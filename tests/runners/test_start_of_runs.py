@@ -1,0 +1,224 @@
+"""What a run tells when it starts, and how little a trial does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from own_envs import SpacesEnv
+from recorded import record
+
+from maze_train import EnvConfig, EnvFactory, load_config, load_policy, train
+from maze_train.runners.notes import start_notes
+from maze_train.training.config import TRIAL_STEPS
+
+QUIET = {"tracking.progress": "quiet", "tracking.plot": False, "tracking.tensorboard": False}
+MASKED = {"env.wrappers": [{"_target_": "maze_train.ActionMaskWrapper"}]}
+
+
+class CountingEnv(SpacesEnv):
+    """Episodes without end; notes the steps of every environment that is made."""
+
+    made: ClassVar[list[CountingEnv]] = []
+
+    def __init__(self) -> None:
+        super().__init__(length=10**9)
+        self.steps = 0
+        CountingEnv.made.append(self)
+
+    def step(self, action: Any) -> Any:
+        """Step and count."""
+        self.steps += 1
+        return super().step(action)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala", "sac", "sacfd", "es", "bc"])
+@pytest.mark.parametrize("normalization", ["none", "estimated"])
+def test_a_trial_makes_a_few_steps_of_each_environment(
+    algorithm: str, normalization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the algorithm: in training, in an evaluation, and for statistics before."""
+    monkeypatch.chdir(tmp_path)
+    more: dict[str, Any] = {}
+    if algorithm in ("bc", "sacfd"):
+        data = str(record(Path("data"), SpacesEnv(), n_episodes=2))
+        key = "runner.dataset" if algorithm == "bc" else "initial_demonstration_trajectories"
+        more = {key if algorithm == "bc" else f"algorithm.{key}": data}
+    CountingEnv.made = []
+    settings = {"runner.fast_dev_run": True, "model.normalization.mode": normalization, **more}
+    result = train(CountingEnv, algorithm, run_dir="run", seed=0, **QUIET, **settings)
+    assert result.summary.epochs == 1
+    assert np.isfinite(result.history[0]["eval/episode_return_mean"])
+    parts = 1 if normalization == "none" else 2
+    assert 0 < max(env.steps for env in CountingEnv.made) <= parts * TRIAL_STEPS
+    SpacesEnv.open_envs = 0
+
+
+@pytest.mark.parametrize("length", [4, 32])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_a_trial_of_a_policy_with_a_memory(algorithm: str, length: int, tmp_path: Path) -> None:
+    """Its sequences fit the short rollout, however long they would be."""
+    settings = {
+        "runner.fast_dev_run": True,
+        "model.memory.size": 4,
+        "algorithm.n_rollout_steps": 64,
+        "algorithm.sequence_length": length,
+    }
+    result = train("CartPole-v1", algorithm, run_dir=tmp_path / "run", seed=0, **QUIET, **settings)
+    assert 0 < result.summary.env_steps <= 8 * TRIAL_STEPS
+    assert result.history[0]["train/gradient_steps"] >= 1
+
+
+class MaskedTuple(gymnasium.Env[Any, Any]):
+    """Tells legal actions in its infos, of two choices, one after the other."""
+
+    observation_space = spaces.Dict(place=spaces.Discrete(3))
+    action_space = spaces.MultiDiscrete([2, 3])
+    mask: Any = ([0, 1], [1, 0, 0])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        super().reset(seed=seed)
+        return {"place": 0}, self.info
+
+    def step(self, action: Any) -> Any:
+        """Refuse what is not legal."""
+        assert action.tolist() == [1, 0]
+        return {"place": 1}, 1.0, False, False, self.info
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The mask."""
+        return {} if self.mask is None else {"action_mask": np.concatenate(self.mask)}
+
+
+TAXI = ("Taxi-v4", {"algorithm.n_rollout_steps": 40, "algorithm.batch_size": 80})
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "es"])
+def test_a_mask_that_nobody_reads_is_told_once(
+    algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the wrapper that uses it; by every run again, and not where it is used."""
+    for number, more in enumerate(({}, {}, MASKED)):
+        settings = {"run_dir": tmp_path / str(number), "runner.fast_dev_run": True, **QUIET, **more}
+        train("Taxi-v4", algorithm, seed=0, **settings)
+        told = capsys.readouterr().err
+        assert told.count("maze_train.ActionMaskWrapper") == (0 if more else 1)
+
+
+def test_taxi_is_learned_from_with_its_masks(tmp_path: Path) -> None:
+    """One setting: legal actions are observed, and no other is ever taken."""
+    env_id, settings = TAXI
+    run = tmp_path / "run"
+    train(env_id, "ppo", total_steps=640, run_dir=run, seed=0, **QUIET, **MASKED, **settings)
+    policy = load_policy(run)
+    env = EnvFactory(EnvConfig(id=env_id, wrappers=MASKED["env.wrappers"]))()
+    obs, info = env.reset(seed=0)
+    for _ in range(50):
+        assert obs["action_mask"].tolist() == info["action_mask"].tolist()
+        assert env.observation_space.contains(obs)
+        action = policy.act(obs, deterministic=False)
+        assert info["action_mask"][action] == 1
+        obs, _, terminated, truncated, info = env.step(action)
+        assert not terminated
+        assert not truncated
+
+
+def test_a_mask_of_several_choices(tmp_path: Path) -> None:
+    """Joins the keys of a Dict observation; only one action is legal, which is taken."""
+    settings = {"runner.fast_dev_run": True, "algorithm.gamma": 0.5, **QUIET, **MASKED}
+    result = train(MaskedTuple, "sac", run_dir=tmp_path / "run", seed=0, **settings)
+    assert result.best_metric == TRIAL_STEPS
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"mask": None}, "info has no 'action_mask'"),
+        ({"mask": ([1], [1])}, "has 2 entries, expected 5"),
+        ({"action_space": spaces.Box(0, 1)}, "has no Discrete or MultiDiscrete part"),
+        ({"observation_space": spaces.Dict(action_mask=spaces.MultiBinary(5))}, "already"),
+    ],
+)
+def test_masks_that_do_not_fit(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """One message says what is wrong."""
+    env = type("Odd", (MaskedTuple,), changes)
+    with pytest.raises(Exception, match=problem):
+        train(env, "ppo", run_dir=tmp_path / "run", **QUIET, **MASKED)
+
+
+def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> list[str]:
+    """The lines that a run would begin with."""
+    node = env if isinstance(env, str) else {"_target_": "own_envs.SpacesEnv"}
+    config = load_config({"env": node, "algorithm": "ppo", **changes})
+    maker = None if isinstance(env, str) else env
+    factory = EnvFactory(config.env, maker)
+    return list(start_notes(config, factory, space or spaces.Box(-1, 1, (3,))))
+
+
+@pytest.mark.parametrize(
+    ("env", "changes", "is_told"),
+    [
+        ("CliffWalking-v1", {}, True),
+        ("CliffWalking-v1", {"env.max_episode_steps": 50}, False),
+        ("CartPole-v1", {}, False),
+        ("ALE/Pong-v5", {}, False),
+        (SpacesEnv, {}, True),
+        (lambda: gymnasium.make("CartPole-v1"), {}, False),
+        (
+            SpacesEnv,
+            {"env.wrappers": [{"_target_": "gymnasium.wrappers.TimeLimit", "n": 5}]},
+            False,
+        ),
+    ],
+)
+def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_told: bool) -> None:
+    """And where evaluation cuts the episodes; not where something cuts those of training."""
+    found = notes(env, **changes)
+    assert len(found) == is_told
+    if is_told:
+        assert "no time limit" in found[0]
+        assert "evaluation cuts it after 30,000 steps" in found[0]
+        assert "evaluation" not in notes(env, **{"evaluation.n_episodes": 0})[0].split(";")[1]
+
+
+@pytest.mark.parametrize(
+    ("space", "changes", "told"),
+    [
+        (spaces.Box(0, 1, (64, 64, 3), np.float32), {}, "flattened to 12,288 inputs"),
+        (spaces.Box(0, 1, (64, 64, 3), np.float32), {"model.image_encoder": "flat"}, ""),
+        (spaces.Box(0, 255, (64, 64, 3), np.uint8), {}, ""),
+        (spaces.Box(0, 1, (5, 3, 2), np.float32), {}, ""),
+        (spaces.Discrete(100_000), {}, "one-hot with 100,000 inputs"),
+        (spaces.Discrete(500), {}, ""),
+        (
+            spaces.Dict(a=spaces.Discrete(2), b=spaces.MultiDiscrete([60_000, 2])),
+            {},
+            "the observation 'b' is one-hot with 60,002 inputs",
+        ),
+    ],
+)
+def test_costly_observations_are_told(
+    space: spaces.Space[Any], changes: dict[str, Any], told: str
+) -> None:
+    """Float images, which no convolution reads, and one-hot observations of many inputs."""
+    found = notes("CartPole-v1", space, **changes)
+    assert len(found) == bool(told)
+    assert told in "".join(found)
+
+
+def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """When a run begins, and not when it is continued."""
+    settings = {"algorithm.n_rollout_steps": 32, "algorithm.epoch_length": 1, **QUIET}
+    env = {"_target_": "own_envs.SpacesEnv"}
+    run = tmp_path / "run"
+    train(env, "ppo", total_steps=256, run_dir=run, seed=0, **settings)
+    assert capsys.readouterr().err.count("no time limit") == 1
+    train(resume=str(run), total_steps=512)
+    assert "no time limit" not in capsys.readouterr().err
+    SpacesEnv.open_envs = 0

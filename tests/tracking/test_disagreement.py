@@ -1,0 +1,90 @@
+"""When it is told that evaluation falls behind training."""
+
+from __future__ import annotations
+
+import math
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from maze_train import ConsoleWriter, RunInfo
+from maze_train.tracking.disagreement import DISAGREEMENT, Disagreement
+
+LEARNED = [0.3, 0.6, 0.9, 0.95, 0.94, 0.95, 0.96, 0.95, 0.96, 0.95]
+JUMPS = [0.0, 0.9, 0.0, 0.96, 0.0, 0.0, 0.96, 0.0, 0.0, 0.0]
+
+
+def rows(train: list[float], evaluated: list[float]) -> list[dict[str, float]]:
+    """Rows of metrics; NaN: no value."""
+    found = []
+    for epoch, (one, other) in enumerate(zip(train, evaluated, strict=True), start=1):
+        row = {"train/episode_return_mean": one, "eval/episode_return_mean": other}
+        row = {name: value for name, value in row.items() if not math.isnan(value)}
+        found.append({"epoch": epoch, "env_steps": epoch, **row})
+    return found
+
+
+def told_at(train: list[float], evaluated: list[float], **config: Any) -> list[int]:
+    """Epochs at which a disagreement is told."""
+    watch = Disagreement(config)
+    return [int(row["epoch"]) for row in rows(train, evaluated) if watch.take(row)]
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-3, 5.0), (1e4, -1e5)])
+def test_evaluations_that_fall_behind_are_told_once(scale: float, shift: float) -> None:
+    """Whatever the scale of rewards; also where good and bad evaluations take turns."""
+    train, evaluated = ([scale * x + shift for x in series] for series in (LEARNED, JUMPS))
+    assert told_at(train, evaluated) == [6]
+    gaps = [math.nan if i % 2 else x for i, x in enumerate(evaluated)]
+    assert told_at(train, gaps) == [9]
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluated"),
+    [
+        (LEARNED, LEARNED),
+        (LEARNED, [0.0, 0.0, 0.0, 0.9, 0.9, 0.9, 0.9, 0.0, 0.9, 0.0]),
+        (LEARNED, [0.0, 0.0, *[0.5] * 8]),
+        ([22.0, 21, 23, 22, 24, 25, 23, 26], [9.4] * 8),
+        ([-180.0, -200, -170, -190, -150, -140], [-600.0, -130, -600, -650, -600, -600]),
+        ([20.0, 60, 120, 250, 400, 480], [9.0, 200, 500, 500, 500, 500]),
+        ([8.0, 20, 40, 60, 70, 70], [9.0, 14, 25, 35, 40, 45]),
+        ([0.9, 0.1, 0.0, 0.0, 0.0], [0.9, 0.0, 0.0, 0.0, 0.0]),
+        ([-200.0] * 6, [-200.0] * 6),
+        ([math.nan] * 6, [0.0] * 6),
+        (LEARNED, [math.nan] * 10),
+    ],
+    ids=[
+        "equal", "rarely", "partly", "early", "early and far", "lag", "other scale", "collapse",
+        "constant", "no training", "no evaluation",
+    ],
+)  # fmt: skip
+def test_what_is_not_told(train: list[float], evaluated: list[float]) -> None:
+    """Before training has learned something, where both fail, or rewards are scaled otherwise."""
+    assert told_at(train, evaluated) == []
+
+
+@pytest.mark.parametrize(
+    "config", [{"evaluation": {"deterministic": False}}, {"algorithm": {"deterministic": True}}]
+)
+def test_where_both_act_alike_nothing_is_told(config: dict[str, Any]) -> None:
+    """Evaluation samples as training does; or the population of ES does not sample either."""
+    assert told_at(LEARNED, JUMPS, **config) == []
+
+
+@pytest.mark.parametrize("mode", ["lines", "bar", "quiet"])
+@pytest.mark.parametrize("past", [0, 5, 6, 9])
+def test_a_run_that_is_continued_tells_it_once(mode: Any, past: int) -> None:
+    """The rows before the checkpoint count, and so does what was told there."""
+    series = rows(LEARNED, JUMPS)
+    console = Console(file=StringIO(), force_terminal=mode == "bar", width=400)
+    writer = ConsoleWriter(mode, console=console)
+    writer.start(RunInfo(past_rows=tuple(series[:past])))
+    for row in series[past:]:
+        writer.write(row)
+    writer.close()
+    assert isinstance(console.file, StringIO)
+    expected = 0 if mode == "quiet" or past > 5 else 1
+    assert console.file.getvalue().count(DISAGREEMENT) == expected
