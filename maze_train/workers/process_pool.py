@@ -128,10 +128,7 @@ class ProcessPool(WorkerPool):
 
     def receive(self, index: int) -> Any:
         """The result of the oldest call of a worker; one that hangs is killed."""
-        process = self._processes[index]
-        # A process that has nothing to do may die as well.
-        method = process.pending[0] if process.pending else "waiting"
-        return process.receive(self._calls.get(method, method), self.timeout_s)
+        return self._processes[index].receive(self._calls, self.timeout_s)
 
     def cancel(self, index: int) -> None:
         """Have a worker end the calls that it was sent."""

@@ -28,7 +28,7 @@ from maze_train.workers.pool import WorkerFailedError
 from maze_train.workers.process import BEATS, BUILT, CANCELLED, SIGNALS, process_main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
@@ -107,7 +107,7 @@ class WorkerProcess:
             self._since = time.monotonic()
         self.pending.append(method)
         self._sent += 1
-        with suppress(BrokenPipeError, ConnectionResetError):
+        try:
             command = self._methods.get(method) or self._define(method)
             if args:
                 os.write(self.descriptor, CALL)
@@ -115,6 +115,8 @@ class WorkerProcess:
                 send_message(self.conn, self.process.pid or 0, message)
             else:
                 os.write(self.descriptor, command)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # As in `send_worker`.
 
     def _define(self, method: str) -> bytes:
         """Give a method a number; returns the command that calls it without arguments."""
@@ -138,37 +140,48 @@ class WorkerProcess:
             self._beats, self._since = beats, now
         return now - self._since
 
-    def receive(self, what: str, timeout_s: float) -> Any:
+    def receive(self, calls: Mapping[str, str], timeout_s: float) -> Any:
         """Wait for the result of the oldest call.
 
         Args:
-            what: Name of the call in messages.
+            calls: Names of calls in messages, by method.
             timeout_s: Seconds without a sign of life after which the process counts as hung.
 
         Raises:
             WorkerFailedError: If the worker raised, died or hangs; then it is killed.
         """
-        if not self._numbers[BUILT]:
-            what = BUILDING
+        kind, content = b"", None
         try:
-            while not self._waiting.poll(max(0.0, timeout_s - self.still_s()) * 1000.0):
-                if self.still_s() >= timeout_s:
-                    raise self._hung(what, timeout_s)
+            waited = time.monotonic() - self._since
+            while not self._waiting.poll(max(0.0, timeout_s - waited) * 1000.0):
+                waited = self.still_s()
+                if waited >= timeout_s:
+                    raise self._hung(self._what(calls), timeout_s)
             kind = os.read(self.descriptor, 1)
             self._since = time.monotonic()
             if kind == DONE:
                 self.pending.popleft()
                 return None
-            content: Any = pickle.loads(self.conn.recv_bytes()) if kind else None
+            if kind:
+                content = pickle.loads(self.conn.recv_bytes())
         except (EOFError, OSError):
             kind = b""
         if not kind:
-            raise self._died(what)
+            raise self._died(self._what(calls))
         if kind == FAILED:
+            assert content is not None
             content["text"] = f"{self.name}: {content['text']}"
             raise WorkerFailedError(self.index, **content)
         self.pending.popleft()
         return content
+
+    def _what(self, calls: Mapping[str, str]) -> str:
+        """Name of what the process does, or did last."""
+        if not self._numbers[BUILT]:
+            return BUILDING
+        # A process that has nothing to do may die as well.
+        method = self.pending[0] if self.pending else "waiting"
+        return calls.get(method, method)
 
     def wait(self, deadline: float) -> None:
         """Wait until the process ended, at most until `deadline`."""

@@ -136,11 +136,11 @@ def test_temporary_folders_of_dead_processes(tmp_path, monkeypatch):
 def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
     """Its folder is removed by the next process that starts workers."""
     code = (
-        "import os, sys; from maze_train.envs.workers import start_worker\n"
-        "worker = start_worker(print, 0, 0, range(1), others=[], start_method='forkserver')\n"
+        "import os, sys; from maze_train.workers.process_pool import ProcessPool\n"
+        "pool = ProcessPool([print], ['worker'], {}, start_method='forkserver')\n"
         "print(len(os.listdir(os.environ['TMPDIR'])), flush=True)\n"
         "if sys.argv[1] == 'killed': os.kill(os.getpid(), 9)\n"
-        "worker.process.join()\n"
+        "pool.close()\n"
     )
     for how, left in (("killed", 1), ("ended", 0)):
         command = [sys.executable, "-c", code, how]

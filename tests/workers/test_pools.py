@@ -21,6 +21,7 @@ import pytest
 from toy_workers import ToyWorker, local_class
 
 from maze_train.errors import ConfigError, WorkerError
+from maze_train.files import claim_temporary
 from maze_train.workers import process_pool
 from maze_train.workers.messages import Portable
 from maze_train.workers.places import LocalProcesses, ThisProcess
@@ -64,6 +65,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts pools; afterwards nothing is left of them."""
     resource_tracker.ensure_running()
     forkserver.ensure_running()
+    claim_temporary()
     gc.collect()
     before = descriptors()
     pools: list[WorkerPool] = []
