@@ -384,7 +384,7 @@ class TrainingRunner(ABC):
     def config_text(self) -> str:
         """The configuration as YAML."""
         # Without the directories: who repeats the run wants another one.
-        config = replace(self.config, run_dir=None, resume=None)
+        config = replace(self.config, run_dir=None, resume=None, trust=[])
         return yaml.safe_dump(config_to_dict(config), sort_keys=False)
 
     @property

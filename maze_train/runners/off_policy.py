@@ -159,12 +159,13 @@ class SACRunner(TrainingRunner):
     def _build_buffer(self, model: SoftActorCriticModel) -> BaseReplayBuffer:
         config = self.algorithm
         try:
-            buffer = build_target(
+            buffer: BaseReplayBuffer = build_target(
                 config.replay_buffer,
                 config.replay_buffer_size,
                 self.env.single_observation_space,
                 _action_zeros(model.distribution),
                 key="algorithm.replay_buffer",
+                kind=BaseReplayBuffer,
                 num_envs=self.env.num_envs,
                 seed=self.seeds.integer("replay"),
                 n_steps=config.n_step_returns,
@@ -178,12 +179,6 @@ class SACRunner(TrainingRunner):
             problem = f"the replay buffer can not be made: {error}"
             storage = config.replay_buffer_storage
             raise ConfigError("algorithm.replay_buffer_storage", problem, storage) from error
-        if not isinstance(buffer, BaseReplayBuffer):
-            raise ConfigError(
-                "algorithm.replay_buffer",
-                "expected a subclass of maze_train.BaseReplayBuffer",
-                type(buffer).__name__,
-            )
         return buffer
 
     def _add_demonstrations(self, model: SoftActorCriticModel) -> None:
