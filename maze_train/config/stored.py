@@ -34,6 +34,7 @@ __all__ = [
     "PARTS_OF_ENV",
     "PARTS_OF_POLICY",
     "check_trust",
+    "modules_to_trust",
     "read_settings",
     "settings_of_run",
 ]
@@ -138,7 +139,7 @@ def _problem_of(node: Any) -> str:
 def _text_of(path: Path) -> str:
     """The text of a regular file of bounded size."""
     # Not blocking: to open a pipe would wait for its other end.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("not a regular file")
         content = file.read(MAX_BYTES + 1)
@@ -155,7 +156,8 @@ def _check_plain(text: str) -> None:
     """
     open_nodes: list[set[str] | None] = []  # keys so far; None: a list
     is_key = [False]
-    for event in yaml.parse(text, LOADER):
+    events: Iterator[Any] = yaml.parse(text, LOADER)
+    for event in events:
         where = f"in line {event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
             raise ValueError(f"an alias or a tag {where}, which no run writes")
@@ -255,6 +257,21 @@ def check_trust(
     )
 
 
+def modules_to_trust(config: TrainConfig, has_env: bool = False) -> list[str]:
+    """The modules that one has to trust to continue a run of this configuration.
+
+    Args:
+        config: The configuration.
+        has_env: Whether the caller makes the environment, in place of the id or target.
+    """
+    roots = {
+        path.replace(":", ".").partition(".")[0]
+        for key, path in _targets_in(config)
+        if not _within(path, OFFERED) and not (has_env and _part_of(key) == "env")
+    }
+    return sorted(roots)
+
+
 def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Everything that settings name to be imported, with its key, at any depth."""
     if is_dataclass(node) and not isinstance(node, type):
@@ -284,35 +301,40 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
     None: it may be used, or is not there, which is told where it is built.
     """
     if key == "env.id":
-        module = path.rpartition(":")[0] or "shimmy"
-        return None if _within(module, trust) else ("", module.partition(".")[0])
+        package = path.rpartition(":")[0] or "shimmy"
+        return None if _within(package, trust) else ("", package.partition(".")[0])
     path = path.replace(":", ".")
     is_trusted = _within(path, trust)
     if not is_trusted and not _within(path, OFFERED):
         return "", path.partition(".")[0]
     try:
         module, names = imported(path)
+        found: Any = module
+        for name in names:
+            found = getattr(found, name, None)
+            if found is None:
+                return None
+            if isinstance(found, ModuleType):  # such as one that this module imports for itself
+                return f" ({name} is a module of its own)", ""
     except ConfigError:
         return None
-    found: Any = module
-    for name in names:
-        found = getattr(found, name, None)
-        if found is None:
-            return None
-        if isinstance(found, ModuleType):  # such as one that this module imports for itself
-            return f" ({name} is a module of its own)", ""
+    except ImportError as error:  # of a name that is imported when it is first used
+        return f" ({error})", ""
     is_maker = isinstance(found, type) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
     if is_trusted:
         is_own = _within(home, [*trust, *OFFERED])
         return None if is_own else (f" (defined in {home})", home.partition(".")[0])
-    if kind is None:
-        is_kind = isinstance(found, type) and is_dataclass(found)
-    else:
-        is_kind = isinstance(found, type) and issubclass(found, locate(kind))
-    if is_kind and _within(home, OFFERED) and not _within(home, UNSAFE):
+    if _is_offered(found, home, kind):
         return None
     return f" (expected a class of {kind or 'settings'})", module.__name__
+
+
+def _is_offered(found: Any, home: str, kind: str | None) -> bool:
+    """Whether something is a class of a part, or of settings, that needs no trust."""
+    if not isinstance(found, type) or not _within(home, OFFERED) or _within(home, UNSAFE):
+        return False
+    return is_dataclass(found) if kind is None else issubclass(found, locate(kind))
 
 
 def _within(name: str, modules: Collection[str]) -> bool:

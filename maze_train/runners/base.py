@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -27,7 +26,7 @@ from maze_train.runners.parts import (
     shortened,
 )
 from maze_train.runners.result import TrainingResult
-from maze_train.runners.run_dir import check_is_free, make_run_dir, write_config
+from maze_train.runners.run_dir import check_is_free, how_to_go_on, make_run_dir, write_config
 from maze_train.runners.vector_envs import build_vector_env, num_env_threads
 from maze_train.seeding import Seeds, draw_seed
 from maze_train.tracking.build import build_writers
@@ -389,9 +388,7 @@ class TrainingRunner(ABC):
 
     @property
     def _how_to_go_on(self) -> str:
-        if self.env_factory.maker is not None:
-            return f"to go on: train(env=..., resume={str(self.run_dir)!r})"
-        return f"to go on: maze-run resume={shlex.quote(str(self.run_dir))}"
+        return how_to_go_on(self.run_dir, self.config, self.env_factory.maker is not None)
 
     @property
     def _name(self) -> str:

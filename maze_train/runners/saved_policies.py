@@ -101,10 +101,10 @@ def read_saved_policy(
     directory = Path(run_dir)
     if (directory / BEST).is_dir():
         directory = directory / BEST
-    settings = read_settings(directory)
-    check_trust(settings, directory, trust, own, uses)
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
+    settings = read_settings(directory)
+    check_trust(settings, directory, trust, own, uses)
     return SavedPolicy(
         directory,
         load_config(settings),
