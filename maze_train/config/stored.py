@@ -33,6 +33,7 @@ __all__ = [
     "PARTS",
     "PARTS_OF_ENV",
     "PARTS_OF_POLICY",
+    "check_plain",
     "check_trust",
     "modules_to_trust",
     "read_settings",
@@ -41,7 +42,7 @@ __all__ = [
 
 CONFIG_FILE = "config.yaml"
 
-MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 1_000_000, 50, 1_000
+MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 """Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one comes with most wheels
@@ -107,7 +108,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     try:
         text = _text_of(path)
-        _check_plain(text)
+        check_plain(text)
         node = yaml.load(text, LOADER)
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{path} is missing") from error
@@ -137,23 +138,23 @@ def _problem_of(node: Any) -> str:
 
 
 def _text_of(path: Path) -> str:
-    """The text of a regular file of bounded size."""
+    """The text of a regular file, cut above the largest size."""
     # Not blocking: to open a pipe would wait for its other end.
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("not a regular file")
         content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES:,} bytes")
     return content.decode()
 
 
-def _check_plain(text: str) -> None:
-    """Refuse YAML that means more than it says, before anything is made of it.
+def check_plain(text: str) -> None:
+    """Refuse YAML that no run writes, before anything is made of it.
 
     Raises:
         ValueError: If there are aliases, tags, keys that come twice, or bounds are exceeded.
     """
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES:,} bytes")
     open_nodes: list[set[str] | None] = []  # keys so far; None: a list
     is_key = [False]
     events: Iterator[Any] = yaml.parse(text, LOADER)

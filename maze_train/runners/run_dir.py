@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maze_train.config.stored import CONFIG_FILE, modules_to_trust
+from maze_train.config.stored import CONFIG_FILE, check_plain, modules_to_trust
 from maze_train.errors import ConfigError
 from maze_train.files import atomic_write
 
@@ -56,8 +56,12 @@ def write_config(run_dir: Path, text: str) -> None:
     """Write the configuration of a run.
 
     Raises:
-        ConfigError: If it can not be written.
+        ConfigError: If it can not be written, or not be read again.
     """
+    try:
+        check_plain(text)
+    except ValueError as error:
+        raise ConfigError(CONFIG_FILE, f"could not be read again: it would be {error}") from error
     try:
         with atomic_write(run_dir / CONFIG_FILE) as file:
             file.write(text.encode())

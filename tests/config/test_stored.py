@@ -13,7 +13,7 @@ from maze_train.config.loading import config_to_dict, load_config
 from maze_train.config.resuming import stored_settings
 from maze_train.config.stored import PARTS, check_trust, modules_to_trust, read_settings
 from maze_train.errors import ConfigError
-from maze_train.runners.run_dir import how_to_go_on
+from maze_train.runners.run_dir import how_to_go_on, write_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,3 +147,11 @@ def test_the_command_that_goes_on_has_the_words() -> None:
     assert command == "to go on: maze-run resume=run trust=[my,own_stored]"
     call = how_to_go_on(Path("run"), config, has_env=True)
     assert call == "to go on: train(env=..., resume='run', trust=['my'])"
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    """A run must not end with a configuration that nothing can open."""
+    config = config_to_dict(load_config({**BASE, "env.kwargs": {"walls": [1] * 100_000}}))
+    with pytest.raises(ConfigError, match=r"config\.yaml: could not be read again: .* larger than"):
+        write_config(tmp_path, yaml.safe_dump(config))
+    assert not (tmp_path / "config.yaml").exists()

@@ -260,9 +260,9 @@ HARMFUL = {
     "python": ("a: !!python/object/apply:os.system [ls]", "an alias or a tag in line 1"),
     "type": ("a: !!bool maybe", "an alias or a tag in line 1"),
     "twice": ("a:\n  seed: 1\n  seed: 2", "'seed' for the second time in line 3"),
-    "number": ("a: " + ":".join(["1"] * 300_000), "a number of 599,999 digits"),
+    "number": ("a: " + ":".join(["1"] * 100_000), "a number of 199,999 digits"),
     "float": ("a: " + ":".join(["1"] * 400) + ".0", "int too large"),
-    "size": ("a: " + "x" * 2_000_000, "larger than 1,000,000 bytes"),
+    "size": ("a: " + "x" * 2_000_000, "larger than 250,000 bytes"),
     "no text": (b"\xff", "can't decode"),
 }
 
