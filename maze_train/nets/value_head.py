@@ -11,10 +11,11 @@ from maze_train.functional.value_loss import (
     squared_value_loss_and_gradient,
     two_hot_loss,
 )
-from maze_train.functional.value_transforms import ValueTransform, support_to_scalar
+from maze_train.functional.value_transforms import support_to_scalar
 from maze_train.targets import build_target
 
 if TYPE_CHECKING:
+    from maze_train.functional.value_transforms import ValueTransform
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor
 
@@ -42,9 +43,7 @@ class ValueHead:
         """The head that a model configuration asks for."""
         transform = None
         if config.value_transform is not None:
-            transform = build_target(
-                config.value_transform, key="model.value_transform", kind=ValueTransform
-            )
+            transform = build_target(config.value_transform, key="model.value_transform")
         support = None
         if config.value_support is not None:
             support = (config.value_support[0], config.value_support[1])
