@@ -18,7 +18,7 @@ from maze_train.targets import TARGET
 from maze_train.training.policy_files import TrainedPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gymnasium import Env
 
@@ -65,7 +65,7 @@ def train(
             overrides[key] = str(overrides[key])
     resume = overrides.get("resume")
     if algorithm is None and resume not in (None, AUTO) and (env is None or callable(env)):
-        config = load_config(stored_settings(resume, overrides))
+        config = load_config(stored_settings(resume, overrides, has_env=env is not None))
         maker = None if env is None else EnvFactory.from_any(env).maker
         return build_runner(config, maker and EnvFactory(config.env, maker)).run()
     if env is None:  # recorded episodes need none; other algorithms say so
@@ -130,14 +130,16 @@ def run_rollout(
     return RolloutRunner(config, env_factory, own_policy).run()
 
 
-def load_policy(run_dir: str | Path) -> TrainedPolicy:
+def load_policy(run_dir: str | Path, trust: Sequence[str] = ()) -> TrainedPolicy:
     """The best policy of a run.
 
     Args:
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`).
+        trust: Modules of its networks, if these are of one's own: their code is run.
 
     Raises:
+        ConfigError: If it names what is neither of this package nor of `torch.nn`, nor trusted.
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
-    saved = read_saved_policy(run_dir)
+    saved = read_saved_policy(run_dir, trust)
     return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)  # type: ignore[arg-type]  # an ActingModel

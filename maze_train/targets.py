@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
 
-__all__ = ["build_target", "is_target", "locate"]
+__all__ = ["build_target", "imported", "is_target", "locate", "maker_of"]
 
 TARGET = "_target_"
 
@@ -28,52 +31,122 @@ def locate(path: str, key: str = TARGET) -> Any:
     Raises:
         ConfigError: If the module can not be imported or has no such attribute.
     """
+    found, names = imported(path, key)
+    where = getattr(found, "__name__", "")
+    for name in names:
+        if not hasattr(found, name):
+            close = nearest(name, dir(found), count=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(key, f"{where} has no {name!r}{hint}", path)
+        found = getattr(found, name)
+    return found
+
+
+def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
+    """The longest module that a dotted path begins with, imported, and the names that follow.
+
+    Raises:
+        ConfigError: If there is none, or it can not be imported.
+    """
     parts = path.replace(":", ".").split(".")
     if not all(part.isidentifier() for part in parts) or len(parts) < 2:
         raise ConfigError(key, "expected a dotted path such as my_package.my_module.MyClass", path)
     for length in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:length])
         try:
-            found: Any = importlib.import_module(module_name)
+            return importlib.import_module(module_name), parts[length:]
         except ModuleNotFoundError as error:
             if error.name is None or not (module_name + ".").startswith(error.name + "."):
                 raise ConfigError(key, f"importing {module_name} failed: {error}", path) from error
-            continue
-        for attribute in parts[length:]:
-            if not hasattr(found, attribute):
-                close = nearest(attribute, dir(found), count=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise ConfigError(key, f"{module_name} has no {attribute!r}{hint}", path)
-            found = getattr(found, attribute)
-        return found
     raise ConfigError(key, f"there is no module {parts[0]!r} on the Python path", path)
 
 
-def build_target(node: Mapping[str, Any], *args: Any, key: str = "", **kwargs: Any) -> Any:
+def maker_of(path: str, key: str, kind: type | None = None) -> Callable[..., Any]:
+    """The class or function that a dotted path names, for a part of some kind.
+
+    Args:
+        path: The dotted path.
+        key: Dotted name of the setting, for error messages.
+        kind: What a class has to derive from; None: anything. A function may return such an object,
+            but those of Python's standard library do not, and are refused.
+
+    Raises:
+        ConfigError: If it can not be found, or makes no such part.
+    """
+    found = locate(path, key)
+    home = str(getattr(found, "__module__", "")).partition(".")[0]
+    if isinstance(found, type):
+        makes_it = kind is None or issubclass(found, kind)
+    else:
+        makes_it = callable(found) and not (
+            inspect.isroutine(found) and home in sys.stdlib_module_names
+        )
+    if not makes_it:
+        wanted = "a class or function"
+        if kind is not None:
+            wanted = f"a subclass of {_public_name(kind)}, or a function that returns one"
+        raise ConfigError(key, f"expected {wanted}", path)
+    return found  # type: ignore[no-any-return]  # callable
+
+
+def _public_name(cls: type) -> str:
+    """The shortest dotted path of a class."""
+    parts = cls.__module__.split(".")
+    for length in range(1, len(parts) + 1):
+        module = ".".join(parts[:length])
+        if getattr(sys.modules.get(module), cls.__name__, None) is cls:
+            return f"{module}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def build_target(
+    node: Mapping[str, Any], *args: Any, key: str = "", kind: type | None = None, **kwargs: Any
+) -> Any:
     """Build the object that a node names: `locate(node[_target_])(*args, **node, **kwargs)`.
 
-    Nested nodes that name an object are built first. Keys of the node win over `kwargs`.
+    Nested nodes that name an object are built first, after all of them were found and checked. Keys
+    of the node win over `kwargs`.
 
     Args:
         node: A mapping with the key `_target_`.
         *args: Positional arguments put before those of the node.
         key: Dotted name of the node in the configuration, for error messages.
+        kind: The class of the object, see `maker_of`; None: any.
         **kwargs: Arguments that the caller supplies.
 
     Raises:
-        ConfigError: If the target can not be found, is not callable, or refuses its arguments.
+        ConfigError: If a target can not be found, makes no such part, or refuses its arguments.
     """
-    target = locate(str(node[TARGET]), key=f"{key}.{TARGET}" if key else TARGET)
-    if not callable(target):
-        raise ConfigError(key, "expected a class or function", node[TARGET])
-    given = {
-        name: build_target(value, key=f"{key}.{name}".lstrip(".")) if is_target(value) else value
-        for name, value in node.items()
-        if name != TARGET
-    }
+    _check_targets(node, key, kind)
+    return _built(node, args, kwargs, key, kind)
+
+
+def _check_targets(node: Mapping[str, Any], key: str, kind: type | None) -> None:
+    """Find all targets of a node, before anything is called."""
+    maker_of(str(node[TARGET]), f"{key}.{TARGET}".lstrip("."), kind)
+    for name, value in node.items():
+        if is_target(value):
+            _check_targets(value, f"{key}.{name}".lstrip("."), None)
+
+
+def _built(
+    node: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: str,
+    kind: type | None,
+) -> Any:
+    """Build the object that a node names, whose targets were checked."""
+    given = {name: value for name, value in node.items() if name != TARGET}
+    for name, value in given.items():
+        if is_target(value):
+            given[name] = _built(value, (), {}, f"{key}.{name}".lstrip("."), None)
     try:
-        return target(*args, **{**kwargs, **given})
+        built = locate(str(node[TARGET]))(*args, **{**kwargs, **given})
     except ConfigError as error:
         raise error.below(key) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(key, f"calling {node[TARGET]} failed: {error}") from error
+    if kind is not None and not isinstance(built, kind):
+        raise ConfigError(key, f"expected a {_public_name(kind)}", type(built).__name__)
+    return built

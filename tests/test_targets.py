@@ -4,6 +4,7 @@ import collections
 import textwrap
 
 import pytest
+import torch
 
 from maze_train.errors import ConfigError
 from maze_train.targets import build_target, is_target, locate
@@ -14,7 +15,19 @@ def own_modules(tmp_path, monkeypatch):
     """Modules of a user: one that works, one that lacks a package, one that raises."""
     (tmp_path / "own_good.py").write_text(
         textwrap.dedent("""
+            import pathlib
+            import torch
+
             LIMIT = 3
+
+            def linear():
+                return torch.nn.Linear(1, 1)
+
+            def nothing():
+                return []
+
+            def touch():
+                pathlib.Path("marker").touch()
 
             class Part:
                 class Inner:
@@ -92,7 +105,10 @@ def test_nested_objects_are_built_first(own_modules):
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"_target_": "own_good.LIMIT"}, r"model.part = 'own_good.LIMIT': expected a class"),
+        (
+            {"_target_": "own_good.LIMIT"},
+            r"model.part._target_ = .*: expected a class or function",
+        ),
         ({"_target_": "own_good.Part"}, r"model.part: calling own_good.Part failed: .*'size'"),
         (
             {"_target_": "own_good.Part", "size": 1, "colour": "red"},
@@ -121,3 +137,31 @@ def test_a_value_that_the_object_refuses_is_named(own_modules, node):
     """A value out of the object's range is an error of the configuration."""
     with pytest.raises(ConfigError, match=r"model.part: calling .* failed"):
         build_target(node, key="model.part")
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("own_good.Part", "expected a subclass of torch.nn.Module, or a function"),
+        ("subprocess.getoutput", "expected a subclass of torch.nn.Module, or a function"),
+        ("torch.nn.Linear", "model.part.bias._target_ = 'os.system': expected a class"),
+    ],
+)
+def test_nothing_is_called_before_all_targets_were_checked(
+    own_modules, tmp_path, monkeypatch, target, problem
+):
+    """A class of another kind, and functions of the standard library, nested ones included."""
+    monkeypatch.chdir(tmp_path)
+    touch = {"_target_": "own_good.touch"}
+    nested = {"size": touch, "bias": {"_target_": "os.system", "command": "touch marker"}}
+    with pytest.raises(ConfigError, match=problem):
+        build_target({"_target_": target, **nested}, key="model.part", kind=torch.nn.Module)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_function_may_make_a_part(own_modules):
+    """What it returns is checked: its kind is not known before."""
+    built = build_target({"_target_": "own_good.linear"}, key="model.part", kind=torch.nn.Module)
+    assert isinstance(built, torch.nn.Linear)
+    with pytest.raises(ConfigError, match=r"model.part = 'list': expected a torch.nn.Module"):
+        build_target({"_target_": "own_good.nothing"}, key="model.part", kind=torch.nn.Module)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import yaml
-
-from maze_train.config.loading import config_to_dict, load_config, named_option
-from maze_train.config.train_config import RunnerConfig
+from maze_train.config.loading import config_to_dict, named_option, values_by_field
+from maze_train.config.stored import (
+    CONFIG_FILE,
+    PARTS,
+    check_trust,
+    read_settings,
+    settings_of_run,
+)
+from maze_train.config.train_config import RunnerConfig, TrainConfig
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.targets import TARGET
-
-if TYPE_CHECKING:
-    from maze_train.config.train_config import TrainConfig
 
 __all__ = [
     "AUTO",
@@ -28,7 +30,6 @@ __all__ = [
 ]
 
 AUTO = "auto"
-CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 
 FREE = (
@@ -46,6 +47,7 @@ FREE = (
     "runner",
     "total_steps",
     "tracking",
+    "trust",
 )
 """Settings, and sections of settings, that may differ: where a run takes place, how long, and what
 it writes."""
@@ -90,29 +92,39 @@ def _run_dir_of(resume: str) -> Path:
     return directory
 
 
-def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+def stored_settings(
+    resume: str, changes: Mapping[str, Any], has_env: bool = False
+) -> dict[str, Any]:
     """The settings of a run with some changes, for `load_config`.
 
     Args:
         resume: Directory of a run, or of one of its checkpoints.
         changes: Settings as `load_config` takes them. A runner by name, such as `runner="local"`,
             keeps what all runners have, such as the number of environments.
+        has_env: Whether the caller makes the environment, in place of the id or target.
 
     Raises:
-        ConfigError: If there is no run in the directory, or the changes are those of an experiment.
+        ConfigError: If there is no run in the directory, the changes are those of an experiment, or
+            the run names what is not trusted, see `check_trust`.
         RunDirectoryError: If its configuration is damaged.
     """
     if "experiment" in changes:
         problem = "a run that is continued has its own settings: leave this out"
         raise ConfigError("experiment", problem, changes["experiment"])
-    stored = _read(_run_dir_of(resume))
+    directory = _run_dir_of(resume)
+    stored, own = read_settings(directory), values_by_field(TrainConfig, changes)
+    if not isinstance(stored.get("runner"), dict):
+        raise RunDirectoryError(f"{directory / CONFIG_FILE} is damaged: it names no runner")
     changes = {**changes, "resume": resume}
     runner = changes.get("runner")
     if isinstance(runner, str):
         shared = {field.name for field in fields(RunnerConfig)}
         kept = {key: value for key, value in stored["runner"].items() if key in shared}
         changes["runner"] = named_option("runner", runner) | kept
-    return {**stored, **changes}
+    values = values_by_field(TrainConfig, {**stored, **changes})
+    uses = [part for part in PARTS if part != "env" or not has_env]
+    check_trust(values, directory, own.get("trust"), own, uses)
+    return values
 
 
 def continued(config: TrainConfig, directory: Path) -> TrainConfig:
@@ -122,7 +134,7 @@ def continued(config: TrainConfig, directory: Path) -> TrainConfig:
         ConfigError: If a setting differs that influences the numbers of the run.
         RunDirectoryError: If the configuration of the run is damaged.
     """
-    stored = load_config(_read(directory))
+    stored = settings_of_run(directory, config)
     if config.seed is None:
         config = replace(config, seed=stored.seed)
     before, now = _leaves(config_to_dict(stored)), _leaves(config_to_dict(config))
@@ -144,17 +156,6 @@ def continued(config: TrainConfig, directory: Path) -> TrainConfig:
             now.get(key),
         )
     return config
-
-
-def _read(directory: Path) -> dict[str, Any]:
-    path = directory / CONFIG_FILE
-    try:
-        node = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    if not isinstance(node, dict) or not isinstance(node.get("runner"), dict):
-        raise RunDirectoryError(f"{path} is damaged: expected the configuration of a run")
-    return node
 
 
 def _matters(key: str, config: TrainConfig) -> bool:

@@ -83,6 +83,10 @@ class RolloutConfig:
     """Directory of the results; null: <run>/rollouts/<date>_<time>, without a run
     outputs/<env>-<policy>-rollout/<date>_<time>."""
 
+    trust: list[str] = field(default_factory=list)
+    """Modules beside this package, PyTorch and gymnasium that the configuration of `run` may name,
+    such as `[my_envs, my_nets]`: their code is run."""
+
     def __post_init__(self) -> None:
         self._check_policy()
         self._check_episodes()

@@ -8,11 +8,15 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from maze_train.config.loading import build_config, values_by_field
-from maze_train.config.resuming import CONFIG_FILE
 from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
+from maze_train.config.stored import (
+    CONFIG_FILE,
+    PARTS_OF_ENV,
+    PARTS_OF_POLICY,
+    check_trust,
+    read_settings,
+)
 from maze_train.errors import ConfigError, DatasetError, RunDirectoryError
 from maze_train.targets import TARGET
 
@@ -49,7 +53,8 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
 
     Raises:
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, values
-            contradict each other, or there is no saved policy in the directory of the run.
+            contradict each other, there is no saved policy in the directory of the run, or that
+            names what is not trusted, see `check_trust`.
         RunDirectoryError: If the configuration of the run is damaged.
     """
     values = values_by_field(RolloutConfig, node)
@@ -57,11 +62,20 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         values["seeds"] = plain_seeds(values["seeds"])
     run, env = values.get("run"), values.get("env")
     if isinstance(run, (str, os.PathLike)) and values.get("policy") is None and str(run).strip():
-        stored = stored_settings(policy_directory(run))
+        directory = policy_directory(run)
+        stored = read_settings(directory)
+        if "env" not in stored:
+            problem = "expected settings of the environment"
+            raise RunDirectoryError(f"{directory / CONFIG_FILE} is damaged: {problem}")
         if env is None or isinstance(env, Mapping):
             values["env"] = joined_env(stored["env"], env or {})
             if not any(values["env"].get(name) for name in ENV_NAMES):
                 raise ConfigError("env", f"{CHOOSE_ENV}{recorded_in(stored)}")
+            settings = {**stored, "env": values["env"]}
+            own = {"env": env}
+            check_trust(
+                settings, directory, values.get("trust"), own, (*PARTS_OF_POLICY, *PARTS_OF_ENV)
+            )
     return build_config(RolloutConfig, values)
 
 
@@ -103,23 +117,6 @@ def plain_seeds(seeds: Any) -> Any:
         int(seed) if isinstance(seed, Integral) and not isinstance(seed, bool) else seed
         for seed in seeds
     ]
-
-
-def stored_settings(directory: Path) -> dict[str, Any]:
-    """The configuration beside a saved policy; it has settings of an environment.
-
-    Raises:
-        RunDirectoryError: If it is damaged.
-    """
-    path = directory / CONFIG_FILE
-    try:
-        settings: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-        env = settings["env"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    if not isinstance(env, dict):
-        raise RunDirectoryError(f"{path} is damaged: expected settings of the environment")
-    return settings
 
 
 def recorded_in(settings: Mapping[str, Any]) -> str:

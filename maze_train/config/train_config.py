@@ -132,6 +132,10 @@ class TrainConfig:
     """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in
     run_dir if there is one, else start it; null: start a new run."""
 
+    trust: list[str] = field(default_factory=list)
+    """Modules beside this package, PyTorch and gymnasium that the configuration of the run in
+    `resume` or `base_run` may name, such as `[my_envs, my_nets]`: their code is run."""
+
     def __post_init__(self) -> None:
         self._check_experience()
         if self.seed is not None:

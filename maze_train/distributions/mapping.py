@@ -161,11 +161,7 @@ def _check_override(key: str, override: Any) -> None:
 def _build_family(key: str, override: Override, space: Space[Any]) -> Distribution:
     """Build what an override names for one space; `key` is the override's place in the config."""
     if isinstance(override, Mapping) and TARGET in override:
-        built = build_target(override, space, key=key)
-        if not isinstance(built, Distribution):
-            raise ConfigError(
-                f"{key}.{TARGET}", "expected a subclass of Distribution", override[TARGET]
-            )
+        built: Distribution = build_target(override, space, key=key, kind=Distribution)
         return built
     settings = {"name": override} if isinstance(override, str) else dict(override)
     name = settings.pop("name")

@@ -23,7 +23,7 @@ from maze_train.envs.factory import (
     wrong_arguments,
 )
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.targets import locate
+from maze_train.targets import maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -239,7 +239,7 @@ def load_creator(name: str, spec: EnvSpec | None) -> Callable[..., Any]:
         ConfigError: If it can not be imported, or does not make vector environments.
     """
     if spec is None:
-        creator: Any = locate(name, key="env._target_")
+        creator: Any = maker_of(name, "env._target_", VectorEnv)
     elif callable(spec.vector_entry_point):
         creator = spec.vector_entry_point
     else:

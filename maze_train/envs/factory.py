@@ -20,7 +20,7 @@ from maze_train.errors import (
     MissingExtraError,
     nearest,
 )
-from maze_train.targets import build_target, locate
+from maze_train.targets import build_target, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,7 +272,7 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
 def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
     """Build an environment from a class or function, with a time limit when one is set."""
     target = str(config.target)
-    make = maker if maker is not None else locate(target, key="env._target_")
+    make = maker if maker is not None else maker_of(target, "env._target_", gymnasium.Env)
     try:
         env = make(**config.kwargs)
     except MazeTrainError:
@@ -294,13 +294,11 @@ def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.E
 def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnasium.Env[Any, Any]:
     """Put the wrapper that a configuration node names around an environment."""
     try:
-        wrapped = build_target(node, env, key=key)
+        wrapped: gymnasium.Env[Any, Any] = build_target(node, env, key=key, kind=gymnasium.Env)
     except MazeTrainError:
         raise
     except Exception as error:
         raise EnvError(f"{key} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(wrapped, gymnasium.Env):
-        raise ConfigError(key, f"expected it to return a gymnasium.Env, got {wrapped!r}", node)
     return wrapped
 
 

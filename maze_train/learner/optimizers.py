@@ -74,7 +74,7 @@ class ModuleOptimizer:
         extra = {"lr": scheduled_value(lr, Progress())} | self._defaults(optimizer_class, node)
         self.optimizer: torch.optim.Optimizer | None = None
         if owned:
-            self.optimizer = build_target(node, owned, key=key, **extra)
+            self.optimizer = build_target(node, owned, key=key, kind=torch.optim.Optimizer, **extra)
 
     def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that are not given: the field's epsilon, and the fused kernel.

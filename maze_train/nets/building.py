@@ -157,9 +157,7 @@ def build_own(
         sizes["action_size"] = action_size
         inputs.append(torch.zeros(ROWS, action_size))
         described += f" and actions [{ROWS}, {action_size}]"
-    net = build_target(node, key=key, observation_space=space, **sizes)
-    if not isinstance(net, nn.Module):
-        raise ConfigError(key, "expected a torch.nn.Module", type(net).__name__)
+    net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
     net.eval()
     with torch.no_grad():
         try:

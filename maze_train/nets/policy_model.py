@@ -257,14 +257,13 @@ def _wrapped(node: Mapping[str, Any], model: PolicyModel, space: spaces.Space[An
     if TARGET not in node:
         raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)
     try:
-        wrapped = build_target(node, model, key=WRAPPER_KEY)
+        wrapped = build_target(node, model, key=WRAPPER_KEY, kind=nn.Module)
     except ConfigError:
         raise
     except Exception as error:
         problem = f"calling {node[TARGET]} failed: {type(error).__name__}: {error}"
         raise ConfigError(WRAPPER_KEY, problem) from error
-    if not isinstance(wrapped, nn.Module):
-        raise ConfigError(WRAPPER_KEY, "expected a torch.nn.Module", type(wrapped).__name__)
+    assert isinstance(wrapped, nn.Module)
     distribution = getattr(wrapped, "distribution", None)
     if not isinstance(distribution, Distribution):
         raise ConfigError(

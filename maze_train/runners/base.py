@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -29,7 +28,7 @@ from maze_train.runners.parts import (
     shortened,
 )
 from maze_train.runners.result import TrainingResult
-from maze_train.runners.run_dir import check_is_free, make_run_dir, write_config
+from maze_train.runners.run_dir import check_is_free, how_to_go_on, make_run_dir, write_config
 from maze_train.runners.vector_envs import build_vector_env, num_env_threads
 from maze_train.seeding import Seeds, draw_seed
 from maze_train.tracking.build import build_writers
@@ -385,11 +384,9 @@ class TrainingRunner(ABC):
     def config_text(self) -> str:
         """The configuration as YAML."""
         # Without the directories: who repeats the run wants another one.
-        config = replace(self.config, run_dir=None, resume=None)
+        config = replace(self.config, run_dir=None, resume=None, trust=[])
         return yaml.safe_dump(config_to_dict(config), sort_keys=False)
 
     @property
     def _how_to_go_on(self) -> str:
-        if self.env_factory.maker is not None:
-            return f"to go on: train(env=..., resume={str(self.run_dir)!r})"
-        return f"to go on: maze-run resume={shlex.quote(str(self.run_dir))}"
+        return how_to_go_on(self.run_dir, self.config, self.env_factory.maker is not None)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.spaces import Box
 
-from maze_train.config.loading import load_config
-from maze_train.config.resuming import stored_settings
+from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
 from maze_train.distributions.mapping import DEFAULTS, FAMILIES
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.nets.building import input_space
@@ -107,10 +106,10 @@ def with_base_model(config: TrainConfig, resumed_dir: Path | None) -> TrainConfi
     if any(getattr(given, name) != getattr(defaults, name) for name in POLICY_SETTINGS):
         return config
     if resumed_dir is not None:
-        stored = load_config(stored_settings(str(resumed_dir), {}))
+        stored = settings_of_run(resumed_dir, config, PARTS_OF_POLICY)
         own: dict[str, Any] = {name: getattr(stored.model, name) for name in POLICY_SETTINGS}
     else:
-        saved = _read(directory)
+        saved = _read(config)
         own = policy_settings(saved.config.model, saved.config.algorithm, _spaces(saved))
         _check_can_learn(config, own, saved)
     try:
@@ -132,7 +131,7 @@ def check_base_spaces(config: TrainConfig, own_spaces: tuple[Any, Any]) -> None:
     """
     assert config.base_run is not None
     problem = "its policy has the {kind} space {found}, the environment has {wanted}"
-    saved = _read(config.base_run)
+    saved = _read(config)
     check_same_spaces(KEY, problem, _spaces(saved), own_spaces, config.base_run)
 
 
@@ -153,7 +152,7 @@ def take_over(config: TrainConfig, model: nn.Module) -> TakenOver:
     """
     assert config.base_run is not None
     directory = config.base_run
-    saved = _read(directory)
+    saved = _read(config)
     _check_settings(config, saved)
     found, wanted = _by_part(saved.weights), _by_part(model.state_dict())
     _check_weights(directory, found, wanted)
@@ -199,9 +198,11 @@ def policy_settings(
     return {**settings, "distributions": families}
 
 
-def _read(directory: str) -> SavedPolicy:
+def _read(config: TrainConfig) -> SavedPolicy:
+    directory = config.base_run
+    assert directory is not None
     try:
-        return read_saved_policy(directory)
+        return read_saved_policy(directory, config.trust, config)
     except RunDirectoryError as error:
         raise ConfigError(KEY, str(error), directory) from error
     except ConfigError as error:

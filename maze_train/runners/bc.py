@@ -282,17 +282,15 @@ class BCRunner(TrainingRunner):
                     f"no part of {self.spaces[1]} is discrete; expected none",
                     config.class_weights,
                 )
-        key = "algorithm.loss"
-        loss = build_target(
+        loss: BCLoss = build_target(
             config.loss,
             model.distribution,
-            key=key,
+            key="algorithm.loss",
+            kind=BCLoss,
             box_loss=config.box_loss,
             entropy_coef=config.entropy_coef,
             class_weights=weights,
         )
-        if not isinstance(loss, BCLoss):
-            raise ConfigError(key, "expected a subclass of maze_train.BCLoss", type(loss).__name__)
         return loss
 
     def build_evaluators(self) -> list[Evaluator]:

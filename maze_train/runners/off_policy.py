@@ -174,12 +174,13 @@ class SACRunner(TrainingRunner):
     def _build_buffer(self, model: SoftActorCriticModel) -> BaseReplayBuffer:
         config = self.algorithm
         try:
-            buffer = build_target(
+            buffer: BaseReplayBuffer = build_target(
                 config.replay_buffer,
                 config.replay_buffer_size,
                 self.env.single_observation_space,
                 _action_zeros(model.distribution),
                 key="algorithm.replay_buffer",
+                kind=BaseReplayBuffer,
                 num_envs=self.env.num_envs,
                 seed=self.seeds.integer("replay"),
                 n_steps=config.n_step_returns,

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from maze_train.errors import ConfigError, EnvError, RunDirectoryError
+from maze_train.errors import EnvError, RunDirectoryError
 from maze_train.targets import build_target
 from maze_train.tracking.rows import read_rows
 from maze_train.training.config import TRIAL_STEPS
@@ -51,10 +51,7 @@ def own_evaluators(config: EvaluationConfig) -> list[Evaluator]:
     evaluators: list[Evaluator] = []
     for i, node in enumerate(config.evaluators):
         key = f"evaluation.evaluators[{i}]"
-        evaluator = build_target(node, key=key)
-        if not isinstance(evaluator, Evaluator):
-            raise ConfigError(key, "expected a subclass of maze_train.Evaluator")
-        evaluators.append(evaluator)
+        evaluators.append(build_target(node, key=key, kind=Evaluator))
     return evaluators
 
 

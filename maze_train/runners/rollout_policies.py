@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.rollout_config import RANDOM
+from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent, built_policy
 from maze_train.rollout.rollout_generator import (
     agent_maker,
@@ -210,7 +211,8 @@ def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
         RunDirectoryError: If the run has no policy, or it is damaged.
     """
     if config.run is not None:
-        saved = read_saved_policy(config.run)
+        parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
+        saved = read_saved_policy(config.run, config.trust, config, parts)
         saved.make_model()  # what does not fit is told here, and not by a worker
         return TrainedActions(saved, config.deterministic)
     if not isinstance(config.policy, dict):

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from maze_train.config.loading import load_config
-from maze_train.config.resuming import CONFIG_FILE
 from maze_train.config.rollout_loading import WEIGHTS_FILE, policy_nearby
+from maze_train.config.stored import PARTS_OF_POLICY, check_trust, read_settings
 from maze_train.errors import RunDirectoryError
 from maze_train.targets import locate
 from maze_train.training.policy_files import read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     import torch
     from gymnasium import spaces
     from torch import nn
@@ -99,14 +99,22 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], directory: 
             raise RunDirectoryError(f"the weights in {directory} are damaged: {name} is not finite")
 
 
-def read_saved_policy(run_dir: str | Path) -> SavedPolicy:
+def read_saved_policy(
+    run_dir: str | Path,
+    trust: Sequence[str] = (),
+    own: Any = None,
+    uses: Collection[str] = PARTS_OF_POLICY,
+) -> SavedPolicy:
     """The best policy of a run.
 
     Args:
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`).
+        trust: Modules that its configuration may name, see `check_trust`, as for the next two.
+        own: Settings of the user, who trusts what they name.
+        uses: Parts of its configuration that are going to be built.
 
     Raises:
-        ConfigError: If its configuration names a class that is not there.
+        ConfigError: If its configuration names a class that is not there, or not trusted.
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
     directory = Path(run_dir)
@@ -117,16 +125,11 @@ def read_saved_policy(run_dir: str | Path) -> SavedPolicy:
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
-    path = directory / CONFIG_FILE
-    try:
-        node = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
-    if not isinstance(node, dict):
-        raise RunDirectoryError(f"{path} is damaged: expected the configuration of a run")
+    settings = read_settings(directory)
+    check_trust(settings, directory, trust, own, uses)
     return SavedPolicy(
         directory,
-        load_config(node),
+        load_config(settings),
         observation_space,
         action_space,
         weights,

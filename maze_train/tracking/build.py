@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maze_train.errors import ConfigError
 from maze_train.targets import build_target
 from maze_train.tracking.console import ConsoleWriter
 from maze_train.tracking.curve import LearningCurveWriter
@@ -38,11 +37,6 @@ def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
     if config.plot:
         writers.append(LearningCurveWriter())
     for i, node in enumerate(config.writers):
-        writer = build_target(node, key=f"tracking.writers[{i}]")
-        if not isinstance(writer, MetricsWriter):
-            raise ConfigError(
-                f"tracking.writers[{i}]", "expected a class derived from maze_train.MetricsWriter"
-            )
-        writers.append(writer)
+        writers.append(build_target(node, key=f"tracking.writers[{i}]", kind=MetricsWriter))
     writers.append(ConsoleWriter(config.progress))
     return writers

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
-WRAPPER = {"_target_": "my.Wrapper"}
+WRAPPER = {"_target_": "gymnasium.wrappers.ClipReward"}
 STORED = {
     "id": "Maze-v0",
     "_target_": None,

@@ -153,7 +153,7 @@ def test_config_checks():
     with pytest.raises(ConfigError, match=r"wrappers\[0\].*amout"):
         EnvFactory(bad)()
     odd = EnvConfig(id="CartPole-v1", wrappers=[{"_target_": "builtins.str"}])
-    with pytest.raises(ConfigError, match=r"wrappers\[0\].*expected it to return"):
+    with pytest.raises(ConfigError, match=r"wrappers\[0\].*a subclass of gymnasium.Env, or a"):
         EnvFactory(odd)()
 
 

@@ -29,6 +29,7 @@ from maze_train import load_policy, train
 from maze_train.errors import ConfigError
 from maze_train.training.interruption import Interrupted, Interruption
 
+OWN = ["own_envs", "own_parts", "test_impala_resume"]
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
     "algorithm": "es",
@@ -113,7 +114,7 @@ def test_a_run_that_is_continued(tmp_path, capsys, case):
     assert epochs >= 3
     for epoch in range(1, epochs):
         run_dir = shutil.copytree(tmp_path / "whole", tmp_path / f"run{epoch}")
-        train(resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
+        train(trust=OWN, resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
         assert_equal_runs(run_dir, tmp_path / "whole")
     assert "new episodes" not in capsys.readouterr().err
 
@@ -123,7 +124,7 @@ def test_a_finished_run_is_extended(tmp_path, case):
     """With more epochs it goes on as a run that had as many from the beginning."""
     start(tmp_path / "whole", **CASES[case])
     start(tmp_path / "run", **{**CASES[case], "algorithm.n_epochs": 2})
-    train(resume=tmp_path / "run", **{"algorithm.n_epochs": 4})
+    train(trust=OWN, resume=tmp_path / "run", **{"algorithm.n_epochs": 4})
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
@@ -133,7 +134,7 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path):
     start(tmp_path / "whole", **case)
     start(tmp_path / "run", **{**case, "algorithm.n_epochs": 1})
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    train(resume=tmp_path / "run", **{"algorithm.n_epochs": 4})
+    train(trust=OWN, resume=tmp_path / "run", **{"algorithm.n_epochs": 4})
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
@@ -161,7 +162,7 @@ def test_a_signal_within_an_iteration(tmp_path, monkeypatch, case):
         found.append(json.loads((run_dir / "summary.json").read_text())["updates"])
         assert stop.value.checkpoint is not None
         assert stop.value.checkpoint.is_dir()
-        train(resume=run_dir)
+        train(trust=OWN, resume=run_dir)
         assert_same_training(run_dir, tmp_path / "whole")
     # Within epochs, not at their ends alone.
     assert any(updates % 3 for updates in found)
@@ -173,9 +174,13 @@ def test_dev_to_local_and_back(tmp_path, capsys):
     case = CASES["more steps"]
     start(tmp_path / "whole", **case)
     start(tmp_path / "run", **{**case, "algorithm.n_epochs": 1})
-    train(resume=tmp_path / "run", **FORK, **{"algorithm.n_epochs": 2})
-    train(resume=tmp_path / "run", **{**FORK, "runner.n_workers": 3, "algorithm.n_epochs": 3})
-    result = train(resume=tmp_path / "run", runner="dev", **{"algorithm.n_epochs": 4})
+    train(trust=OWN, resume=tmp_path / "run", **FORK, **{"algorithm.n_epochs": 2})
+    train(
+        trust=OWN,
+        resume=tmp_path / "run",
+        **{**FORK, "runner.n_workers": 3, "algorithm.n_epochs": 3},
+    )
+    result = train(trust=OWN, resume=tmp_path / "run", runner="dev", **{"algorithm.n_epochs": 4})
     assert_same_training(tmp_path / "run", tmp_path / "whole")
     dropped = [row["population/steps_dropped"] for row in result.history]
     assert dropped == sorted(dropped)
@@ -221,7 +226,7 @@ def test_settings_that_change_numbers_stay(tmp_path, one_epoch, change):
     run_dir = shutil.copytree(one_epoch, tmp_path / "run")
     (key,) = change
     with pytest.raises(ConfigError, match=rf"{re.escape(key)}\S* = .*changes its numbers"):
-        train(resume=run_dir, **change, **{"algorithm.n_epochs": 2})
+        train(trust=OWN, resume=run_dir, **change, **{"algorithm.n_epochs": 2})
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from test_sac_resume import left_in
 from maze_train import train
 from maze_train.errors import ConfigError
 
+OWN = ["own_envs", "own_parts", "test_impala_resume"]
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
     "algorithm": "impala",
@@ -106,7 +107,7 @@ def test_a_run_that_is_continued(tmp_path, case):
     start(tmp_path / "whole", **CASES[case], **{"checkpoint.keep_last": 4})
     for epoch in (1, 2, 3):
         run_dir = shutil.copytree(tmp_path / "whole", tmp_path / f"run{epoch}")
-        result = train(resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
+        result = train(trust=OWN, resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
         assert result.summary.env_steps == 4 * EPOCH
         assert_equal_runs(run_dir, tmp_path / "whole")
 
@@ -115,7 +116,7 @@ def test_a_finished_run_is_extended(tmp_path):
     """With more steps it goes on as a run that had as many from the beginning."""
     start(tmp_path / "whole", **CASES["replay"])
     start(tmp_path / "run", **CASES["replay"], total_steps=2 * EPOCH)
-    train(resume=tmp_path / "run", total_steps=4 * EPOCH)
+    train(trust=OWN, resume=tmp_path / "run", total_steps=4 * EPOCH)
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
@@ -124,7 +125,7 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path):
     start(tmp_path / "whole", **CASES["normalised"])
     start(tmp_path / "run", **CASES["normalised"], **ONE_EPOCH)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    train(resume=tmp_path / "run", **ALL_EPOCHS)
+    train(trust=OWN, resume=tmp_path / "run", **ALL_EPOCHS)
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
@@ -156,7 +157,7 @@ def test_settings_that_change_numbers_stay(tmp_path, change):
     start(tmp_path / "run", **ONE_EPOCH)
     (key,) = change
     with pytest.raises(ConfigError, match=rf"{re.escape(key)} = .*changes its numbers"):
-        train(resume=tmp_path / "run", **change, **ALL_EPOCHS)
+        train(trust=OWN, resume=tmp_path / "run", **change, **ALL_EPOCHS)
 
 
 @pytest.mark.slow
@@ -209,7 +210,7 @@ def test_actors_begin_anew(tmp_path, capsys):
     in_flight = in_flight_of(tmp_path / "run")
     before = beginnings(tmp_path / "diaries")
     capsys.readouterr()
-    result = train(resume=tmp_path / "run", **ALL_EPOCHS)
+    result = train(trust=OWN, resume=tmp_path / "run", **ALL_EPOCHS)
     told = re.search(r"and (\d+) steps that were in flight are dropped", capsys.readouterr().err)
     assert told is not None
     assert int(told[1]) == in_flight
@@ -239,13 +240,13 @@ def test_dev_to_local_and_back(tmp_path, capsys):
     """Steps, counts, learning rate, kept rollouts and weights go on, wherever the actors are."""
     start(tmp_path / "run", **CASES["replay"], **ONE_EPOCH)
     state = final_state(tmp_path / "run")
-    result = train(resume=tmp_path / "run", **FORK, **TWO_EPOCHS)
+    result = train(trust=OWN, resume=tmp_path / "run", **FORK, **TWO_EPOCHS)
     assert "the actors begin new episodes\n" in capsys.readouterr().err
     assert_counted(result.history)
     on_local = final_state(tmp_path / "run")
     assert on_local["replay"]["added"] == state["replay"]["added"] + 9
     in_flight = in_flight_of(tmp_path / "run")
-    result = train(resume=tmp_path / "run", runner="dev", **ALL_EPOCHS)
+    result = train(trust=OWN, resume=tmp_path / "run", runner="dev", **ALL_EPOCHS)
     assert [row["env_steps"] for row in result.history] == [EPOCH, 2 * EPOCH, 3 * EPOCH, 4 * EPOCH]
     assert_counted(result.history)
     assert result.summary.updates == 12

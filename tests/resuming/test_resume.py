@@ -297,7 +297,7 @@ def test_writers_may_draw_random_numbers(tmp_path):
     drawing = {"tracking": {**QUIET, "writers": [{"_target_": "test_resume.DrawingWriter"}]}}
     plain = start(tmp_path / "a")
     start(tmp_path / "b", **drawing, **{"algorithm.n_epochs": 2})
-    train(resume=tmp_path / "b", **{"algorithm.n_epochs": 0})
+    train(resume=tmp_path / "b", trust=["test_resume"], **{"algorithm.n_epochs": 0})
     states = [final_state(tmp_path / name)["generators"] for name in "ab"]
     assert plain.summary.epochs == 4
     assert differences(*states) == []
@@ -319,7 +319,7 @@ def test_global_generators_continue(tmp_path):
     own = {"evaluation.evaluators": [{"_target_": "test_resume.DrawingEvaluator"}]}
     start(tmp_path / "a", **own)
     start(tmp_path / "b", **own, **{"algorithm.n_epochs": 2})
-    train(resume=tmp_path / "b", **{"algorithm.n_epochs": 0})
+    train(resume=tmp_path / "b", trust=["test_resume"], **{"algorithm.n_epochs": 0})
     assert len({row["own/torch"] for row in rows_of(tmp_path / "a")}) == 4
     assert_equal_runs(tmp_path / "b", tmp_path / "a")
 

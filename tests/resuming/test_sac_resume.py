@@ -23,6 +23,7 @@ import maze_train.data.replay_memory as replay_memory
 from maze_train import Trajectory, UniformReplayBuffer, train
 from maze_train.errors import ConfigError, EnvError
 
+OWN = ["test_sac_resume"]
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
     "algorithm": "sac",
@@ -100,7 +101,7 @@ def test_a_run_that_is_continued(tmp_path, case, epoch):
     """From each of its checkpoints, as if it had not been interrupted."""
     start(tmp_path / "whole", **case, **{"checkpoint.keep_last": 4})
     run_dir = shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    result = train(resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
+    result = train(trust=OWN, resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
     assert result.summary.env_steps == 256
     assert_equal_runs(run_dir, tmp_path / "whole")
     before, after = (final_parts(path) for path in (tmp_path / "whole", run_dir))
@@ -113,8 +114,8 @@ def test_dev_to_local_and_back(tmp_path):
     """Where the environments are stepped makes no difference."""
     start(tmp_path / "whole")
     start(tmp_path / "run", **LOCAL, **{"algorithm.n_epochs": 1})
-    train(resume=tmp_path / "run", runner="dev", **TWO_EPOCHS)
-    train(resume=tmp_path / "run", **LOCAL, **ALL_EPOCHS)
+    train(trust=OWN, resume=tmp_path / "run", runner="dev", **TWO_EPOCHS)
+    train(trust=OWN, resume=tmp_path / "run", **LOCAL, **ALL_EPOCHS)
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
@@ -127,7 +128,7 @@ def test_a_finished_run_is_extended(tmp_path, size):
     more = {"algorithm.replay_buffer_size": size}
     start(tmp_path / "whole", **more)
     start(tmp_path / "run", total_steps=128, **more)
-    assert train(resume=tmp_path / "run", total_steps=256).summary.env_steps == 256
+    assert train(trust=OWN, resume=tmp_path / "run", total_steps=256).summary.env_steps == 256
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
@@ -136,7 +137,7 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, case):
     start(tmp_path / "whole", **case)
     start(tmp_path / "run", **case, **{"algorithm.n_epochs": 1})
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    train(resume=tmp_path / "run", **ALL_EPOCHS)
+    train(trust=OWN, resume=tmp_path / "run", **ALL_EPOCHS)
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
@@ -161,7 +162,7 @@ def test_parts_that_did_not_change_are_shared(tmp_path, monkeypatch, is_continue
     epochs = {"algorithm.n_epochs": 3}
     if is_continued:
         start(tmp_path / "run", **more, **TWO_EPOCHS)
-        train(resume=tmp_path / "run", **epochs)
+        train(trust=OWN, resume=tmp_path / "run", **epochs)
     else:
         start(tmp_path / "run", **more, **epochs)
     found = [parts(path) for path in sorted((tmp_path / "run" / "checkpoints").glob("epoch_*"))]
@@ -196,13 +197,13 @@ def test_a_buffer_of_another_size_is_refused(tmp_path):
     """By its setting, and by what the checkpoint holds if somebody edits the configuration."""
     start(tmp_path / "run", **TWO_EPOCHS)
     with pytest.raises(ConfigError, match=r"replay_buffer_size = 300: the run in .* has 200"):
-        train(resume=tmp_path / "run", **{"algorithm.replay_buffer_size": 300})
+        train(trust=OWN, resume=tmp_path / "run", **{"algorithm.replay_buffer_size": 300})
     config = tmp_path / "run" / "config.yaml"
     config.write_text(
         config.read_text().replace("replay_buffer_size: 200", "replay_buffer_size: 300")
     )
     with pytest.raises(ConfigError, match=r"another layout: rows is 150 here and was 100"):
-        train(resume=tmp_path / "run")
+        train(trust=OWN, resume=tmp_path / "run")
 
 
 # -- environments that can not be put back -------------------------------------------------------
@@ -253,8 +254,10 @@ def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
     start(tmp_path / "run", **more, **TWO_EPOCHS)
     before = samples_by_obs(KeptReplay.last)
     with pytest.raises(EnvError, match=r"checkpoint\.allow_new_episodes=true"):
-        train(resume=tmp_path / "run", **ALL_EPOCHS)
-    train(resume=tmp_path / "run", **ALL_EPOCHS, **{"checkpoint.allow_new_episodes": True})
+        train(trust=OWN, resume=tmp_path / "run", **ALL_EPOCHS)
+    train(
+        trust=OWN, resume=tmp_path / "run", **ALL_EPOCHS, **{"checkpoint.allow_new_episodes": True}
+    )
     after = samples_by_obs(KeptReplay.last)
     assert len(before) > 100
     assert len(after) == len(KeptReplay.last) >= 256 > len(before)
@@ -332,5 +335,5 @@ def test_ctrl_c_in_a_gradient_step(tmp_path, runner):
     outcome = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert outcome["stop_reason"] == "interrupted"
     assert 0 < outcome["env_steps"] < 256
-    train(resume=tmp_path / "run", runner="dev")
+    train(trust=OWN, resume=tmp_path / "run", runner="dev")
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")

@@ -191,9 +191,9 @@ def test_sac_says_how_to_train_its_base(tmp_path):
     base = cloned(tmp_path, "box", **{"model.distributions": family})
     advice = r"train the base with 'model\.distributions=\{Box: squashed_gaussian\}'"
     with pytest.raises(ConfigError, match=rf"base_run = .*sac can not learn .*{advice}"):
-        untold(tmp_path, base, "sac")
+        untold(tmp_path, base, "sac", trust=["test_base_policy"])
     with pytest.raises(ConfigError, match=advice):
-        untold(tmp_path, base, "sac", **NETS)
+        untold(tmp_path, base, "sac", trust=["test_base_policy"], **NETS)
     assert not (tmp_path / "next").exists()
 
 
@@ -348,7 +348,7 @@ def test_a_continued_run_does_not_need_its_base(tmp_path, says_networks):
     given = {"total_steps": 64, **(NETS if says_networks else {})}
     untold(tmp_path, base, "ppo", **given)
     shutil.rmtree(base)
-    result = train(resume=tmp_path / "next", total_steps=128)
+    result = train(resume=tmp_path / "next", total_steps=128, trust=["own_envs"])
     assert result.summary.env_steps >= 128
     # The same command again, which says as little about networks as before.
     untold(tmp_path, base, "ppo", **{**given, "resume": "auto", "total_steps": 192})

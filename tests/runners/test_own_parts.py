@@ -92,7 +92,9 @@ def test_networks_of_ones_own() -> None:
     assert isinstance(result.policy.model.policy.net, OwnNet)
     assert result.policy.model.critic.layers[0].out_features == 5
     obs = np.ones((4, 3), np.float32)
-    np.testing.assert_array_equal(load_policy("run").act(obs), result.policy.act(obs))
+    np.testing.assert_array_equal(
+        load_policy("run", ["own_parts"]).act(obs), result.policy.act(obs)
+    )
 
 
 def test_a_trunk_of_ones_own() -> None:
@@ -170,7 +172,7 @@ def test_an_algorithm_of_ones_own() -> None:
     own = {"_target_": "own_parts.OwnPPOConfig", "penalty": 0.7, "n_rollout_steps": 8}
     result = run(algorithm={**own, "batch_size": 16, "epoch_length": 2})
     assert OwnPPOLearner.seen == [0.7] * result.summary.updates
-    assert load_policy("run").act(np.zeros(3)) in (-1, 0, 1)
+    assert load_policy("run", ["own_parts"]).act(np.zeros(3)) in (-1, 0, 1)
 
 
 def test_an_algorithm_of_ones_own_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,10 @@ def test_a_run_that_is_continued_has_its_demonstrations(
     key = "algorithm.initial_demonstration_trajectories"
     short_run(run_dir, "sac", **{key: shown})
     monkeypatch.delattr(own_parts, "demonstrations")
-    assert train(resume=run_dir, total_steps=224).summary.env_steps == 224
+    assert (
+        train(resume=run_dir, total_steps=224, trust=["own_envs", "own_parts"]).summary.env_steps
+        == 224
+    )
 
 
 def no_memory(*args: Any, **kwargs: Any) -> None:

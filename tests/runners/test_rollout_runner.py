@@ -200,7 +200,7 @@ def make_three_actions() -> gymnasium.Env[Any, Any]:
 def test_an_environment_of_another_kind() -> None:
     """A policy for mappings of observations and continuous actions is trained, saved and plays."""
     train(**short_runs.settings("ppo", env=DICT_ENV))
-    result = play(run="run", record=True)
+    result = play(run="run", record=True, trust=["own_envs"])
     assert result.summary.length_mean == 5.0
     dataset = open_dataset("out/trajectories")
     assert [t.episode_return for t in dataset] == [e.episode_return for e in result.episodes]

@@ -137,7 +137,10 @@ def test_the_seed_decides_every_number() -> None:
         ({"env": "CratPole-v1"}, "CartPole-v1"),
         ({"algorithm.device": "cuda:99"}, "algorithm.device = 'cuda:99': not usable here"),
         ({"algorithm.device": "gpu"}, "expected cpu, cuda"),
-        ({"evaluation.evaluators": [{"_target_": "own_envs.make_env"}]}, "expected a subclass"),
+        (
+            {"evaluation.evaluators": [{"_target_": "own_envs.make_env"}]},
+            "a maze_train.Evaluator",
+        ),
         ({"algorithm.gamma": 1.5}, "algorithm.gamma = 1.5"),
         ({"total_steps": 0}, "nothing would end this run"),
         ({"algorithm.sequence_length": 4}, "sequence_length = 4: .* set model.memory"),

@@ -1,0 +1,343 @@
+"""The configuration in the directory of a run, which may be that of a stranger.
+
+Reading it takes bounded time and memory and calls nothing. What it names is imported only where it
+is a class of this package, PyTorch or gymnasium of the kind that belongs there, or the user named
+or trusts it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from maze_train.config.conversion import convert, join
+from maze_train.config.loading import config_to_dict, load_config
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.targets import TARGET, imported, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from maze_train.config.train_config import TrainConfig
+
+__all__ = [
+    "CONFIG_FILE",
+    "PARTS",
+    "PARTS_OF_ENV",
+    "PARTS_OF_POLICY",
+    "check_plain",
+    "check_trust",
+    "modules_to_trust",
+    "read_settings",
+    "settings_of_run",
+]
+
+CONFIG_FILE = "config.yaml"
+
+MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
+"""Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one comes with most wheels
+
+SECTIONS = ("env", "model", "algorithm", "runner", "evaluation", "tracking", "checkpoint")
+
+PARTS: Mapping[str, str] = MappingProxyType(
+    {
+        "env": "gymnasium.Env",
+        "env.wrappers": "gymnasium.Wrapper",
+        "env.training_wrappers": "gymnasium.Wrapper",
+        "model.policy": "torch.nn.Module",
+        "model.critic": "torch.nn.Module",
+        "model.trunk": "torch.nn.Module",
+        "model.value_transform": "maze_train.ValueTransform",
+        "model.distributions": "maze_train.Distribution",
+        "algorithm.policy_wrapper": "torch.nn.Module",
+        "algorithm.optimizer": "torch.optim.Optimizer",
+        "algorithm.loss": "maze_train.BCLoss",
+        "algorithm.replay_buffer": "maze_train.BaseReplayBuffer",
+        "algorithm.initial_sampling_policy": "maze_train.RandomPolicy",
+        "algorithm.initial_demonstration_trajectories": "maze_train.TrajectoryDataset",
+        "runner.dataset": "maze_train.TrajectoryDataset",
+        "evaluation.evaluators": "maze_train.Evaluator",
+        "tracking.writers": "maze_train.MetricsWriter",
+    }
+)
+"""Parts that a configuration names, each with the class from which it derives. They are built when
+they are needed; all other nodes with a target are settings, and built when they are read."""
+
+PARTS_OF_POLICY = (
+    "model.policy",
+    "model.critic",
+    "model.trunk",
+    "model.value_transform",
+    "model.distributions",
+    "algorithm.policy_wrapper",
+)
+"""Parts of a policy that acts."""
+
+PARTS_OF_ENV = ("env", "env.wrappers")
+"""Parts of an environment that is not for training."""
+
+OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers")
+"""Packages whose classes need no trust."""
+
+UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
+"""Modules of these that import what their arguments say, or write where these say."""
+
+COMPATIBILITY = ("GymV21Environment-v0", "GymV26Environment-v0")
+"""Registered ids whose arguments name modules to import; the package shimmy makes them."""
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """What the configuration of a run or of a saved policy says, but for `trust`.
+
+    Raises:
+        RunDirectoryError: If it is missing or damaged, or holds what this package does not write.
+    """
+    path = directory / CONFIG_FILE
+    try:
+        text = _text_of(path)
+        check_plain(text)
+        node = yaml.load(text, LOADER)
+    except FileNotFoundError as error:
+        raise RunDirectoryError(f"{path} is missing") from error
+    except (OSError, ValueError, ArithmeticError, yaml.YAMLError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    problem = _problem_of(node)
+    if problem:
+        raise RunDirectoryError(
+            f"{path} is damaged: expected the configuration of a run; {problem}"
+        )
+    return {key: value for key, value in node.items() if key != "trust"}
+
+
+def _problem_of(node: Any) -> str:
+    """Why values are not those of a configuration that was written; empty: they are."""
+    if not isinstance(node, dict):
+        return f"got {type(node).__name__}"
+    for key, value in node.items():
+        if not isinstance(key, str) or "." in key:
+            return f"{key!r} is no name of a setting"
+        # A text, or a mapping with a name, would be read as that of an option: of another file.
+        if key in SECTIONS and not isinstance(value, dict):
+            return f"{key} is no mapping"
+        if key in ("algorithm", "runner") and "name" in value:
+            return f"{key}.name is not written"
+    return ""
+
+
+def _text_of(path: Path) -> str:
+    """The text of a regular file, cut above the largest size."""
+    # Not blocking: to open a pipe would wait for its other end.
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("not a regular file")
+        content = file.read(MAX_BYTES + 1)
+    return content.decode()
+
+
+def check_plain(text: str) -> None:
+    """Refuse YAML that no run writes, before anything is made of it.
+
+    Raises:
+        ValueError: If there are aliases, tags, keys that come twice, or bounds are exceeded.
+    """
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+    open_nodes: list[set[str] | None] = []  # keys so far; None: a list
+    is_key = [False]
+    events: Iterator[Any] = yaml.parse(text, LOADER)
+    for event in events:
+        where = f"in line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
+            raise ValueError(f"an alias or a tag {where}, which no run writes")
+        if isinstance(event, yaml.CollectionEndEvent):
+            open_nodes.pop()
+            is_key.pop()
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.ScalarEvent):
+                _check_scalar(event, open_nodes[-1] if is_key[-1] else None, where)
+            if open_nodes and open_nodes[-1] is not None:
+                is_key[-1] = not is_key[-1]
+            if isinstance(event, yaml.CollectionStartEvent):
+                is_mapping = isinstance(event, yaml.MappingStartEvent)
+                open_nodes.append(set() if is_mapping else None)
+                is_key.append(is_mapping)
+        if len(open_nodes) > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
+
+
+def _check_scalar(event: yaml.ScalarEvent, keys: set[str] | None, where: str) -> None:
+    """Refuse keys that come twice, and numbers of endless length."""
+    if keys is not None:
+        if event.value in keys:
+            raise ValueError(f"{event.value!r} for the second time {where}")
+        keys.add(event.value)
+    if event.implicit[0] and len(event.value) > MAX_NUMBER and event.value[0] in "+-.0123456789":
+        raise ValueError(f"a number of {len(event.value):,} digits {where}")
+
+
+# -- what it may name ------------------------------------------------------------------------------
+
+
+def settings_of_run(
+    directory: Path, config: TrainConfig, uses: Collection[str] = ()
+) -> TrainConfig:
+    """The configuration of a run, for one that continues it or begins with its policy.
+
+    Args:
+        directory: Where `config.yaml` lies.
+        config: Configuration of the user, who trusts what it names.
+        uses: Parts that are taken from there and built, of `PARTS`.
+
+    Raises:
+        ConfigError: If it names what is neither offered nor trusted.
+        RunDirectoryError: If it is missing or damaged.
+    """
+    settings = read_settings(directory)
+    check_trust(settings, directory, config.trust, config, uses)
+    return load_config(settings)
+
+
+def check_trust(
+    settings: Mapping[str, Any],
+    directory: Path,
+    trust: Sequence[str] | None,
+    own: Any,
+    uses: Collection[str],
+) -> None:
+    """Refuse settings that name what neither is offered for its place nor has the user's trust.
+
+    Nothing else is imported, and nothing called.
+
+    Args:
+        settings: Those of a run, changed by those of the user.
+        directory: Where they were read, for the message.
+        trust: Modules that may be used.
+        own: Settings of the user: what they name may be used.
+        uses: Parts that are going to be built, of `PARTS`.
+
+    Raises:
+        ConfigError: If they do; it lists all that they name so.
+    """
+    modules: list[str] = convert(trust or [], list[str], "trust")
+    named = {path for _, path in _targets_in(own)}
+    refused, words = [], set()
+    for key, path in _targets_in(settings):
+        part = _part_of(key)
+        if path in named or not (part is None or part in uses):
+            continue
+        reason = _refusal(key, path, PARTS.get(part or ""), modules)
+        if reason is not None:
+            note, module = reason
+            refused.append(f"\n  {key} = {path}{note}")
+            words.update([module] if module else [])
+    if not refused:
+        return
+    listed = sorted({*words, *modules})
+    remedy = (
+        "If you know this code and who made the run, allow its modules: "
+        f"trust=[{','.join(listed)}] (in Python trust={listed!r})"
+    )
+    raise ConfigError(
+        "trust",
+        f"{directory / CONFIG_FILE} names what neither this package nor torch.nn, torch.optim or "
+        f"gymnasium offers for its place; none of it was called:{''.join(refused)}"
+        + (f"\n{remedy}" if words else ""),
+    )
+
+
+def modules_to_trust(config: TrainConfig, has_env: bool = False) -> list[str]:
+    """The modules that one has to trust to continue a run of this configuration.
+
+    Args:
+        config: The configuration.
+        has_env: Whether the caller makes the environment, in place of the id or target.
+    """
+    roots = {
+        path.replace(":", ".").partition(".")[0]
+        for key, path in _targets_in(config)
+        if not _within(path, OFFERED) and not (has_env and _part_of(key) == "env")
+    }
+    return sorted(roots)
+
+
+def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Everything that settings name to be imported, with its key, at any depth."""
+    if is_dataclass(node) and not isinstance(node, type):
+        node = config_to_dict(node)
+    if isinstance(node, Mapping):
+        if node.get(TARGET) is not None:
+            yield join(key, TARGET), str(node[TARGET])
+        env_id = node.get("id") if key == "env" else None
+        if isinstance(env_id, str) and (":" in env_id or env_id in COMPATIBILITY):
+            yield "env.id", env_id
+        for name, value in node.items():
+            yield from _targets_in(value, join(key, str(name)))
+    elif isinstance(node, list | tuple):
+        for i, value in enumerate(node):
+            yield from _targets_in(value, f"{key}[{i}]")
+
+
+def _part_of(key: str) -> str | None:
+    """The part to which a key belongs; None: it is one of the settings."""
+    found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
+    return max(found, key=len, default=None)
+
+
+def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tuple[str, str] | None:
+    """Why something is not used: a note, and the module that would have to be trusted.
+
+    None: it may be used, or is not there, which is told where it is built.
+    """
+    if key == "env.id":
+        package = path.rpartition(":")[0] or "shimmy"
+        return None if _within(package, trust) else ("", package.partition(".")[0])
+    path = path.replace(":", ".")
+    is_trusted = _within(path, trust)
+    if not is_trusted and not _within(path, OFFERED):
+        return "", path.partition(".")[0]
+    try:
+        module, names = imported(path)
+        found: Any = module
+        for name in names:
+            found = getattr(found, name, None)
+            if found is None:
+                return None
+            if isinstance(found, ModuleType):  # such as one that this module imports for itself
+                return f" ({name} is a module of its own)", ""
+    except ConfigError:
+        return None
+    except ImportError as error:  # of a name that is imported when it is first used
+        return f" ({error})", ""
+    is_maker = isinstance(found, type) or inspect.isroutine(found)
+    home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
+    if is_trusted:
+        is_own = _within(home, [*trust, *OFFERED])
+        return None if is_own else (f" (defined in {home})", home.partition(".")[0])
+    if _is_offered(found, home, kind):
+        return None
+    return f" (expected a class of {kind or 'settings'})", module.__name__
+
+
+def _is_offered(found: Any, home: str, kind: str | None) -> bool:
+    """Whether something is a class of a part, or of settings, that needs no trust."""
+    if not isinstance(found, type) or not _within(home, OFFERED) or _within(home, UNSAFE):
+        return False
+    return is_dataclass(found) if kind is None else issubclass(found, locate(kind))
+
+
+def _within(name: str, modules: Collection[str]) -> bool:
+    """Whether a dotted name is one of some modules, or lies in one."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)

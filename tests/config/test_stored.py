@@ -1,0 +1,157 @@
+"""What the configuration of a run may name: what is offered, trusted, or named by the user."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from maze_train.config.loading import config_to_dict, load_config
+from maze_train.config.resuming import stored_settings
+from maze_train.config.stored import PARTS, check_trust, modules_to_trust, read_settings
+from maze_train.errors import ConfigError
+from maze_train.runners.run_dir import how_to_go_on, write_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ENV = "own_stored.OwnEnv"
+BASE: dict[str, Any] = {"algorithm": "ppo", "env": {"_target_": ENV}, "seed": 3}
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of a user, with names that are defined elsewhere."""
+    (tmp_path / "own_stored.py").write_text(
+        textwrap.dedent("""
+            import os
+            from os import system
+            from own_elsewhere import Elsewhere
+            import gymnasium
+
+            class OwnEnv(gymnasium.Env):
+                pass
+
+            def make_env():
+                return OwnEnv()
+        """)
+    )
+    (tmp_path / "own_elsewhere.py").write_text("class Elsewhere: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> str:
+    """The directory of a run."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    text = yaml.safe_dump({**config_to_dict(load_config(BASE)), "trust": ["own_stored"]})
+    (directory / "config.yaml").write_text(text)
+    return str(directory)
+
+
+def refused(path: str, trust: Sequence[str], place: str = "env") -> str:
+    """Why a target in an environment is refused; empty: it is not."""
+    try:
+        check_trust({place: {"_target_": path}}, Path("run"), trust, None, tuple(PARTS))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("path", [ENV, "own_stored:OwnEnv", "own_stored.make_env"])
+def test_a_module_of_the_user_is_trusted_by_its_name(path: str) -> None:
+    """Classes and functions of it; another name is not enough."""
+    assert refused(path, ["own_stored"]) == ""
+    for trust in ([], ["own_store"], ["stored"], ["own_stored.py"]):
+        assert f"env._target_ = {path}" in refused(path, trust)
+
+
+def test_the_words_that_allow_it_are_told() -> None:
+    """Those that were given already included, for the command line and for Python."""
+    text = refused(ENV, ["a"])
+    assert text.endswith("trust=[a,own_stored] (in Python trust=['a', 'own_stored'])")
+
+
+@pytest.mark.parametrize(
+    ("path", "note"),
+    [
+        ("own_stored.os.system", "(os is a module of its own)"),
+        ("own_stored.system", "(defined in posix)"),
+        ("own_stored.Elsewhere", "(defined in own_elsewhere)"),
+        ("own_stored.OwnEnv.__subclasses__", "(defined in builtins)"),
+    ],
+)
+def test_what_a_trusted_module_has_from_elsewhere_is_not_trusted(path: str, note: str) -> None:
+    """Trust in a package is none in everything that it imports."""
+    assert note in refused(path, ["own_stored"])
+
+
+def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
+    """It is the user who trusts."""
+    with pytest.raises(ConfigError, match="trust=\\[own_stored\\]"):
+        stored_settings(run_dir, {})
+    assert "trust" not in read_settings(Path(run_dir))
+    assert load_config(stored_settings(run_dir, {"trust": ["own_stored"]})).trust == ["own_stored"]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"env._target_": ENV}, {"env": {"_target_": ENV}}, {"env": "CartPole-v1"}],
+    ids=["a name", "a mapping", "another one"],
+)
+def test_what_the_user_names_is_not_asked_for(run_dir: str, own: dict[str, Any]) -> None:
+    """Neither what takes the place of a stored target, nor a stored one that is the same."""
+    assert load_config(stored_settings(run_dir, own)).trust == []
+    assert load_config(stored_settings(run_dir, {}, has_env=True)).env.target == ENV
+
+
+def test_trust_is_a_list_of_names(run_dir: str) -> None:
+    """A single name would be read letter by letter."""
+    with pytest.raises(ConfigError, match=r"trust = 'own_stored': expected a list"):
+        stored_settings(run_dir, {"trust": "own_stored"})
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "es", "bc"])
+def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
+    """All that this package writes by itself is offered, wrappers of gymnasium included."""
+    settings: dict[str, Any] = {"algorithm": algorithm, "env": "CartPole-v1"}
+    if algorithm == "bc":
+        settings["runner.dataset"] = "somewhere"
+    if algorithm in ("a2c", "ppo"):
+        settings["model.memory"] = {"size": 8}
+        settings["model.value_transform"] = {"_target_": "maze_train.ReduceScaleValueTransform"}
+    wrappers = ["maze_train.RewardScalingWrapper", "gymnasium.wrappers.FlattenObservation"]
+    settings["env.wrappers"] = [{"_target_": name} for name in wrappers]
+    settings["tracking.writers"] = [{"_target_": "maze_train.WandbWriter"}]
+    config = load_config(settings)
+    check_trust(config_to_dict(config), Path("run"), [], None, tuple(PARTS))
+    assert modules_to_trust(config) == []
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    """An object that a configuration holds twice is written twice, without an alias."""
+    shared = [1, {"a": 2}]
+    config = load_config({**BASE, "env.kwargs": {"one": shared, "other": shared}})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
+    assert load_config(read_settings(tmp_path)) == config
+
+
+def test_the_command_that_goes_on_has_the_words() -> None:
+    """A run with modules of one's own tells the whole command."""
+    config = load_config({**BASE, "tracking.writers": [{"_target_": "my.Writer"}]})
+    command = how_to_go_on(Path("run"), config, has_env=False)
+    assert command == "to go on: maze-run resume=run trust=[my,own_stored]"
+    call = how_to_go_on(Path("run"), config, has_env=True)
+    assert call == "to go on: train(env=..., resume='run', trust=['my'])"
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    """A run must not end with a configuration that nothing can open."""
+    config = config_to_dict(load_config({**BASE, "env.kwargs": {"walls": [1] * 100_000}}))
+    with pytest.raises(ConfigError, match=r"config\.yaml: could not be read again: .* larger than"):
+        write_config(tmp_path, yaml.safe_dump(config))
+    assert not (tmp_path / "config.yaml").exists()

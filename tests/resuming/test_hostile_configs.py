@@ -1,0 +1,284 @@
+"""Configurations of strangers: what is planted in a run directory is never called.
+
+Every command that reads a run directory meets every plant. The marker, a file that each plant would
+create, must not be there afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import yaml
+
+from maze_train import load_policy, run_rollout, train
+from maze_train.cli import main
+from maze_train.config.stored import PARTS, PARTS_OF_ENV, PARTS_OF_POLICY, read_settings
+from maze_train.errors import ConfigError, MazeTrainError, RunDirectoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MARKER = "marker"
+SHELL = {"_target_": "subprocess.getoutput", "cmd": f"touch {MARKER}"}
+OWN = {"_target_": "hostile.Part"}
+QUIET: dict[str, Any] = {"tracking.progress": "quiet", "tracking.plot": False}
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "algorithm": "ppo",
+    "algorithm.batch_size": 16,
+    "algorithm.n_rollout_steps": 16,
+    "algorithm.epoch_length": 2,
+    "runner.concurrency": 2,
+    "evaluation.n_episodes": 1,
+    "evaluation.dump_interval": 1,
+    "model.hidden_sizes": [8],
+    "seed": 1,
+    "total_steps": 64,
+    **QUIET,
+}
+WORDS = [f"{key}={value}".replace(" ", "") for key, value in SMALL.items()]
+
+
+class Plant(NamedTuple):
+    """A setting of a stranger."""
+
+    place: str
+    """Where it is put."""
+    value: Any
+    """What is put there."""
+    target: str = "subprocess.getoutput"
+    """What must be named in the message."""
+    key: str = ""
+    """Where the message finds it; by default the target of the place."""
+
+
+def nested(outer: str, **inner: Any) -> dict[str, Any]:
+    """A node with others in its arguments."""
+    return {"_target_": outer, **inner}
+
+
+PPO, SAC, BC, ES = (
+    f"maze_train.algorithms.{name.lower()}.config.{name}AlgorithmConfig"
+    for name in ("PPO", "SAC", "BC", "ES")
+)
+INNER = nested("torch.nn.Linear", in_features=SHELL)
+THROUGH = "torch.nn.parallel.distributed.os.system"
+PLANTS = [
+    Plant("model.value_transform", SHELL),
+    Plant("model.value_transform", nested(THROUGH, command=f"touch {MARKER}"), THROUGH),
+    Plant("model.value_transform", nested("hostile:Part"), "hostile:Part"),
+    Plant("model.value_transform", nested("torch.nn.Linear"), "torch.nn.Linear"),
+    Plant("model.policy", SHELL),
+    Plant("model.policy", INNER, key="model.policy.in_features._target_"),
+    Plant(
+        "model.policy",
+        nested("torch.nn.Sequential", modules=[{"deep": [INNER]}]),
+        key="model.policy.modules[0].deep[0].in_features._target_",
+    ),
+    Plant("model.policy", nested("maze_train.train", env="hostile:Env-v0"), "maze_train.train"),
+    Plant("model.critic", SHELL),
+    Plant("model.trunk", OWN, "hostile.Part"),
+    Plant("model.distributions", {"Discrete": SHELL}, key="model.distributions.Discrete._target_"),
+    Plant("model.normalization._target_", "hostile.Part", "hostile.Part", key="same"),
+    Plant("model._target_", "hostile.Part", "hostile.Part", key="same"),
+    Plant("algorithm._target_", "hostile.Part", "hostile.Part", key="same"),
+    Plant("algorithm.lr", OWN, "hostile.Part"),
+    Plant("algorithm.optimizer", SHELL),
+    Plant("algorithm.optimizer", nested("torch.optim.Adam", betas=SHELL),
+          key="algorithm.optimizer.betas._target_"),
+    Plant("algorithm", nested(SAC, replay_buffer=SHELL), key="algorithm.replay_buffer._target_"),
+    Plant("algorithm", nested(SAC, initial_sampling_policy=SHELL),
+          key="algorithm.initial_sampling_policy._target_"),
+    Plant("algorithm", nested(SAC, initial_demonstration_trajectories=SHELL),
+          key="algorithm.initial_demonstration_trajectories._target_"),
+    Plant("algorithm", nested(BC, loss=SHELL), key="algorithm.loss._target_"),
+    Plant("algorithm", nested(ES, policy_wrapper=SHELL), key="algorithm.policy_wrapper._target_"),
+    Plant("runner._target_", "hostile.Part", "hostile.Part", key="same"),
+    Plant("runner.dataset", SHELL),
+    Plant("env", {"_target_": "subprocess.getoutput", "kwargs": {"cmd": f"touch {MARKER}"}}),
+    Plant("env", {"_target_": "gymnasium.make", "kwargs": {"id": "hostile:Env-v0"}},
+          "gymnasium.make"),
+    Plant("env.id", "hostile:Env-v0", "hostile:Env-v0", key="same"),
+    Plant("env.id", "GymV26Environment-v0", "GymV26Environment-v0", key="same"),
+    Plant("env.kwargs", {"a": {"b": SHELL}}, key="env.kwargs.a.b._target_"),
+    Plant("env.wrappers", [SHELL], key="env.wrappers[0]._target_"),
+    Plant("env.wrappers", [nested("gymnasium.wrappers.RecordVideo", video_folder=".")],
+          "gymnasium.wrappers.RecordVideo", "env.wrappers[0]._target_"),
+    Plant("env.training_wrappers", [SHELL], key="env.training_wrappers[0]._target_"),
+    Plant("evaluation.evaluators", [SHELL], key="evaluation.evaluators[0]._target_"),
+    Plant("tracking.writers", [OWN], "hostile.Part", "tracking.writers[0]._target_"),
+    Plant("_target_", "hostile.Part", "hostile.Part", key="same"),
+]  # fmt: skip
+DAMAGED = [
+    Plant("algorithm", "../../../../../../../../{cwd}/option"),
+    Plant("algorithm", {"name": "../../../../../../../../{cwd}/option"}),
+    Plant("env", "hostile:Env-v0"),
+    Plant("model", [SHELL]),
+    Plant("dotted", None),
+]
+
+
+class Command(NamedTuple):
+    """A way to read a run directory."""
+
+    uses: tuple[str, ...]
+    """Parts that it builds from the configuration there."""
+    run: Callable[[], Any]
+
+
+def line(*words: str) -> None:
+    """Call `maze-run`; a failure becomes an exception again, with what it printed."""
+    if code := main(words):
+        raise ConfigError("exit", str(code))
+
+
+BASE_RUN = {**SMALL, "base_run": "run", "run_dir": "new"}
+del BASE_RUN["model.hidden_sizes"]
+COMMANDS = {
+    "load_policy": Command(PARTS_OF_POLICY, lambda: load_policy("run")),
+    "load_policy epoch": Command(PARTS_OF_POLICY, lambda: load_policy("run/policies/epoch_000001")),
+    "run_rollout": Command(
+        (*PARTS_OF_POLICY, *PARTS_OF_ENV),
+        lambda: run_rollout(run="run", n_episodes=1, progress="quiet"),
+    ),
+    "rollout": Command(
+        (*PARTS_OF_POLICY, *PARTS_OF_ENV),
+        lambda: line("-cn", "rollout", "run=run", "n_episodes=1", "progress=quiet"),
+    ),
+    "train resume": Command(tuple(PARTS), lambda: train(resume="run", total_steps=96)),
+    "resume": Command(tuple(PARTS), lambda: line("resume=run")),
+    "resume checkpoint": Command(
+        tuple(PARTS), lambda: line("resume=run/checkpoints/epoch_000001", "trust=[elsewhere]")
+    ),
+    "resume auto": Command((), lambda: line(*WORDS, "run_dir=run", "resume=auto")),
+    "train base_run": Command(PARTS_OF_POLICY, lambda: train(**BASE_RUN)),
+    "base_run": Command(
+        PARTS_OF_POLICY, lambda: line(*[f"{key}={value}" for key, value in BASE_RUN.items()])
+    ),
+}
+QUICK = ("load_policy", "run_rollout", "train resume")
+NAMES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)  # many, not quick
+    for name in COMMANDS
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    train(**SMALL, run_dir=run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, beside a module and an option whose use leaves the marker."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("hostile.py").write_text(f"open({str(tmp_path / MARKER)!r}, 'w').close()\n")
+    Path("option.yaml").write_text(yaml.safe_dump(OWN))
+    shutil.copytree(trained, "run")
+    return tmp_path / "run"
+
+
+def change(run_dir: Path, place: str, value: Any) -> None:
+    """Put a value into every configuration of a run directory."""
+    *parents, last = place.split(".")
+    for path in [run_dir / "config.yaml", *run_dir.glob("*/**/config.yaml")]:
+        settings = yaml.safe_load(path.read_text())
+        node = settings
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+        path.write_text(yaml.safe_dump(settings))
+
+
+def part_of(key: str) -> str | None:
+    """The part of `PARTS` to which a key belongs."""
+    found = [part for part in PARTS if f"{key}.".replace("[", ".").startswith(f"{part}.")]
+    return max(found, key=len, default=None)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.place}={plant.target}")
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_that_is_planted_is_called(
+    run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant
+) -> None:
+    """One message names key, target and the words that allow it; unused parts do not hinder."""
+    change(run, plant.place, plant.value)
+    command, text = COMMANDS[name], ""
+    try:
+        command.run()
+    except MazeTrainError as error:
+        text = str(error)
+    assert not Path(MARKER).exists()
+    text += capfd.readouterr().err
+    key = {"": f"{plant.place}._target_", "same": plant.place}.get(plant.key, plant.key)
+    part = part_of(key)
+    if part is None or part in command.uses:
+        assert text.count("neither this package nor") == 1
+        assert f"\n  {key} = {plant.target}" in text
+        assert "trust=[" in text or plant.target == THROUGH
+    else:
+        assert "trust" not in text
+    if name == "load_policy" and plant.place.startswith(("env", "evaluation", "tracking")):
+        assert not text
+
+
+@pytest.mark.parametrize("plant", DAMAGED, ids=lambda plant: f"{plant.place}: {plant.value}")
+@pytest.mark.parametrize("name", NAMES)
+def test_other_files_are_not_read(
+    run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant
+) -> None:
+    """A section is a mapping, and a key has no dots: options and overrides are of the user."""
+    if plant.place == "dotted":
+        for path in [run / "config.yaml", *run.glob("*/**/config.yaml")]:
+            path.write_text(path.read_text() + "env.id: hostile:Env-v0\n")
+    else:
+        value = plant.value
+        text = yaml.safe_dump(value).replace("{cwd}", str(Path.cwd()))
+        change(run, plant.place, yaml.safe_load(text))
+    with pytest.raises(MazeTrainError) as caught:
+        COMMANDS[name].run()
+    assert not Path(MARKER).exists()
+    assert "damaged" in str(caught.value) + capfd.readouterr().err
+
+
+ALIASES = "a: &a [x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+HARMFUL = {
+    "aliases": (ALIASES, "an alias or a tag in line 2"),
+    "depth": ("a: " + "[" * 100_000, "nested deeper than 50 levels in line 1"),
+    "depth of mappings": ("".join(f"{' ' * i}a:\n" for i in range(400)), "deeper than 50 levels"),
+    "python": ("a: !!python/object/apply:os.system [ls]", "an alias or a tag in line 1"),
+    "type": ("a: !!bool maybe", "an alias or a tag in line 1"),
+    "twice": ("a:\n  seed: 1\n  seed: 2", "'seed' for the second time in line 3"),
+    "number": ("a: " + ":".join(["1"] * 100_000), "a number of 199,999 digits"),
+    "float": ("a: " + ":".join(["1"] * 400) + ".0", "int too large"),
+    "size": ("a: " + "x" * 2_000_000, "larger than 250,000 bytes"),
+    "no text": (b"\xff", "can't decode"),
+}
+
+
+@pytest.mark.parametrize("text", HARMFUL)
+def test_a_file_that_would_hang_or_crash(tmp_path: Path, text: str) -> None:
+    """The message names the file, and where it is wrong."""
+    content, message = HARMFUL[text]
+    content = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=rf"config.yaml is damaged: .*{message}"):
+        read_settings(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """Only a regular file is read."""
+    os.mkfifo(tmp_path / "config.yaml")
+    with pytest.raises(RunDirectoryError, match="not a regular file"):
+        read_settings(tmp_path)
