@@ -120,7 +120,7 @@ class TrainingRunner(ABC):
 
         Raises:
             ConfigError: Before anything is written, if the parts of the configuration do not fit.
-            Interrupted: After SIGINT, SIGTERM or SIGUSR1; a checkpoint was saved.
+            Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
             MazeTrainError: If training failed; what was written up to then stays.
             RunDirectoryError: If another process trains in the directory, or every checkpoint of a
                 run that is continued is damaged.

@@ -117,7 +117,7 @@ class RolloutRunner:
 
         Raises:
             ConfigError: Before anything is written, if policy, environment and settings do not fit.
-            Interrupted: After SIGINT, SIGTERM or SIGUSR1.
+            Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1.
             MazeTrainError: If an environment, a policy or a worker failed.
             RunDirectoryError: If the results can not be written.
         """
