@@ -109,7 +109,7 @@ def run_rollout(
     Raises:
         ConfigError: If a setting is wrong, or policy and environment do not fit; nothing has been
             written then.
-        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; what was played up to there was written.
+        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; what was played was written.
         MazeTrainError: If an environment, a policy or a worker failed; as before.
     """
     own_policy = None

@@ -48,7 +48,8 @@ class CommandLine:
     def build_runner(self, config: TrainConfig) -> SimpleNamespace:
         """What takes the place of the factory of runners."""
         self.configs.append(config)
-        return SimpleNamespace(run=lambda: SimpleNamespace(best_metric=self.train(config)))
+        result = lambda: SimpleNamespace(best_metric=self.train(config), missing=())  # noqa: E731
+        return SimpleNamespace(run=result)
 
     def write(self, path: str, text: str) -> None:
         """Write a file below the working directory."""

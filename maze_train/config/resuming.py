@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from maze_train.targets import TARGET
 
 if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
+    from maze_train.training.manifests import CheckpointInfo
 
 __all__ = [
     "AUTO",
@@ -115,42 +117,71 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {**stored, **changes}
 
 
-def continued(config: TrainConfig, directory: Path) -> TrainConfig:
+def continued(
+    config: TrainConfig, directory: Path, checkpoint: CheckpointInfo | None = None
+) -> TrainConfig:
     """The configuration with the seed of the run in `directory`, which it continues.
+
+    A setting that differs and may do so is told.
+
+    Args:
+        config: The configuration.
+        directory: Directory of the run.
+        checkpoint: From where it goes on. Its settings are those that the run had, whatever has
+            become of its `config.yaml`; None, or one of an older version: those of that file.
 
     Raises:
         ConfigError: If a setting differs that influences the numbers of the run.
         RunDirectoryError: If the configuration of the run is damaged.
     """
-    stored = load_config(_read(directory))
+    if checkpoint is not None and checkpoint.settings:
+        place = f"checkpoint {checkpoint.path}"
+        stored = load_config(_parsed(checkpoint.settings, checkpoint.path))
+    else:
+        place, stored = f"the run in {directory}", load_config(_read(directory))
     if config.seed is None:
         config = replace(config, seed=stored.seed)
     before, now = _leaves(config_to_dict(stored)), _leaves(config_to_dict(config))
-    changed = [
-        key
-        for key in sorted({*before, *now})
-        if _matters(key, config) and before.get(key) != now.get(key)
-    ]
-    if changed:
-        # A section of another class has other keys, which say nothing.
-        classes = [key.removesuffix(TARGET) for key in changed if key.endswith(f".{TARGET}")]
-        key = next((key for key in changed if key.endswith(f".{TARGET}")), changed[0])
-        others = [other for other in changed if not other.startswith((key, *classes))]
+    changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    fixed = [key for key in changed if _matters(key, config)]
+    if fixed:
+        key, *others = _without_sections(fixed)
         also = f" (also changed: {', '.join(others)})" if others else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
-            f"the run in {directory} has {before.get(key)!r}, and this setting changes its numbers"
+            f"{place} has {before.get(key)!r}, and this setting changes its numbers"
             f"{also}: leave it as it was, or start a new run",
             now.get(key),
         )
+    told = [
+        f"{key} = {now.get(key)!r} (was {before.get(key)!r})"
+        for key in _without_sections([key for key in changed if key not in ("resume", "run_dir")])
+    ]
+    if told:
+        print(f"changed since {place}: {', '.join(told)}", file=sys.stderr)
     return config
+
+
+def _without_sections(changed: list[str]) -> list[str]:
+    """The keys, classes of sections first; a section of another class has other keys, left out."""
+    targets = [key for key in changed if key.endswith(f".{TARGET}")]
+    sections = tuple(key.removesuffix(TARGET) for key in targets)
+    return [*targets, *(key for key in changed if not key.startswith(sections))]
 
 
 def _read(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     try:
-        node = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return _parsed(path.read_text(encoding="utf-8"), path)
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    """The settings that a file of a run holds."""
+    try:
+        node = yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     if not isinstance(node, dict) or not isinstance(node.get("runner"), dict):
         raise RunDirectoryError(f"{path} is damaged: expected the configuration of a run")

@@ -72,8 +72,8 @@ ALIVE_S = 0.1
 """How often a worker that plays episodes again says so."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that reach all processes of a job: Ctrl+C, a closed terminal, a cluster that wants its end.
-The parent decides what to do about them; it may want to save first."""
+"""Signals that reach all processes of a job: Ctrl+C, a closed terminal, and those of a cluster that
+wants it to end. The parent decides what to do about them; it may want to save first."""
 
 ORPHAN_CHECK_MS = 2000
 """How often an idle worker looks whether its parent lives. The end of the pipe normally tells; but

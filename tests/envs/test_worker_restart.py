@@ -508,7 +508,9 @@ def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
     """To all processes: workers go on, without their fork server; a restart works, and the end."""
     script = tmp_path / "parent.py"
     script.write_text(
-        SURVIVORS.format(path=os.path.dirname(__file__), method=start_method, numbers=(2, 15, 1, 10))
+        SURVIVORS.format(
+            path=os.path.dirname(__file__), method=start_method, numbers=(2, 15, 1, 10)
+        )
     )
     started = time.monotonic()
     done = subprocess.run(

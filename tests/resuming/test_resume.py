@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
 def test_settings_that_matter_are_refused(half):
     """Before anything is written."""
     before = (half / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: the run in .* has 0.99"):
+    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: checkpoint .* has 0.99"):
         train(resume=half, **{"algorithm.gamma": 0.5})
     with pytest.raises(ConfigError, match=r"env.id = 'Acrobot-v1'"):
         start(half, resume="auto", env="Acrobot-v1")

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import random
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_runs_without_a_name_get_directories_of_their_own() -> None:
     """The default directory names environment, algorithm, runner and time; two never share one."""
     one, two = (short_run(None).run_dir for _ in range(2))
     assert one != two
-    assert str(one).startswith("outputs/SpacesEnv-ppo-dev/20")
+    assert str(one).startswith(str(Path.cwd() / "outputs/SpacesEnv-ppo-dev/20"))
 
 
 def test_an_error_of_the_environment_ends_the_run() -> None:
@@ -302,6 +303,31 @@ def test_two_runs_in_one_process_do_not_mix() -> None:
     assert rows("outer") == rows("outer_alone")
     assert rows("inner") == rows("inner_alone")
     assert everything(Path("outer/best")) == everything(Path("inner/best"))
+
+
+def test_two_runs_in_two_threads_are_refused() -> None:
+    """They would share random generators: one error with the remedy, and the first is as alone."""
+    refused: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            short_run("second", seed=4)
+        except MazeTrainError as error:
+            refused.append(error)
+
+    class Meeting(SpacesEnv):
+        def step(self, action: Any) -> Any:
+            if not refused:
+                thread = threading.Thread(target=second)
+                thread.start()
+                thread.join()
+            return super().step(action)
+
+    short_run("first", env=Meeting, seed=3)
+    short_run("alone", seed=3)
+    assert "a run goes on in another thread" in str(refused[0])
+    assert not Path("second").exists()
+    assert rows("first") == rows("alone")
 
 
 def test_a_run_learns_where_gradients_are_off() -> None:
