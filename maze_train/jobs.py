@@ -63,6 +63,7 @@ class Job:
             label = f"job {settings.job.num} ({chosen}): "
             print(f"{PROGRAM}: job {settings.job.num}: {chosen}", flush=True)
         directory = settings.runtime.output_dir if self.is_sweep else None
+        started_in = os.getcwd()
         try:
             if is_rollout(settings.job.config_name, composed):
                 return roll_out(composed, directory)
@@ -79,6 +80,8 @@ class Job:
                 if not self._may_go_on(settings):
                     raise
             return math.nan
+        finally:
+            os.chdir(started_in)  # an environment may have left it; the next job begins here
 
     def exit_code(self) -> int:
         """The exit code of all jobs; tells how many jobs of a sweep failed."""

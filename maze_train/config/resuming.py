@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from maze_train.checks import absolute_path
 from maze_train.config.loading import config_to_dict, load_config, named_option
 from maze_train.config.train_config import RunnerConfig
 from maze_train.errors import ConfigError, RunDirectoryError
@@ -83,7 +84,7 @@ def checkpoint_name(resume: str | None) -> str | None:
 
 
 def _run_dir_of(resume: str) -> Path:
-    directory = Path(resume)
+    directory = Path(absolute_path("resume", resume))
     if checkpoint_name(resume) is not None:
         directory = directory.parent.parent
     if not (directory / CONFIG_FILE).is_file():

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from maze_train.checks import absolute_path
 from maze_train.config.loading import build_dataclass, values_by_field, with_targets
 from maze_train.config.resuming import CONFIG_FILE
 from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
@@ -71,7 +72,7 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigError: If there is none.
     """
-    directory = Path(run)
+    directory = Path(absolute_path("run", str(run)))
     if (directory / BEST).is_dir():
         directory = directory / BEST
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (directory / name).is_file()]

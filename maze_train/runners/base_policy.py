@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.spaces import Box
@@ -26,6 +25,8 @@ from maze_train.spaces.describe import flat_space, flat_spaces
 from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from maze_train.config.train_config import TrainConfig
@@ -100,9 +101,7 @@ def with_base_model(config: TrainConfig, resumed_dir: Path | None) -> TrainConfi
         ConfigError: If there is no policy, or the algorithm can not learn with it.
     """
     assert config.base_run is not None
-    # As it is found from anywhere: the run may be repeated in another directory.
-    directory = str(Path(config.base_run).absolute())
-    config = replace(config, base_run=directory)
+    directory = config.base_run
     given, defaults = config.model, ModelConfig()
     if any(getattr(given, name) != getattr(defaults, name) for name in POLICY_SETTINGS):
         return config
