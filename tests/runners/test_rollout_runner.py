@@ -312,7 +312,9 @@ def test_records_are_appended_to_another_data_set() -> None:
     ) as told:
         play(**other, record_dir="data")
     assert (told.value.key, told.value.value) == ("record_dir", str(Path("data").absolute()))
-    with pytest.raises(ConfigError, match=r"record_dir = 'out0': out0 holds .* no dataset\.json"):
+    with pytest.raises(
+        ConfigError, match=r"record_dir = '\S+out0': \S+out0 holds .* no dataset\.json"
+    ):
         play(**other, record_dir="out0")
     assert not Path("out").exists()
 
