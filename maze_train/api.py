@@ -57,7 +57,7 @@ def train(
 
     Raises:
         ConfigError: If a setting is wrong; nothing has been written then.
-        Interrupted: After SIGINT, SIGTERM or SIGUSR1; a checkpoint was saved.
+        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
         MazeTrainError: If training failed.
     """
     for key in ("base_run", "resume", "run_dir"):
@@ -109,7 +109,7 @@ def run_rollout(
     Raises:
         ConfigError: If a setting is wrong, or policy and environment do not fit; nothing has been
             written then.
-        Interrupted: After SIGINT, SIGTERM or SIGUSR1; what was played up to there was written.
+        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; what was played was written.
         MazeTrainError: If an environment, a policy or a worker failed; as before.
     """
     own_policy = None

@@ -187,6 +187,21 @@ def test_a_polite_request_to_end(start: Start, tmp_path: Path, runner: tuple[str
     assert stop_reason(tmp_path) == "interrupted"
 
 
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_a_terminal_that_is_closed(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
+    """SIGHUP to all processes, and nowhere to write to: a checkpoint, a summary, exit code 129."""
+    process = start(*ENDLESS, *runner, terminal=True)
+    process.wait_for(r"epoch +[1-9]")
+    os.close(process.read_end)
+    process.read_end = os.open(os.devnull, os.O_RDONLY)
+    os.killpg(process.popen.pid, signal.SIGHUP)
+    assert process.popen.wait(STARTUP_S) == 128 + signal.SIGHUP
+    assert stop_reason(tmp_path) == "interrupted"
+    epochs = json.loads((tmp_path / "run/summary.json").read_text())["epochs"]
+    assert (tmp_path / "run/checkpoints/latest").read_text().startswith(f"epoch_{epochs:06d}")
+    assert process.wait_until_alone(5.0) == {}
+
+
 def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
     """A run whose standard output is closed, as by `| head -1`, goes on to its end."""
     process = start(*ENDLESS, "total_steps=60000")

@@ -82,7 +82,7 @@ class EnvFactory:
                 env,
             )
         module = getattr(env, "__module__", type(env).__module__)
-        name = getattr(env, "__qualname__", type(env).__qualname__)
+        name = getattr(env, "__qualname__", f"<{type(env).__qualname__}>")
         return cls(EnvConfig(target=f"{module}.{name}", kwargs=kwargs), maker=env)
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
@@ -272,7 +272,16 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
 def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
     """Build an environment from a class or function, with a time limit when one is set."""
     target = str(config.target)
-    make = maker if maker is not None else maker_of(target, "env._target_", gymnasium.Env)
+    try:
+        make = maker if maker is not None else maker_of(target, "env._target_", gymnasium.Env)
+    except ConfigError as error:
+        if "<" not in target and not target.startswith("__main__."):
+            raise
+        problem = (
+            "this environment was made in Python, where no name leads to it: pass it again, as in "
+            "train(env=..., resume=...) or run_rollout(run=..., env=...)"
+        )
+        raise ConfigError("env._target_", problem, target) from error
     try:
         env = make(**config.kwargs)
     except MazeTrainError:

@@ -71,9 +71,9 @@ not done yet, but on the way."""
 ALIVE_S = 0.1
 """How often a worker that plays episodes again says so."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Signals that reach all processes of a job: Ctrl+C, and those of a cluster that wants it to end.
-The parent decides what to do about them; it may want to save first."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that reach all processes of a job: Ctrl+C, a closed terminal, and those of a cluster that
+wants it to end. The parent decides what to do about them; it may want to save first."""
 
 ORPHAN_CHECK_MS = 2000
 """How often an idle worker looks whether its parent lives. The end of the pipe normally tells; but
