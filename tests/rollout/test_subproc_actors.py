@@ -24,6 +24,7 @@ from actor_envs import (
     ActorEnv,
     BrokenLaterEnv,
     E,
+    ExitsEnv,
     FaultyEnv,
     GatedEnv,
     OddOneOutEnv,
@@ -481,6 +482,13 @@ def test_a_killed_actor_ends_training(start: Any) -> None:
         learner.gather_until_failure()
 
 
+def test_an_environment_that_exits(start: Any) -> None:
+    """It is an error of the environment, whose number is that among all."""
+    words = r"^actor 1 \(environments 2 to 3\): environment [23] failed at step 2 .*SystemExit: 0"
+    with pytest.raises(WorkerError, match=words):
+        start(ExitsEnv).gather_until_failure()
+
+
 def test_a_stopped_actor(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """One that stands still although it has something to do is killed and started again."""
     learner = start(on_worker_failure="restart", timeout_s=SHORT_S)
@@ -656,7 +664,8 @@ from maze_train.rollout.subproc_actors import SubprocDistributedActors
 
 if __name__ == "__main__":
     is_slow = sys.argv[2] == "waits"
-    make_env = partial(vector_of, partial(SlowEnv, Path(sys.argv[4])) if is_slow else ActorEnv)
+    make = partial(SlowEnv, Path(sys.argv[4])) if is_slow else ActorEnv
+    make_env = partial(vector_of, make, E, False)
     actors = SubprocDistributedActors(
         make_env,
         int(sys.argv[3]),
