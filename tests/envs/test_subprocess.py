@@ -164,7 +164,7 @@ def test_an_environment_of_a_worker_that_can_not_be_closed(capfd):
         def close(self):
             sys.exit(4)
 
-    SubprocVectorEnv([Jammed], n_workers=1).close()
+    SubprocVectorEnv([Jammed], n_workers=1, start_method="fork").close()
     assert capfd.readouterr().err == "warning: closing an environment failed: SystemExit: 4\n"
 
 
