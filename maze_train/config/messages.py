@@ -28,7 +28,7 @@ CONFIGURATION_ERRORS = (
 """What counts as an error of the configuration: exit code 2."""
 
 
-def explain(error: Exception, folders: Sequence[str] = ()) -> str:
+def explain(error: BaseException, folders: Sequence[str] = ()) -> str:
     """The message of an error that is one of `CONFIGURATION_ERRORS`.
 
     Args:

@@ -12,6 +12,8 @@ from maze_train.errors import ConfigError, EnvError, MissingExtraError, SpaceErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from gymnasium.vector import VectorEnv
+
 __all__ = ["build_envs", "check_equal_spaces", "close_all", "pickled"]
 
 
@@ -67,7 +69,7 @@ def check_equal_spaces(one: Any, other: Any, index: int, first: int = 0) -> None
             )
 
 
-def close_all(envs: Iterable[gymnasium.Env[Any, Any]]) -> None:
+def close_all(envs: Iterable[gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]]) -> None:
     """Close environments; the first exception is raised after all were closed."""
     first_error: BaseException | None = None
     for env in envs:

@@ -367,7 +367,7 @@ def test_waiting_is_measured(start: Any, tmp_path: Path, monkeypatch: pytest.Mon
 # -- failures ----------------------------------------------------------------------------------
 
 FAILURES = {
-    "raise": r"environment [01] failed at step \d of .*: RuntimeError: the wheel came off",
+    "raise": r"environment [0-3] failed at step \d of .*: RuntimeError: the wheel came off",
     "exit": r"died in a rollout \(exit code 7\)",
     "hang": r"hangs: it did not finish a step within timeout_s = 1 seconds, and was killed",
 }
