@@ -73,7 +73,9 @@ class Job:
                 # As the user wrote them: what they refer to is resolved in the configuration.
                 OmegaConf.to_container(settings.overrides.task, resolve=False),
             )
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit(), too: it must not end the other jobs
             self.exit_codes.append(report(error, self.argv, self.debug, label))
             if self.is_sweep:
                 self._after_failure(settings)
@@ -183,7 +185,9 @@ def _select(node: Any, key: str) -> Any:
     return node
 
 
-def report(error: Exception, argv: Sequence[str] = (), debug: bool = False, label: str = "") -> int:
+def report(
+    error: BaseException, argv: Sequence[str] = (), debug: bool = False, label: str = ""
+) -> int:
     """Tell an error on stderr: one message if it was to be expected, else with its traceback.
 
     Args:

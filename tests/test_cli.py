@@ -318,10 +318,11 @@ def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2)]
+    ("error", "code"),
+    [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2), (SystemExit(0), 1)],
 )
 def test_a_failed_job_stops_no_other(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: Exception, code: int
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: BaseException, code: int
 ) -> None:
     """It is reported at once with its number and overrides; the end counts the failures."""
 

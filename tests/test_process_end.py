@@ -264,3 +264,28 @@ def test_help_imports_neither_torch_nor_hydra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert done.stderr == ""
+
+
+UNGUARDED = """
+import maze_train
+print("begin", flush=True)
+short = {"total_steps": 64, "evaluation.n_episodes": 0}
+maze_train.train("CartPole-v1", "a2c", run_dir="first", **short)
+print("middle", flush=True)
+maze_train.train("CartPole-v1", "a2c", run_dir="second", runner="local", **short)
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_script_without_guard(tmp_path: Path, start_method: str) -> None:
+    """Workers, which import it, do not train and say nothing; one message says what is missing."""
+    script = tmp_path / "script.py"
+    settings = f'short["runner.start_method"] = "{start_method}"\nshort["runner.n_workers"] = 2\n'
+    script.write_text(UNGUARDED.replace('print("middle"', f'{settings}print("middle"'))
+    ended = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120.0
+    )
+    assert ended.returncode == 1
+    assert (ended.stdout.count("begin"), ended.stdout.count("middle")) == (3, 1)
+    assert ended.stderr.count("Traceback") == 1
+    assert 'needs the guard `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]

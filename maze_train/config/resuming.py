@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import absolute_path
+from maze_train.config.conversion import TUPLE
 from maze_train.config.loading import config_to_dict, named_option, values_by_field
 from maze_train.config.stored import (
     CONFIG_FILE,
@@ -195,9 +196,11 @@ def _matters(key: str, config: TrainConfig) -> bool:
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings by dotted name; lists are settings."""
+    """The settings by dotted name; lists are settings, and tuples are told as such."""
     found: dict[str, Any] = {}
     for key, value in node.items():
+        if isinstance(value, Mapping) and TUPLE in value:
+            value = value[TUPLE]  # once stored as a list
         if isinstance(value, Mapping):
             found.update(_leaves(value, f"{prefix}{key}."))
         else:

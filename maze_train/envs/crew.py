@@ -10,6 +10,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from maze_train.envs.faults import warn
 from maze_train.envs.worker import QUIT
 from maze_train.envs.workers import (
     WorkerFailedError,
@@ -17,7 +18,6 @@ from maze_train.envs.workers import (
     failure_error,
     start_worker,
     stop_workers,
-    warn,
 )
 from maze_train.errors import WorkerError
 
@@ -44,7 +44,8 @@ class Crew:
 
     Args:
         target: What the processes run, see `start_worker`.
-        task: What each of them is to do first.
+        make_task: Called with the number of the first environment of a process: what that is to do
+            first.
         envs: The environments of each process.
         kind: What a process is called in messages.
         owner: What the crew works for: closed, so that it closes the crew, when this process ends
@@ -65,7 +66,7 @@ class Crew:
     def __init__(
         self,
         target: Callable[..., None],
-        task: object,
+        make_task: Callable[[int], object],
         envs: Sequence[range],
         *,
         kind: str,
@@ -80,7 +81,7 @@ class Crew:
         self.max_worker_restarts = max_worker_restarts
         self.restarts = 0
         self.workers: list[Worker] = []
-        self._target, self._task, self._envs = target, task, list(envs)
+        self._target, self._make_task, self._envs = target, make_task, list(envs)
         self._kind, self._start_method = kind, start_method
         self._poller = select.poll()
         self._owner: weakref.ref[SupportsClose] = weakref.ref(self if owner is None else owner)
@@ -102,7 +103,7 @@ class Crew:
     def _start(self, index: int) -> Worker:
         worker = start_worker(
             self._target,
-            self._task,
+            self._make_task(self._envs[index].start),
             index,
             self._envs[index],
             others=self._running,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.envs.buffers import StepBuffers, map_shared, open_shared
+from maze_train.envs.faults import warn
 from maze_train.envs.journal import Journal, episode_seed
 from maze_train.envs.journaled import JournaledVectorEnv
 from maze_train.envs.stepping import ON_NON_FINITE, StepReport
@@ -28,7 +29,6 @@ from maze_train.envs.workers import (
     close_at_exit,
     failure_error,
     stop_workers,
-    warn,
 )
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, WorkerError
 from maze_train.spaces.describe import FlatView

@@ -71,11 +71,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             (`l`) of episodes, because wrappers end them early or change rewards for training.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of others.
+        first_env: Number of the first environment in messages.
         tell: Takes a line for people about what environments turn out to do; None: nobody reads it.
         worker_restarts: Number of worker processes that were started again; 0 without workers.
     """
 
     root_seed: int | None = None
+    first_env: int = 0
     worker_restarts: int = 0
     can_be_restored: bool = False
     tell: Callable[[str], object] | None = None

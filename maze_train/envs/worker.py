@@ -8,6 +8,7 @@ to them, so pickle is safe here.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import select
@@ -21,7 +22,8 @@ from multiprocessing.reduction import recv_handle
 from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.buffers import StepBuffers, map_shared
-from maze_train.envs.building import build_envs
+from maze_train.envs.building import build_envs, close_all
+from maze_train.envs.faults import warn
 from maze_train.envs.finite import NonFiniteError
 from maze_train.envs.layers import offers_own_state
 from maze_train.envs.stepping import EnvSlice
@@ -41,8 +43,10 @@ __all__ = [
     "BEGIN",
     "DONE",
     "FAILED",
+    "GUARD",
     "MAP",
     "OWN",
+    "PROCESS_NAME",
     "QUIT",
     "REPORT",
     "RESET",
@@ -51,6 +55,7 @@ __all__ = [
     "STEP",
     "ParentWatch",
     "WorkerTask",
+    "refuse_import",
     "run_process",
     "worker_main",
 ]
@@ -80,6 +85,12 @@ ORPHAN_CHECK_MS = 2000
 processes forked by the parent for other purposes may hold a copy of the parent's end."""
 
 
+PROCESS_NAME = "maze-env"
+"""How the names of processes begin."""
+
+GUARD = 'A script that starts processes needs the guard `if __name__ == "__main__":`'
+
+
 @dataclass(frozen=True)
 class WorkerTask:
     """What a worker is to do."""
@@ -98,6 +109,17 @@ class WorkerTask:
     """Process that gives the commands."""
 
 
+def refuse_import() -> None:
+    """End a new process that runs a script which should only be imported; its parent tells.
+
+    Raises:
+        SystemExit: In a process that is about to begin, and imports the script of its parent.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):  # as multiprocessing itself finds out
+        raise SystemExit(1 if process.name.startswith(PROCESS_NAME) else GUARD)
+
+
 def worker_main(conn: Connection, inherited: Sequence[Connection], task: WorkerTask) -> None:
     """Build environments, then obey until told to quit or the parent is gone.
 
@@ -109,8 +131,7 @@ def worker_main(conn: Connection, inherited: Sequence[Connection], task: WorkerT
 
     def work(closing: ExitStack) -> None:
         envs = build_envs(pickle.loads(task.factories), task.first)
-        for env in envs:
-            closing.callback(env.close)
+        closing.callback(close_all, envs)
         limit_threads()  # again: building the environments may have imported torch
         serve(conn, envs, task)
 
@@ -134,10 +155,12 @@ def run_process(
     with suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
             work(closing)
-        except Exception as error:
+        except BaseException as error:
             reply(conn, FAILED, pickle.dumps(describe_failure(error)))
-    with suppress(Exception):
+    try:
         closing.close()
+    except BaseException as error:
+        warn(str(error))
     conn.close()
 
 
@@ -306,7 +329,7 @@ def encode(report: Any) -> bytes:
         ) from error
 
 
-def describe_failure(error: Exception) -> tuple[str, str, MazeTrainError | None, bool]:
+def describe_failure(error: BaseException) -> tuple[str, str, MazeTrainError | None, bool]:
     """What the parent is told about an exception.
 
     Returns:

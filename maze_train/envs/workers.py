@@ -7,7 +7,6 @@ import os
 import pickle
 import select
 import signal
-import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.buffers import open_shared
 from maze_train.envs.building import pickled
-from maze_train.envs.worker import ALIVE, DONE, FAILED, SIGNALS, WorkerTask, worker_main
+from maze_train.envs.worker import (
+    ALIVE,
+    DONE,
+    FAILED,
+    GUARD,
+    PROCESS_NAME,
+    SIGNALS,
+    WorkerTask,
+    refuse_import,
+    worker_main,
+)
 from maze_train.errors import SpaceError, WorkerError
 from maze_train.files import claim_temporary, process_runs
 
@@ -40,7 +49,6 @@ __all__ = [
     "failure_error",
     "start_worker",
     "stop_workers",
-    "warn",
 ]
 
 LOST_EXIT_CODE = 255
@@ -195,9 +203,7 @@ class Worker:
             how = f"signal {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
                 how += "; was memory exhausted?"
-        hint = ""
-        if what.startswith("building") and code == 1:
-            hint = '. A script that starts processes needs the guard `if __name__ == "__main__":`'
+        hint = f". {GUARD}" if what.startswith("building") and code == 1 else ""
         self.kill()
         return WorkerFailedError(self, f"{self} died in {what} ({how}){hint}")
 
@@ -289,6 +295,7 @@ def start_worker(
         start_method: `forkserver`, `spawn` or `fork`.
         kind: What it is called in messages.
     """
+    refuse_import()
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         claim_temporary()
@@ -297,7 +304,7 @@ def start_worker(
     process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
         target=target,
         args=(theirs, inherited, task),
-        name=f"maze-env-{kind}-{index}",
+        name=f"{PROCESS_NAME}-{kind}-{index}",
         daemon=True,
     )
     with signals_held_back(start_method):
@@ -389,9 +396,3 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def warn(message: str) -> None:
-    """Tell something on stderr, if there is one."""
-    with suppress(OSError, ValueError):
-        print(f"warning: {message}", file=sys.stderr, flush=True)

@@ -56,10 +56,13 @@ class ActorTask:
     """What an actor is to do first: build its environments."""
 
     make_env: bytes
-    """Function that builds them, as pickled by cloudpickle."""
+    """Function of the number of the first one that builds them, as pickled by cloudpickle."""
 
     parent: int
     """Process that gives the commands."""
+
+    first: int
+    """Number of its first environment."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def actor_main(conn: Connection, inherited: Sequence[Connection], task: ActorTas
     """
 
     def work(closing: ExitStack) -> None:
-        env: MazeVectorEnv = pickle.loads(task.make_env)()
+        env: MazeVectorEnv = pickle.loads(task.make_env)(task.first)
         closing.callback(env.close)
         limit_threads()  # again: building the environments may have imported what has some
         with suppress(StoppedError):

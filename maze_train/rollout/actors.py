@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from maze_train.data.joining import join_rollouts
-from maze_train.envs.workers import warn
+from maze_train.envs.faults import warn
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.rollout.weights import WeightsReader, WeightsWriter, weights_nbytes

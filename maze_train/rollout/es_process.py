@@ -85,6 +85,9 @@ class ESTask:
     parent: int
     """Process that gives the commands."""
 
+    first: int
+    """Number of its first environment."""
+
 
 @dataclass(frozen=True)
 class PopulationMemory:
@@ -146,7 +149,8 @@ def es_worker_main(conn: Connection, inherited: Sequence[Connection], task: ESTa
 
     def work(closing: ExitStack) -> None:
         factories = pickle.loads(task.factories)
-        slots = EnvSlots(factories, row_blocks(len(factories)), on_non_finite=task.on_non_finite)
+        rows = row_blocks(len(factories))
+        slots = EnvSlots(factories, rows, first=task.first, on_non_finite=task.on_non_finite)
         closing.callback(slots.close)
         limit_threads()  # again: building the environments may have imported what has some
         _serve(conn, slots, task.parent)

@@ -58,6 +58,9 @@ class PlayerTask:
     parent: int
     """Process that gives the commands."""
 
+    first: int
+    """Number of its first environment."""
+
 
 @dataclass(frozen=True)
 class PlayWork:
@@ -98,7 +101,7 @@ def player_worker_main(conn: Connection, inherited: Sequence[Connection], task: 
 
     def work(closing: ExitStack) -> None:
         factories, make_agent = pickle.loads(task.factories), pickle.loads(task.make_agent)
-        player = build_player(factories, make_agent, task.settings, task.on_non_finite)
+        player = build_player(factories, make_agent, task.settings, task.on_non_finite, task.first)
         closing.callback(player.close)
         limit_threads()  # again: building the environments may have imported what has some
         _Episodes(conn, player).serve(ParentWatch(task.parent))

@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,7 +61,8 @@ class SubprocDistributedActors(DistributedActors):
     steps of the rollout that it was collecting are dropped and counted.
 
     Args:
-        make_env: Builds the environments of one actor, in its process.
+        make_env: Builds the environments of one actor, in its process; called with the number of
+            the first one, for messages.
         num_actors: How many actors.
         num_envs: Environments of each actor.
         num_steps: Steps T of each environment per rollout.
@@ -79,7 +81,7 @@ class SubprocDistributedActors(DistributedActors):
 
     def __init__(
         self,
-        make_env: Callable[[], MazeVectorEnv],
+        make_env: Callable[[int], MazeVectorEnv],
         num_actors: int,
         num_envs: int,
         num_steps: int,
@@ -97,9 +99,9 @@ class SubprocDistributedActors(DistributedActors):
         # Steps that were made by processes that are gone.
         self._made_before = 0
         self._processes: list[ActorProcess] = []
-        task = ActorTask(pickled(make_env, "env"), os.getpid())
+        make_task = partial(ActorTask, pickled(make_env, "env"), os.getpid())
         envs = [range(i * num_envs, (i + 1) * num_envs) for i in range(num_actors)]
-        self._crew = Crew(actor_main, task, envs, kind="actor", owner=self, **crew_settings)
+        self._crew = Crew(actor_main, make_task, envs, kind="actor", owner=self, **crew_settings)
         self.timeout_s = self._crew.timeout_s
         try:
             for i, worker in enumerate(self._crew.workers):

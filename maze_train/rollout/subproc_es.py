@@ -86,9 +86,12 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
         self._counts: list[_Counts] = []
         self._work = Work(-1, -1, 0.0, [])
         slots = -(-num_envs // n_workers)
-        task = ESTask(pickled([env_factory] * slots, "env"), on_non_finite, os.getpid())
+        factories = pickled([env_factory] * slots, "env")
+        make_task = partial(ESTask, factories, on_non_finite, os.getpid())
         envs = [range(i * slots, (i + 1) * slots) for i in range(n_workers)]
-        self._crew = Crew(es_worker_main, task, envs, kind="worker", owner=self, **crew_settings)
+        self._crew = Crew(
+            es_worker_main, make_task, envs, kind="worker", owner=self, **crew_settings
+        )
         self._board = JobBoard(self._crew, slots)
 
     @property

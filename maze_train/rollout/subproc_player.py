@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_at_least
@@ -77,10 +78,10 @@ class SubprocPlayer(RolloutPlayer):
         slots = -(-concurrency // n_workers)
         factories = pickled([env_factory] * slots, "env")
         agent = pickled(make_agent, "policy")
-        task = PlayerTask(factories, agent, settings, on_non_finite, os.getpid())
+        make_task = partial(PlayerTask, factories, agent, settings, on_non_finite, os.getpid())
         self._crew = Crew(
             player_worker_main,
-            task,
+            make_task,
             [range(i * slots, (i + 1) * slots) for i in range(n_workers)],
             kind="worker",
             owner=self,

@@ -118,7 +118,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
     def start(first: bytes = b"", **settings: Any) -> Crew:
         task = ToyTask(os.getpid(), tmp_path, first)
         settings = {"start_method": "fork", "timeout_s": PATIENCE_S, **settings}
-        crews.append(Crew(toy_main, task, ENVS, kind="toy", **settings))
+        crews.append(Crew(toy_main, lambda _: task, ENVS, kind="toy", **settings))
         return crews[-1]
 
     yield start
@@ -435,7 +435,7 @@ def test_nothing_keeps_a_crew_alive(tmp_path: Path) -> None:
     task = ToyTask(os.getpid(), tmp_path)
 
     def make(**settings: Any) -> Crew:
-        return Crew(toy_main, task, ENVS, kind="toy", start_method="fork", **settings)
+        return Crew(toy_main, lambda _: task, ENVS, kind="toy", start_method="fork", **settings)
 
     gc.collect()
     gc.disable()
@@ -468,7 +468,7 @@ class Loud(Owner):
 
 def make(**settings):
     task = ToyTask(parent, Path(sys.argv[1]))
-    return Crew(toy_main, task, ENVS, kind="toy", start_method="fork", **settings)
+    return Crew(toy_main, lambda _: task, ENVS, kind="toy", start_method="fork", **settings)
 
 parent = os.getpid()
 owner, crew, closed, gone = Loud(make), make(), Loud(make), Loud(make)
