@@ -11,6 +11,7 @@ from maze_train.config.loading import load_config
 from maze_train.config.resuming import AUTO, stored_settings
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.envs.factory import EnvFactory
+from maze_train.envs.worker import refuse_import
 from maze_train.runners.factory import build_runner
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.saved_policies import read_saved_policy
@@ -57,9 +58,10 @@ def train(
 
     Raises:
         ConfigError: If a setting is wrong; nothing has been written then.
-        Interrupted: After SIGINT, SIGTERM or SIGUSR1; a checkpoint was saved.
+        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
         MazeTrainError: If training failed.
     """
+    refuse_import()
     for key in ("base_run", "resume", "run_dir"):
         if isinstance(overrides.get(key), Path):
             overrides[key] = str(overrides[key])
@@ -109,9 +111,10 @@ def run_rollout(
     Raises:
         ConfigError: If a setting is wrong, or policy and environment do not fit; nothing has been
             written then.
-        Interrupted: After SIGINT, SIGTERM or SIGUSR1; what was played up to there was written.
+        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; what was played was written.
         MazeTrainError: If an environment, a policy or a worker failed; as before.
     """
+    refuse_import()
     own_policy = None
     if policy is not None and not isinstance(policy, str | dict):
         own_policy, named = policy, policy if hasattr(policy, "__qualname__") else type(policy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, nearest
@@ -10,7 +12,34 @@ from maze_train.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["check_at_least", "check_between", "check_one_of", "check_positive"]
+__all__ = ["absolute_path", "check_at_least", "check_between", "check_one_of", "check_positive"]
+
+
+LONGEST_BELOW = 150
+"""Characters that the longest path within a directory of ours takes."""
+
+
+def absolute_path(key: str, name: str) -> str:
+    """A file or directory that a setting names, as it is found from any working directory.
+
+    An environment may change that directory.
+
+    Raises:
+        ConfigError: If no name is given, or the system can have nothing there.
+    """
+    if not name.strip():
+        raise ConfigError(key, "expected the name of a directory, or null", name)
+    path = Path(name).absolute()
+    try:
+        path.lstat()
+        path.joinpath(*["x" * (LONGEST_BELOW // 2)] * 2).lstat()
+    except ValueError as error:
+        raise ConfigError(key, f"can not be a path: {error}", name) from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            problem = f"this path of {len(str(path))} characters is too long: choose a shorter one"
+            raise ConfigError(key, problem, name) from error
+    return str(path)
 
 
 def _check_finite(key: str, value: float) -> None:

@@ -5,6 +5,7 @@
 2    configuration error, told in one message
 130  interrupted (Ctrl-C)
 143  terminated (SIGTERM)
+129  the terminal was closed (SIGHUP)
 138  asked to end by SIGUSR1
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,7 +141,8 @@ def _process_with(arguments: list[str], variables: dict[str, str]) -> Iterator[N
 
 
 def _tell(message: str) -> None:
-    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    with suppress(OSError):  # the terminal may be what was closed
+        print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ MazeTrainError
 ├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
 ├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken
 ├── DatasetError         a data set of trajectories is missing, damaged, foreign, or does not fit
-└── MissingExtraError    an optional dependency is not installed
+└── MissingExtraError    an optional dependency is not installed, or broken
 """
 
 from __future__ import annotations
@@ -96,23 +96,25 @@ class DatasetError(MazeTrainError):
 
 
 class MissingExtraError(MazeTrainError):
-    """An optional dependency is not installed.
+    """An optional dependency is not installed, or broken.
 
     Args:
-        package: Name of the package that is missing.
+        package: Name of the package.
         extra: Name of the extra of `maze-train` that installs it.
         purpose: What needs it.
+        problem: Why it does not work; None: it is not installed.
     """
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    def __init__(self, package: str, extra: str, purpose: str, problem: str | None = None) -> None:
         self.package, self.extra, self.purpose = package, extra, purpose
-        super().__init__(
-            f"{purpose} needs the package {package!r}, which is not installed: "
-            f'pip install "maze-train[{extra}]"'
-        )
+        self.problem = problem
+        found = f'is not installed: pip install "maze-train[{extra}]"'
+        if problem is not None:
+            found = f"is installed, but does not work: {problem}"
+        super().__init__(f"{purpose} needs the package {package!r}, which {found}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.package, self.extra, self.purpose)
+        return type(self), (self.package, self.extra, self.purpose, self.problem)
 
 
 def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:

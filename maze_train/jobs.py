@@ -19,7 +19,7 @@ from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
 from maze_train.config.resuming import AUTO, stored_settings
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
-from maze_train.errors import ConfigError, EnvError, MazeTrainError
+from maze_train.errors import ConfigError, EnvError, MazeTrainError, RunDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,6 +63,7 @@ class Job:
             label = f"job {settings.job.num} ({chosen}): "
             print(f"{PROGRAM}: job {settings.job.num}: {chosen}", flush=True)
         directory = settings.runtime.output_dir if self.is_sweep else None
+        started_in = os.getcwd()
         try:
             if is_rollout(settings.job.config_name, composed):
                 return roll_out(composed, directory)
@@ -72,13 +73,17 @@ class Job:
                 # As the user wrote them: what they refer to is resolved in the configuration.
                 OmegaConf.to_container(settings.overrides.task, resolve=False),
             )
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit(), too: it must not end the other jobs
             self.exit_codes.append(report(error, self.argv, self.debug, label))
             if self.is_sweep:
                 self._after_failure(settings)
                 if not self._may_go_on(settings):
                     raise
             return math.nan
+        finally:
+            os.chdir(started_in)  # an environment may have left it; the next job begins here
 
     def exit_code(self) -> int:
         """The exit code of all jobs; tells how many jobs of a sweep failed."""
@@ -106,6 +111,9 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
         run_dir: Directory of the run, unless the configuration names one.
         overrides: What the user set, a list in Hydra's spelling. A run that is continued by its
             directory has its own settings, changed by these.
+
+    Raises:
+        RunDirectoryError: If some of the results could not be written.
     """
     values = plain_values(composed)
     resume = values.get("resume")
@@ -117,7 +125,13 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     # Only now: PyTorch takes a second to import, and a configuration error should be told at once.
     from maze_train.runners.factory import build_runner
 
-    return build_runner(config).run().best_metric
+    result = build_runner(config).run()
+    if result.missing:
+        raise RunDirectoryError(
+            f"training came to its end, but these could not be written to {result.run_dir}: "
+            f"{', '.join(result.missing)}; make room and continue the run, which writes them"
+        )
+    return result.best_metric
 
 
 def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
@@ -171,7 +185,9 @@ def _select(node: Any, key: str) -> Any:
     return node
 
 
-def report(error: Exception, argv: Sequence[str] = (), debug: bool = False, label: str = "") -> int:
+def report(
+    error: BaseException, argv: Sequence[str] = (), debug: bool = False, label: str = ""
+) -> int:
     """Tell an error on stderr: one message if it was to be expected, else with its traceback.
 
     Args:

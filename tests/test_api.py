@@ -94,7 +94,7 @@ def test_the_result_tells_what_happened() -> None:
     result = short(algorithm={"name": "a2c", "epoch_length": 1})
     assert [row["epoch"] for row in result.history] == [1, 2]
     assert result.summary.stop_reason == "total_steps"
-    assert result.run_dir == Path("run")
+    assert result.run_dir == Path("run").absolute()
     assert result.best_metric == max(row["eval/episode_return_mean"] for row in result.history)
     assert json.loads(Path("run/summary.json").read_text())["best_metric"] == result.best_metric
 

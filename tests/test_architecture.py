@@ -33,7 +33,10 @@ TORCH_FREE = tuple(
 ROOT = Path(__file__).parents[1]
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "checks", "targets", "seeding", "types", "trees", "events", "files", "versions"),
+    (
+        *("errors", "extras", "checks", "targets", "seeding"),
+        *("types", "trees", "events", "files", "versions"),
+    ),
     ("functional", "spaces", "workers"),
     ("distributions",),
     ("nets", "data"),

@@ -49,7 +49,8 @@ class CommandLine:
     def build_runner(self, config: TrainConfig) -> SimpleNamespace:
         """What takes the place of the factory of runners."""
         self.configs.append(config)
-        return SimpleNamespace(run=lambda: SimpleNamespace(best_metric=self.train(config)))
+        result = lambda: SimpleNamespace(best_metric=self.train(config), missing=())  # noqa: E731
+        return SimpleNamespace(run=result)
 
     def write(self, path: str, text: str) -> None:
         """Write a file below the working directory."""
@@ -225,6 +226,30 @@ def test_a_missing_metric_is_no_failure(maze_run: CommandLine) -> None:
     assert maze_run(*PPO) == 0
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (*PPO, "run_dir={}"),
+        (*PPO, "run_dir={}", "resume=auto"),
+        (*PPO, "base_run={}"),
+        ("resume={}",),
+        ("algorithm=bc", "runner.dataset={}"),
+        ("-cn", "rollout", "run={}"),
+        ("-cn", "rollout", "policy=random", "env=CartPole-v1", "output_dir={}"),
+    ],
+)
+def test_a_path_that_is_too_long(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
+    """Exit code 2, and one line with its key."""
+    assert maze_run(*(word.format("x" * 300) for word in argv)) == 2
+    text = capfd.readouterr().err
+    assert re.match(
+        r"maze-run: error: [\w.]+ = 'x+': this path of \d+ characters is too long", text
+    )
+    assert text.count("\n") == 1
+
+
 def test_a_sweep_runs_every_combination(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,15 +312,17 @@ def test_optuna_keeps_the_best_trial(
 def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
     """`run_dir` and `hydra.sweep.dir` are the user's to choose."""
     assert maze_run("-m", *PPO, "seed=0,1", "run_dir=a,b", "hydra.sweep.dir=s") == 0
-    assert [config.run_dir for config in maze_run.configs] == ["a", "b", "a", "b"]
+    folders = [str(maze_run.folder / name) for name in "abab"]
+    assert [config.run_dir for config in maze_run.configs] == folders
     assert "s/multirun.yaml" in maze_run.files()
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2)]
+    ("error", "code"),
+    [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2), (SystemExit(0), 1)],
 )
 def test_a_failed_job_stops_no_other(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: Exception, code: int
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: BaseException, code: int
 ) -> None:
     """It is reported at once with its number and overrides; the end counts the failures."""
 

@@ -187,6 +187,21 @@ def test_a_polite_request_to_end(start: Start, tmp_path: Path, runner: tuple[str
     assert stop_reason(tmp_path) == "interrupted"
 
 
+@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+def test_a_terminal_that_is_closed(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
+    """SIGHUP to all processes, and nowhere to write to: a checkpoint, a summary, exit code 129."""
+    process = start(*ENDLESS, *runner, terminal=True)
+    process.wait_for(r"epoch +[1-9]")
+    os.close(process.read_end)
+    process.read_end = os.open(os.devnull, os.O_RDONLY)
+    os.killpg(process.popen.pid, signal.SIGHUP)
+    assert process.popen.wait(STARTUP_S) == 128 + signal.SIGHUP
+    assert stop_reason(tmp_path) == "interrupted"
+    epochs = json.loads((tmp_path / "run/summary.json").read_text())["epochs"]
+    assert (tmp_path / "run/checkpoints/latest").read_text().startswith(f"epoch_{epochs:06d}")
+    assert process.wait_until_alone(5.0) == {}
+
+
 def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
     """A run whose standard output is closed, as by `| head -1`, goes on to its end."""
     process = start(*ENDLESS, "total_steps=60000")
@@ -249,3 +264,28 @@ def test_help_imports_neither_torch_nor_hydra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert done.stderr == ""
+
+
+UNGUARDED = """
+import maze_train
+print("begin", flush=True)
+short = {"total_steps": 64, "evaluation.n_episodes": 0}
+maze_train.train("CartPole-v1", "a2c", run_dir="first", **short)
+print("middle", flush=True)
+maze_train.train("CartPole-v1", "a2c", run_dir="second", runner="local", **short)
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_script_without_guard(tmp_path: Path, start_method: str) -> None:
+    """Workers, which import it, do not train and say nothing; one message says what is missing."""
+    script = tmp_path / "script.py"
+    settings = f'short["runner.start_method"] = "{start_method}"\nshort["runner.n_workers"] = 2\n'
+    script.write_text(UNGUARDED.replace('print("middle"', f'{settings}print("middle"'))
+    ended = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120.0
+    )
+    assert ended.returncode == 1
+    assert (ended.stdout.count("begin"), ended.stdout.count("middle")) == (3, 1)
+    assert ended.stderr.count("Traceback") == 1
+    assert 'needs the guard `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]

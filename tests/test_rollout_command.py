@@ -139,7 +139,8 @@ def test_a_sweep_gives_every_job_a_directory(maze_run: CommandLine) -> None:
     assert [config.seed for config in maze_run.configs] == [0, 100]
     assert folders == [str(maze_run.folder / "s/0"), str(maze_run.folder / "s/1")]
     assert maze_run("-m", *RANDOM, "output_dir=a,b") == 0
-    assert [config.output_dir for config in maze_run.configs[2:]] == ["a", "b"]
+    folders = [str(maze_run.folder / name) for name in "ab"]
+    assert [config.output_dir for config in maze_run.configs[2:]] == folders
 
 
 def test_the_file_of_a_rollout_repeats_it(maze_run: CommandLine, run: str) -> None:

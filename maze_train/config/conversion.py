@@ -17,6 +17,7 @@ from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET, locate
 
 __all__ = [
+    "TUPLE",
     "UnknownKeyError",
     "build_dataclass",
     "convert",
@@ -25,6 +26,9 @@ __all__ = [
     "key_of_field",
     "subclass_named",
 ]
+
+TUPLE = "_tuple_"
+"""The only key of a mapping that stands for a tuple, which YAML does not have."""
 
 ConfigT = TypeVar("ConfigT")
 
@@ -253,16 +257,31 @@ def _describe(hint: Any) -> str:
 
 
 def _plain(value: Any, path: str) -> Any:
-    """A copy made of dicts and lists, so that the configuration shares nothing with its source."""
+    """A copy of dicts, lists and tuples: the configuration shares nothing with its source."""
     if isinstance(value, Mapping):
-        return {str(key): convert(entry, Any, join(path, key)) for key, entry in value.items()}
+        if TUPLE in value:
+            if len(value) > 1 or not isinstance(value[TUPLE], (list, tuple)):
+                raise ConfigError(path, f"expected {{{TUPLE}: [a, b]}} for the tuple (a, b)", value)
+            return tuple(convert(value[TUPLE], Any, path))
+        return {
+            _key(key, path): convert(entry, Any, join(path, key)) for key, entry in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [convert(entry, Any, f"{path}[{i}]") for i, entry in enumerate(value)]
+        entries = [convert(entry, Any, f"{path}[{i}]") for i, entry in enumerate(value)]
+        return entries if isinstance(value, list) else tuple(entries)
     if value is not None and not isinstance(value, (bool, int, float, str)):
         raise ConfigError(
             path,
-            "config.yaml holds numbers, texts, lists and mappings only; give other objects to a "
-            "class or function of your own, and name that",
+            "config.yaml holds numbers, texts, lists, tuples and mappings only; give other objects "
+            "to a class or function of your own, and name that",
             value,
         )
     return value
+
+
+def _key(key: Any, path: str) -> Any:
+    """A key of a mapping as it is: a text, or a number."""
+    key = convert(key, Any, path)
+    if isinstance(key, tuple):
+        raise ConfigError(path, "expected texts or numbers as keys", key)
+    return key

@@ -63,7 +63,7 @@ Examples
   maze-run -cn rollout env=CartPole-v1 policy=random
 
 Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted,
-143 terminated, 138 ended by SIGUSR1. Configuration errors and
+143 terminated, 129 ended by SIGHUP, 138 ended by SIGUSR1. Configuration errors and
 expected failures are told in one message; HYDRA_FULL_ERROR=1 shows the traceback as well.
 """
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from omegaconf import OmegaConf
 
 from maze_train.config.conversion import (
+    TUPLE,
     UnknownKeyError,
     build_dataclass,
     hints_of,
@@ -221,9 +222,10 @@ def _dump(value: Any, hint: Any) -> Any:
         }
         return node if type(value) is hint else {TARGET: _dotted(type(value)), **node}
     if isinstance(value, Mapping):
-        return {str(key): _dump(entry, Any) for key, entry in value.items()}
+        return {key: _dump(entry, Any) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_dump(entry, Any) for entry in value]
+        entries = [_dump(entry, Any) for entry in value]
+        return {TUPLE: entries} if isinstance(value, tuple) and hint is Any else entries
     return value
 
 

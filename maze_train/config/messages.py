@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from maze_train.config.loading import unknown_option
 from maze_train.config.options import group_names, list_options, shipped_root
 from maze_train.config.overrides import as_typed, config_folders
-from maze_train.errors import ConfigError, SpaceError, nearest
+from maze_train.errors import ConfigError, MissingExtraError, SpaceError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ CONFIGURATION_ERRORS = (
 """What counts as an error of the configuration: exit code 2."""
 
 
-def explain(error: Exception, argv: Sequence[str] = ()) -> str:
+def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
     """The message of an error that is one of `CONFIGURATION_ERRORS`.
 
     Args:
@@ -78,9 +78,7 @@ def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
     from maze_train.envs.factory import nearest_ids
 
     if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
-        return ConfigError(
-            "env", 'needs the package ale-py: pip install "maze-train[atari]"', env_id
-        )
+        return ConfigError("env", str(MissingExtraError("ale-py", "atari", "this")), env_id)
     own = [name for name in list_options("env", folders) if name != "default"]
     close = list(dict.fromkeys([*nearest(env_id, own), *nearest_ids(env_id)]))
     hint = f"; did you mean {' or '.join(close)}?" if close else "."

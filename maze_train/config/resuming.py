@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from maze_train.checks import absolute_path
+from maze_train.config.conversion import TUPLE
 from maze_train.config.loading import config_to_dict, named_option, values_by_field
 from maze_train.config.stored import (
     CONFIG_FILE,
@@ -18,6 +21,9 @@ from maze_train.config.stored import (
 from maze_train.config.train_config import RunnerConfig, TrainConfig
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.targets import TARGET
+
+if TYPE_CHECKING:
+    from maze_train.training.manifests import CheckpointInfo
 
 __all__ = [
     "AUTO",
@@ -83,7 +89,7 @@ def checkpoint_name(resume: str | None) -> str | None:
 
 
 def _run_dir_of(resume: str) -> Path:
-    directory = Path(resume)
+    directory = Path(absolute_path("resume", resume))
     if checkpoint_name(resume) is not None:
         directory = directory.parent.parent
     if not (directory / CONFIG_FILE).is_file():
@@ -123,39 +129,62 @@ def stored_settings(
         changes["runner"] = named_option("runner", runner) | kept
     values = values_by_field(TrainConfig, {**stored, **changes})
     uses = [part for part in PARTS if part != "env" or not has_env]
-    check_trust(values, directory, own.get("trust"), own, uses)
+    check_trust(values, directory / CONFIG_FILE, own.get("trust"), own, uses)
     return values
 
 
-def continued(config: TrainConfig, directory: Path) -> TrainConfig:
+def continued(
+    config: TrainConfig, directory: Path, checkpoint: CheckpointInfo | None = None
+) -> TrainConfig:
     """The configuration with the seed of the run in `directory`, which it continues.
+
+    A setting that differs and may do so is told.
+
+    Args:
+        config: The configuration.
+        directory: Directory of the run.
+        checkpoint: From where it goes on. Its settings are those that the run had, whatever has
+            become of its `config.yaml`; None, or one of an older version: those of that file.
 
     Raises:
         ConfigError: If a setting differs that influences the numbers of the run.
         RunDirectoryError: If the configuration of the run is damaged.
     """
-    stored = settings_of_run(directory, config)
+    if checkpoint is not None and checkpoint.settings:
+        place = f"checkpoint {checkpoint.path}"
+        stored = settings_of_run(checkpoint.path, config, text=checkpoint.settings)
+    else:
+        place, stored = f"the run in {directory}", settings_of_run(directory / CONFIG_FILE, config)
     if config.seed is None:
         config = replace(config, seed=stored.seed)
     before, now = _leaves(config_to_dict(stored)), _leaves(config_to_dict(config))
-    changed = [
-        key
-        for key in sorted({*before, *now})
-        if _matters(key, config) and before.get(key) != now.get(key)
-    ]
-    if changed:
-        # A section of another class has other keys, which say nothing.
-        classes = [key.removesuffix(TARGET) for key in changed if key.endswith(f".{TARGET}")]
-        key = next((key for key in changed if key.endswith(f".{TARGET}")), changed[0])
-        others = [other for other in changed if not other.startswith((key, *classes))]
+    changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    fixed = [key for key in changed if _matters(key, config)]
+    if fixed:
+        key, *others = _without_sections(fixed)
         also = f" (also changed: {', '.join(others)})" if others else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
-            f"the run in {directory} has {before.get(key)!r}, and this setting changes its numbers"
+            f"{place} has {before.get(key)!r}, and this setting changes its numbers"
             f"{also}: leave it as it was, or start a new run",
             now.get(key),
         )
+    told = [
+        f"{key} = {now.get(key)!r} (was {before.get(key)!r})"
+        for key in _without_sections(
+            [key for key in changed if key not in ("resume", "run_dir", "trust")]
+        )
+    ]
+    if told:
+        print(f"changed since {place}: {', '.join(told)}", file=sys.stderr)
     return config
+
+
+def _without_sections(changed: list[str]) -> list[str]:
+    """The keys, classes of sections first; a section of another class has other keys, left out."""
+    targets = [key for key in changed if key.endswith(f".{TARGET}")]
+    sections = tuple(key.removesuffix(TARGET) for key in targets)
+    return [*targets, *(key for key in changed if not key.startswith(sections))]
 
 
 def _matters(key: str, config: TrainConfig) -> bool:
@@ -167,9 +196,11 @@ def _matters(key: str, config: TrainConfig) -> bool:
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings by dotted name; lists are settings."""
+    """The settings by dotted name; lists are settings, and tuples are told as such."""
     found: dict[str, Any] = {}
     for key, value in node.items():
+        if isinstance(value, Mapping) and TUPLE in value:
+            value = value[TUPLE]  # once stored as a list
         if isinstance(value, Mapping):
             found.update(_leaves(value, f"{prefix}{key}."))
         else:

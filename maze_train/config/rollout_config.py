@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.checks import absolute_path, check_at_least, check_one_of
 from maze_train.config.train_config import DevRunnerConfig, RunnerConfig
 from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are evaluated)
 from maze_train.errors import ConfigError
@@ -151,10 +151,10 @@ class RolloutConfig:
     def _check_places(self) -> None:
         for name in ("run", "output_dir", "record_dir"):
             value = getattr(self, name)
-            if value is not None and not value.strip():
-                raise ConfigError(name, "expected the name of a directory, or null", value)
-        if self.record_dir is not None and not self.record:
-            raise ConfigError("record_dir", "needs record=true", self.record_dir)
+            if name == "record_dir" and value is not None and not self.record:
+                raise ConfigError(name, "needs record=true", value)
+            if value is not None:
+                setattr(self, name, absolute_path(name, value))
 
     def _check_runner(self) -> None:
         for name in ("max_wall_time_s", "dataset", "fast_dev_run"):

@@ -8,6 +8,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
 from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
 from maze_train.config.stored import (
@@ -73,9 +74,8 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
                 raise ConfigError("env", f"{CHOOSE_ENV}{recorded_in(stored)}")
             settings = {**stored, "env": values["env"]}
             own = {"env": env}
-            check_trust(
-                settings, directory, values.get("trust"), own, (*PARTS_OF_POLICY, *PARTS_OF_ENV)
-            )
+            uses = (*PARTS_OF_POLICY, *PARTS_OF_ENV)
+            check_trust(settings, directory / CONFIG_FILE, values.get("trust"), own, uses)
     return build_config(RolloutConfig, values)
 
 
@@ -85,7 +85,7 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigError: If there is none.
     """
-    directory = Path(run)
+    directory = Path(absolute_path("run", str(run)))
     if (directory / BEST).is_dir():
         directory = directory / BEST
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (directory / name).is_file()]

@@ -8,8 +8,6 @@ or trusts it.
 from __future__ import annotations
 
 import inspect
-import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from types import MappingProxyType, ModuleType
@@ -20,6 +18,7 @@ import yaml
 from maze_train.config.conversion import convert, join
 from maze_train.config.loading import config_to_dict, load_config
 from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.files import read_regular
 from maze_train.targets import TARGET, imported, locate
 
 if TYPE_CHECKING:
@@ -107,12 +106,20 @@ def read_settings(directory: Path) -> dict[str, Any]:
     """
     path = directory / CONFIG_FILE
     try:
-        text = _text_of(path)
-        check_plain(text)
-        node = yaml.load(text, LOADER)
+        text = read_regular(path, MAX_BYTES).decode()
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{path} is missing") from error
-    except (OSError, ValueError, ArithmeticError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    return _parsed(text, path)
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    """The settings that a file of a run holds."""
+    try:
+        check_plain(text)
+        node = yaml.load(text, LOADER)
+    except (ValueError, ArithmeticError, yaml.YAMLError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     problem = _problem_of(node)
     if problem:
@@ -135,16 +142,6 @@ def _problem_of(node: Any) -> str:
         if key in ("algorithm", "runner") and "name" in value:
             return f"{key}.name is not written"
     return ""
-
-
-def _text_of(path: Path) -> str:
-    """The text of a regular file, cut above the largest size."""
-    # Not blocking: to open a pipe would wait for its other end.
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("not a regular file")
-        content = file.read(MAX_BYTES + 1)
-    return content.decode()
 
 
 def check_plain(text: str) -> None:
@@ -192,27 +189,28 @@ def _check_scalar(event: yaml.ScalarEvent, keys: set[str] | None, where: str) ->
 
 
 def settings_of_run(
-    directory: Path, config: TrainConfig, uses: Collection[str] = ()
+    path: Path, config: TrainConfig, uses: Collection[str] = (), text: str | None = None
 ) -> TrainConfig:
     """The configuration of a run, for one that continues it or begins with its policy.
 
     Args:
-        directory: Where `config.yaml` lies.
+        path: Its `config.yaml`, or the file that `text` comes from.
         config: Configuration of the user, who trusts what it names.
         uses: Parts that are taken from there and built, of `PARTS`.
+        text: What the file says; None: it is read.
 
     Raises:
         ConfigError: If it names what is neither offered nor trusted.
         RunDirectoryError: If it is missing or damaged.
     """
-    settings = read_settings(directory)
-    check_trust(settings, directory, config.trust, config, uses)
+    settings = read_settings(path.parent) if text is None else _parsed(text, path)
+    check_trust(settings, path, config.trust, config, uses)
     return load_config(settings)
 
 
 def check_trust(
     settings: Mapping[str, Any],
-    directory: Path,
+    path: Path,
     trust: Sequence[str] | None,
     own: Any,
     uses: Collection[str],
@@ -223,7 +221,7 @@ def check_trust(
 
     Args:
         settings: Those of a run, changed by those of the user.
-        directory: Where they were read, for the message.
+        path: File that holds them, for the message.
         trust: Modules that may be used.
         own: Settings of the user: what they name may be used.
         uses: Parts that are going to be built, of `PARTS`.
@@ -234,14 +232,14 @@ def check_trust(
     modules: list[str] = convert(trust or [], list[str], "trust")
     named = {path for _, path in _targets_in(own)}
     refused, words = [], set()
-    for key, path in _targets_in(settings):
+    for key, target in _targets_in(settings):
         part = _part_of(key)
-        if path in named or not (part is None or part in uses):
+        if target in named or not (part is None or part in uses):
             continue
-        reason = _refusal(key, path, PARTS.get(part or ""), modules)
+        reason = _refusal(key, target, PARTS.get(part or ""), modules)
         if reason is not None:
             note, module = reason
-            refused.append(f"\n  {key} = {path}{note}")
+            refused.append(f"\n  {key} = {target}{note}")
             words.update([module] if module else [])
     if not refused:
         return
@@ -252,7 +250,7 @@ def check_trust(
     )
     raise ConfigError(
         "trust",
-        f"{directory / CONFIG_FILE} names what neither this package nor torch.nn, torch.optim or "
+        f"{path} names what neither this package nor torch.nn, torch.optim or "
         f"gymnasium offers for its place; none of it was called:{''.join(refused)}"
         + (f"\n{remedy}" if words else ""),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.checks import absolute_path, check_at_least, check_one_of
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.nets.config import ModelConfig
@@ -44,6 +44,8 @@ class RunnerConfig:
     of each environment."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.dataset, str) and not self.dataset.startswith("minari:"):
+            self.dataset = absolute_path("dataset", self.dataset)
         check_at_least("concurrency", self.concurrency, 0)
         check_at_least("torch_threads", self.torch_threads, 0)
         check_at_least("max_wall_time_s", self.max_wall_time_s, 0)
@@ -168,10 +170,10 @@ class TrainConfig:
             raise error.below("algorithm") from None
 
     def _check_directories(self) -> None:
-        for key in ("run_dir", "base_run"):
+        for key in ("run_dir", "base_run", "resume"):
             name = getattr(self, key)
-            if name is not None and not name.strip():
-                raise ConfigError(key, "expected the name of a directory, or null", name)
+            if name is not None and (key, name) != ("resume", "auto"):
+                setattr(self, key, absolute_path(key, name))
         if self.resume == "auto" and self.run_dir is None:
             raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
 

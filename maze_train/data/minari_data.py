@@ -24,6 +24,7 @@ from maze_train.data.trajectories import Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_parts import DatasetMetadata
 from maze_train.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
+from maze_train.extras import import_extra
 from maze_train.spaces.describe import FlatView, flatten_value, unflatten_value
 from maze_train.trees import tree_map
 
@@ -81,7 +82,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
         ShapeError: If observations or actions do not have the shape of their space.
         MissingExtraError: If Minari or what it reads with is not installed.
     """
-    minari = _imported("minari", "reading a Minari data set")
+    minari = import_extra("minari", "minari", "reading a Minari data set")
     _check_id(dataset_id)
     name = f"minari:{dataset_id}"
     try:
@@ -93,9 +94,9 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
             f"{name} is not on this machine: 'minari list local' tells which are, and 'minari "
             f"download {dataset_id}' gets one"
         ) from error
-    except ImportError as error:
-        raise MissingExtraError("h5py", "minari", f"reading {name} ({error})") from error
-    except UNREADABLE as error:
+    except (ImportError, *UNREADABLE) as error:
+        if isinstance(error, ImportError):
+            import_extra("h5py", "minari", f"reading {name}")
         raise DatasetError(f"{name} can not be read: {error!r}") from error
     views = FlatView(source.observation_space), FlatView(source.action_space)
     metadata = DatasetMetadata(
@@ -182,8 +183,8 @@ def save_minari(
         MissingExtraError: If Minari (0.5.4 or newer) or h5py is not installed.
     """
     purpose = "writing a Minari data set"
-    _imported("minari", purpose)
-    _imported("h5py", purpose)
+    import_extra("minari", "minari", purpose)
+    import_extra("h5py", "minari", purpose)
     storage = importlib.import_module("minari.dataset.minari_storage").MinariStorage
     if "jpeg_encoding" not in inspect.signature(storage.new).parameters:  # images with loss
         raise MissingExtraError("minari>=0.5.4", "minari", purpose)
@@ -304,10 +305,3 @@ def _check_id(dataset_id: str) -> None:
             f"{dataset_id!r} is no name of a Minari data set: expected <name>-v<number>, such as "
             f"cartpole/random-v0"
         )
-
-
-def _imported(package: str, purpose: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(package, "minari", purpose) from error

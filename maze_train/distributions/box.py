@@ -165,12 +165,12 @@ def _check_intervals(family: type[Distribution], space: Box) -> None:
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise SpaceError(
             f"{name} needs finite bounds, the action space is {space}: give the space finite "
-            "bounds, or choose diagonal_gaussian"
+            "bounds, or set model.distributions.Box=diagonal_gaussian"
         )
     if not (space.low < space.high).all():
         raise SpaceError(
             f"{name} needs low < high in every dimension, the action space is {space}: remove the "
-            "constant dimensions, or choose diagonal_gaussian"
+            "constant dimensions, or set model.distributions.Box=diagonal_gaussian"
         )
 
 

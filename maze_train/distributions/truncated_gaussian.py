@@ -60,7 +60,8 @@ class TruncatedGaussian(GaussianFamily):
         if not (space.low < space.high).all():
             raise SpaceError(
                 f"TruncatedGaussian needs low < high in every dimension, the action space is "
-                f"{space}: remove the constant dimensions, or choose diagonal_gaussian"
+                f"{space}: remove the constant dimensions, or set "
+                "model.distributions.Box=diagonal_gaussian"
             )
         low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
         self.log_scale = self._bounds.log_scale

@@ -19,12 +19,15 @@ from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.errors import ConfigError, EnvError
+from maze_train.extras import import_extra
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["AtariPreprocessing", "EpisodicLifeWrapper", "SignRewardWrapper"]
+
+PURPOSE = "the preprocessing of Atari games"
 
 
 class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -69,7 +72,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.frame_skip = frame_skip
         self.screen_size = screen_size
         self._ale = checked_game(env)
-        self._cv2 = import_for_atari("cv2", "opencv-python-headless")
+        self._cv2 = import_extra("opencv-python-headless", "atari", PURPOSE, "cv2")
         self._pick_actions(env.unwrapped)
         self._repeat_probability = self._ale.getFloat("repeat_action_probability")
         self._ale.setFloat("repeat_action_probability", 0.0)  # Takes effect when a game is loaded.
@@ -257,18 +260,6 @@ def lives_of(info: dict[str, Any]) -> int:
     return int(info["lives"])
 
 
-def import_for_atari(module: str, package: str) -> Any:
-    """Import a module of the extra `atari`.
-
-    Raises:
-        MissingExtraError: If it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(package, "atari", "the preprocessing of Atari games") from error
-
-
 def checked_game(env: gymnasium.Env[Any, Any]) -> Any:
     """The emulator of a game that can be preprocessed.
 
@@ -276,7 +267,7 @@ def checked_game(env: gymnasium.Env[Any, Any]) -> Any:
         ConfigError: If it is no Atari game, skips frames itself, or has continuous actions.
         MissingExtraError: If ale-py is not installed.
     """
-    interface = import_for_atari("ale_py", "ale-py").ALEInterface
+    interface = import_extra("ale-py", "atari", PURPOSE, "ale_py").ALEInterface
     layer = env
     while isinstance(layer, (OrderEnforcing, PassiveEnvChecker)):
         layer = layer.env

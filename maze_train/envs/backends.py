@@ -273,7 +273,7 @@ def built(name: str, config: EnvConfig, make: Callable[[], Any]) -> VectorEnv[An
         raise missing_dependency(name, error) from error
     except TypeError as error:
         raise wrong_arguments(name, config, error) from error
-    except Exception as error:
+    except BaseException as error:
         raise build_failure(name, config, error) from error
     if not isinstance(env, VectorEnv):
         raise EnvError(

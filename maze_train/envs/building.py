@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from maze_train.envs.faults import explained
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, SpaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["build_envs", "check_equal_spaces", "close_all", "pickled"]
+    from gymnasium.vector import VectorEnv
+
+__all__ = ["build_envs", "check_equal_spaces", "close_all"]
 
 
 def build_envs(
@@ -45,11 +48,9 @@ def build_envs(
     except (ConfigError, MissingExtraError):
         close_all(envs)
         raise
-    except Exception as error:
+    except BaseException as error:
         close_all(envs)
-        raise EnvError(
-            f"environment {index} could not be built: {type(error).__name__}: {error}"
-        ) from error
+        raise EnvError(f"environment {index} could not be built: {explained(error)}") from error
     return envs
 
 
@@ -68,36 +69,13 @@ def check_equal_spaces(one: Any, other: Any, index: int, first: int = 0) -> None
             )
 
 
-def close_all(envs: Iterable[gymnasium.Env[Any, Any]]) -> None:
+def close_all(envs: Iterable[gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]]) -> None:
     """Close environments; the first exception is raised after all were closed."""
-    first_error: Exception | None = None
+    first_error: BaseException | None = None
     for env in envs:
         try:
             env.close()
-        except Exception as error:
+        except BaseException as error:
             first_error = first_error or error
     if first_error is not None:
-        raise EnvError(f"closing an environment failed: {first_error}") from first_error
-
-
-def pickled(functions: Any, key: str) -> bytes:
-    """Functions as bytes that another process can read; lambdas and local classes are fine.
-
-    Args:
-        functions: A function, or several.
-        key: Name of the setting for the error message.
-
-    Raises:
-        ConfigError: If they hold something that can not be sent.
-    """
-    import cloudpickle  # Imported here, since only worker processes and their parents need it.
-
-    try:
-        content: bytes = cloudpickle.dumps(functions)
-    except Exception as error:
-        raise ConfigError(
-            key,
-            f"can not be sent to a worker process ({error}): create what can not be sent within "
-            "the function, or use runner=dev",
-        ) from error
-    return content
+        raise EnvError(f"closing an environment failed: {explained(first_error)}") from first_error

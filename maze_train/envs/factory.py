@@ -12,14 +12,15 @@ from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, Unregi
 
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.config import EnvConfig
+from maze_train.envs.faults import SHIMMY, explained
 from maze_train.envs.wrappers import MonitoringWrapper, ObservationStackWrapper
 from maze_train.errors import (
     ConfigError,
     EnvError,
     MazeTrainError,
-    MissingExtraError,
     nearest,
 )
+from maze_train.extras import import_extra
 from maze_train.targets import build_target, maker_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class EnvFactory:
                 env,
             )
         module = getattr(env, "__module__", type(env).__module__)
-        name = getattr(env, "__qualname__", type(env).__qualname__)
+        name = getattr(env, "__qualname__", f"<{type(env).__qualname__}>")
         return cls(EnvConfig(target=f"{module}.{name}", kwargs=kwargs), maker=env)
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
@@ -219,10 +220,7 @@ def register_atari() -> None:
     Raises:
         MissingExtraError: If ale-py is not installed.
     """
-    try:
-        ale_py = importlib.import_module("ale_py")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("ale-py", "atari", "the ALE environments") from error
+    ale_py = import_extra("ale-py", "atari", "the ALE environments", "ale_py")
     gymnasium.register_envs(ale_py)
     # Else every game that is made writes a banner.
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -265,26 +263,35 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         raise ConfigError("env.id", str(error), env_id) from error
     except TypeError as error:
         raise wrong_arguments(env_id, config, error) from error
-    except Exception as error:
+    except BaseException as error:
         raise build_failure(env_id, config, error) from error
 
 
 def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
     """Build an environment from a class or function, with a time limit when one is set."""
     target = str(config.target)
-    make = maker if maker is not None else maker_of(target, "env._target_", gymnasium.Env)
+    try:
+        make = maker if maker is not None else maker_of(target, "env._target_", gymnasium.Env)
+    except ConfigError as error:
+        if "<" not in target and not target.startswith("__main__."):
+            raise
+        problem = (
+            "this environment was made in Python, where no name leads to it: pass it again, as in "
+            "train(env=..., resume=...) or run_rollout(run=..., env=...)"
+        )
+        raise ConfigError("env._target_", problem, target) from error
     try:
         env = make(**config.kwargs)
     except MazeTrainError:
         raise
     except TypeError as error:
         raise wrong_arguments(target, config, error) from error
-    except Exception as error:
+    except BaseException as error:
         raise build_failure(target, config, error) from error
     if not isinstance(env, gymnasium.Env):
         raise EnvError(
             f"{target} returned {type(env).__name__}: expected a gymnasium.Env, "
-            "so let its class derive from gymnasium.Env"
+            f"so let its class derive from gymnasium.Env. {SHIMMY}"
         )
     if config.max_episode_steps is None:
         return env
@@ -297,8 +304,8 @@ def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnas
         wrapped: gymnasium.Env[Any, Any] = build_target(node, env, key=key, kind=gymnasium.Env)
     except MazeTrainError:
         raise
-    except Exception as error:
-        raise EnvError(f"{key} failed: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise EnvError(f"{key} failed: {explained(error)}") from error
     return wrapped
 
 
@@ -322,7 +329,15 @@ def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and ":" in env_id:
         return ConfigError("env.id", text, env_id)
+    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
     lowered = text.lower()
+    # An error inside a package is none of a missing one, whatever text it was given.
+    name = cause.name if isinstance(cause, ImportError) else None
+    if name is not None and not (
+        isinstance(cause, ModuleNotFoundError) and name.lower() in lowered
+    ):
+        problem = f"a package that it needs does not work: {type(cause).__name__}: {cause}"
+        return ConfigError("env.id", problem, env_id)
     remedy = next((advice for word, advice in REMEDIES if word in lowered), "")
     return ConfigError("env.id", f"{text}{'; ' if remedy else ''}{remedy}", env_id)
 
@@ -335,6 +350,6 @@ def wrong_arguments(name: str, config: EnvConfig, error: TypeError) -> MazeTrain
     return ConfigError("env.kwargs", f"{name} does not take these: {text}", config.kwargs)
 
 
-def build_failure(name: str, config: EnvConfig, error: Exception) -> EnvError:
+def build_failure(name: str, config: EnvConfig, error: BaseException) -> EnvError:
     """The error for an environment whose constructor raised."""
-    return EnvError(f"building {name} with {config.kwargs} failed: {type(error).__name__}: {error}")
+    return EnvError(f"building {name} with {config.kwargs} failed: {explained(error)}")

@@ -20,14 +20,19 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 __all__ = [
+    "MAX_REWARD",
     "FiniteCheck",
     "NonFiniteError",
     "check_columns",
     "check_final",
     "check_finite",
     "check_finite_reward",
+    "non_finite_rewards",
     "non_finite_rows",
 ]
+
+MAX_REWARD = float(np.finfo(np.float32).max)
+"""Size from which on a reward is infinite for those who learn from it."""
 
 PIECE = 2**13
 """Numbers per dot product: BLAS uses threads for longer ones."""
@@ -92,13 +97,19 @@ def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
 
 
 def check_finite_reward(reward: float) -> None:
-    """Refuse a reward that is NaN or infinite.
+    """Refuse a reward that is NaN, or infinite in single precision.
 
     Raises:
         NonFiniteError: Naming the value.
     """
-    if not math.isfinite(reward):
-        raise NonFiniteError(f"reward is {reward}, expected a finite number")
+    if not abs(reward) <= MAX_REWARD:
+        limit = f" that float32 can hold, up to {MAX_REWARD:.2g}" if math.isfinite(reward) else ""
+        raise NonFiniteError(f"reward is {reward}, expected a finite number{limit}")
+
+
+def non_finite_rewards(rewards: Array) -> Mask:
+    """Which rewards [n] `check_finite_reward` refuses, [n]."""
+    return ~(np.abs(rewards) <= MAX_REWARD)
 
 
 def non_finite_rows(columns: Mapping[str, Array]) -> Mask:
@@ -115,6 +126,7 @@ def check_columns(
     lengths: Array,
     rows: Mask | None = None,
     rewards: Array | None = None,
+    first: int = 0,
 ) -> None:
     """Refuse NaN and infinities in what a vector environment returned.
 
@@ -123,50 +135,50 @@ def check_columns(
         lengths: Steps of the episodes so far, [n], for the message.
         rows: Which rows of the observations matter, [n]; None: all.
         rewards: The rewards, [n], all of which matter; None: there are none.
+        first: Number of the first environment in messages.
 
     Raises:
         EnvError: Naming the environment, the leaf or the reward, the value and its index.
     """
     floats = [column for column in columns.values() if column.dtype.kind == "f"]
-    if rewards is not None:
-        floats.append(rewards)
-    if all(np.isfinite(column).all() for column in floats):
+    bad_rewards = np.False_ if rewards is None else non_finite_rewards(rewards)
+    if not bad_rewards.any() and all(np.isfinite(column).all() for column in floats):
         return
     bad = non_finite_rows(columns)
     if rows is not None:
         bad &= rows
-    if rewards is not None:
-        bad |= ~np.isfinite(rewards)
+    bad |= bad_rewards
     for i in bad.nonzero()[0].tolist():
-        with naming(i, lengths):
+        with naming(first + i, lengths[i]):
             if rewards is not None:
                 check_finite_reward(float(rewards[i]))
             check_finite({key: column[i] for key, column in columns.items()})
 
 
-def check_final(final_obs: Array, lengths: Array, truncated: Mask) -> None:
+def check_final(final_obs: Array, lengths: Array, truncated: Mask, first: int = 0) -> None:
     """Refuse NaN and infinities in last observations of truncated episodes.
 
     Args:
         final_obs: One observation, or leaves by key, per environment.
         lengths: Steps of the episodes, [n], for the message.
         truncated: Which episodes were truncated, [n].
+        first: Number of the first environment in messages.
 
     Raises:
         EnvError: Naming the environment, the leaf, the value and its index.
     """
     for i in truncated.nonzero()[0].tolist():
         leaves = final_obs[i] if isinstance(final_obs[i], dict) else {"": final_obs[i]}
-        with naming(i, lengths):
+        with naming(first + i, lengths[i]):
             check_finite(leaves, "final observation")
 
 
 @contextmanager
-def naming(i: int, lengths: Array) -> Iterator[None]:
+def naming(number: int, step: int) -> Iterator[None]:
     """Name the environment in the message about a number that is not finite."""
     try:
         yield
     except NonFiniteError as error:
         raise EnvError(
-            f"environment {i} failed at step {lengths[i]} of its episode: {error}"
+            f"environment {number} failed at step {step} of its episode: {error}"
         ) from error

@@ -10,7 +10,9 @@ from gymnasium.vector import AutoresetMode
 
 from maze_train.envs.backends import autoreset_mode, build_native, check_settings, seed_for
 from maze_train.envs.buffers import StepBuffers
+from maze_train.envs.building import close_all
 from maze_train.envs.columns import column_of, masked, reordered
+from maze_train.envs.faults import explained
 from maze_train.envs.finite import check_columns, check_final
 from maze_train.envs.pools import build_envpool
 from maze_train.envs.rows import converted
@@ -175,7 +177,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         root = self._seed_for(seed)
         try:
             obs, infos = self._env.reset(seed=seed_for(self._env, root), options=options)
-        except Exception as error:
+        except BaseException as error:
             raise self._fault("reset()", error) from error
         columns, infos = self._received(obs, infos)
         self._resetting = np.zeros(self.num_envs, np.bool_)
@@ -183,7 +185,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._lengths[:] = 0
         if self._follows_lives:
             self._lives = self._read_lives(infos)
-        check_columns(columns, self._lengths)
+        check_columns(columns, self._lengths, first=self.first_env)
         self._buffers.obs.update(columns)
         self._check_masks()
         return self._observations(), dict(infos)
@@ -203,14 +205,15 @@ class ForeignVectorEnv(MazeVectorEnv):
         ended = terminated | truncated
         same_step = self.mode is AutoresetMode.SAME_STEP
         # Else the rows of episodes that ended are their last ones; nobody asks for terminal ones.
-        check_columns(columns, self._lengths, None if same_step else ~terminated, rewards)
+        acting = None if same_step else ~terminated
+        check_columns(columns, self._lengths, acting, rewards, first=self.first_env)
         self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
         lost = self._lost_lives(infos, ended | ignored) if self._follows_lives else None
         result = dict(infos) if self.step_infos else {}
         if ended.any() or (lost is not None and lost.any()):
             result.update(self._final_infos(columns, infos, ended, lost))
             if same_step:
-                check_final(result["final_obs"], self._lengths, truncated)
+                check_final(result["final_obs"], self._lengths, truncated, self.first_env)
             columns = self._start_episodes(columns, ended)
         if lost is not None:
             rewards, terminated = np.sign(rewards), terminated | lost
@@ -241,16 +244,17 @@ class ForeignVectorEnv(MazeVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environment, and let go of it: some end their threads only then."""
         if hasattr(self, "_env"):
-            self._env.close(**kwargs)
+            env = self._env
             del self._env
             self.root_seed = None
+            close_all([env])
 
     def _step_env(self) -> tuple[Columns, Array, Array, Array, dict[str, Any]]:
         """Step the environment, and bring what it returned into our types and order."""
         taken = {key: column.copy() for key, column in self._buffers.actions.items()}
         try:
             obs, rewards, terminated, truncated, infos = self._env.step(self._action.build(taken))
-        except Exception as error:
+        except BaseException as error:
             raise self._fault("step()", error) from error
         rows: list[Array] = [
             np.array(rewards, np.float64),
@@ -363,11 +367,11 @@ class ForeignVectorEnv(MazeVectorEnv):
             columns = {key: column.copy() for key, column in columns.items()}
             try:
                 obs, infos = self._env.reset(options={"reset_mask": ended.copy()})
-            except Exception as error:
+            except BaseException as error:
                 raise self._fault("reset() with a reset_mask", error) from error
             for key, column in self._received(obs, infos)[0].items():
                 columns[key][ended] = column[ended]
-            check_columns(columns, self._lengths, ended)
+            check_columns(columns, self._lengths, ended, first=self.first_env)
         return columns
 
     def _check_masks(self) -> None:
@@ -379,7 +383,8 @@ class ForeignVectorEnv(MazeVectorEnv):
         row = self._masks.first_illegal_row(obs) if len(acting) else None
         if row is not None:
             problem = self._masks.illegal_part({leaf: rows[row] for leaf, rows in obs.items()})
-            when = f"environment {acting[row]} failed at step {self._lengths[acting[row]]}"
+            env = acting[row]
+            when = f"environment {self.first_env + env} failed at step {self._lengths[env]}"
             raise EnvError(f"{when} of its episode: {problem}")
 
     def _not_restored(self, call: str) -> EnvError:
@@ -389,6 +394,6 @@ class ForeignVectorEnv(MazeVectorEnv):
             "episode: use env.backend=gymnasium"
         )
 
-    def _fault(self, where: str, error: Exception) -> EnvError:
+    def _fault(self, where: str, error: BaseException) -> EnvError:
         name = type(self._env.unwrapped).__name__
-        return EnvError(f"{where} of {name} failed: {type(error).__name__}: {error}")
+        return EnvError(f"{where} of {name} failed: {explained(error)}")

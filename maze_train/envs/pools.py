@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from maze_train.envs.backends import Backend, built, check_preprocessing, smaller
-from maze_train.errors import ConfigError, EnvError, MissingExtraError, nearest
+from maze_train.errors import ConfigError, EnvError, nearest
+from maze_train.extras import import_extra
 
 if TYPE_CHECKING:
     from maze_train.envs.config import EnvConfig
@@ -161,10 +161,7 @@ def import_envpool() -> Any:
     Raises:
         MissingExtraError: If it is not installed.
     """
-    try:
-        return importlib.import_module("envpool")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("envpool", "envpool", "env.backend=envpool") from error
+    return import_extra("envpool", "envpool", "env.backend=envpool")
 
 
 def with_true_bounds(space: Any) -> Any:

@@ -43,6 +43,7 @@ class SequentialVectorEnv(JournaledVectorEnv):
             error.
         can_be_restored: Whether the actions of running episodes are kept, so that `state_dict` can
             tell where the environments are. They take memory until an episode ends.
+        first_env: Number of the first environment in messages.
 
     Raises:
         ConfigError: If there is no factory, or one refuses its settings, or an argument is out of
@@ -60,12 +61,14 @@ class SequentialVectorEnv(JournaledVectorEnv):
         step_infos: bool = False,
         on_non_finite: Literal["raise", "skip"] = "raise",
         can_be_restored: bool = True,
+        first_env: int = 0,
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
+        self.first_env = first_env
         check_one_of("on_non_finite", on_non_finite, ON_NON_FINITE)
         if not env_factories:
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
-        self.envs = build_envs(env_factories)
+        self.envs = build_envs(env_factories, first_env)
         env, n = self.envs[0], len(self.envs)
         self._describe(env.observation_space, env.action_space, n, described_metadata(env))
         self.render_mode = env.render_mode
@@ -75,7 +78,11 @@ class SequentialVectorEnv(JournaledVectorEnv):
         self.can_be_restored = can_be_restored
         self._journal = Journal(self._buffers.actions, keeps_actions=can_be_restored)
         self._slice = EnvSlice(
-            self.envs, self._buffers, step_infos=step_infos, on_non_finite=on_non_finite
+            self.envs,
+            self._buffers,
+            number=first_env,
+            step_infos=step_infos,
+            on_non_finite=on_non_finite,
         )
 
     def reset(

@@ -12,11 +12,14 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 from maze_train.envs.building import build_envs, close_all
+from maze_train.envs.faults import episode_fault
 from maze_train.envs.finite import (
+    MAX_REWARD,
     FiniteCheck,
     NonFiniteError,
     check_finite,
     check_finite_reward,
+    non_finite_rewards,
     non_finite_rows,
 )
 from maze_train.envs.layers import continuing_layers, layers_of
@@ -153,7 +156,7 @@ class EnvSlots:
             checked_info(info)
             self._write_obs(slot, obs)
             check_finite({key: column[slot] for key, column in self.obs.items()})
-        except Exception as error:
+        except BaseException as error:
             raise self._fault(slot, error) from error
 
     def step(self, count: int, actions: ArrayTree) -> list[int]:
@@ -188,12 +191,13 @@ class EnvSlots:
                         ended.append(i)
                         continue
                 write_obs(i, obs)
-        except Exception as error:
+        except BaseException as error:
             self.lengths[i] += 1
             raise self._fault(i, error) from error
         self.lengths[:count] += 1
         sums = self.returns[:count] + rewards[:count]
-        if not (math.isfinite(total + float(sums.sum())) and self._finite.passes()):
+        bounded = abs(total) <= MAX_REWARD and math.isfinite(float(sums.sum()))
+        if not (bounded and self._finite.passes()):
             ended = self._lose_non_finite(sums, ended)
         self.returns[:count] = sums
         return ended
@@ -229,7 +233,7 @@ class EnvSlots:
             row_writer(self._observation, leaf)(0, self.final_obs[slot])
             found: dict[str, Array] = {key: column[0] for key, column in leaf.items()}
             check_finite(found, "last observation")
-        except Exception as error:
+        except BaseException as error:
             if self._skips and isinstance(error, NonFiniteError):
                 self.lost[slot] = True
                 return None
@@ -244,7 +248,7 @@ class EnvSlots:
         """
         try:
             return self.envs[slot].render()
-        except Exception as error:
+        except BaseException as error:
             raise self._fault(slot, error) from error
 
     def _end(self, slot: int, obs: Any, terminated: bool, truncated: bool, info: Any) -> None:
@@ -305,7 +309,8 @@ class EnvSlots:
         What is observed after an episode is not looked at.
         """
         count = len(sums)
-        bad = ~np.isfinite(sums) | non_finite_rows(self.obs)[:count]
+        bad = ~np.isfinite(sums) | non_finite_rewards(self.rewards[:count])
+        bad |= non_finite_rows(self.obs)[:count]
         for i in [int(k) for k in bad.nonzero()[0]]:
             try:
                 check_finite_reward(self.rewards[i])
@@ -322,14 +327,10 @@ class EnvSlots:
                     column[i] = self._blank[key]
         return sorted({*ended, *(int(k) for k in self.lost[:count].nonzero()[0])})
 
-    def _fault(self, slot: int, error: Exception) -> EpisodeError:
-        step, seed = self.lengths[slot], self.seeds[slot]
-        when = f"at step {step}" if step else "in the reset"
-        return EpisodeError(
-            f"environment {self._first + slot} failed {when} of the episode with seed {seed}: "
-            f"{type(error).__name__}: {error}",
-            seed,
-        )
+    def _fault(self, slot: int, error: BaseException) -> EpisodeError:
+        seed = self.seeds[slot]
+        number = self._first + slot
+        return EpisodeError(episode_fault(number, int(self.lengths[slot]), seed, error), seed)
 
 
 class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -7,18 +7,18 @@ each worker process on its slice, so that their numbers are the same by construc
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from maze_train.envs.building import close_all
+from maze_train.envs.faults import episode_fault, explained
 from maze_train.envs.finite import (
+    MAX_REWARD,
     FiniteCheck,
     NonFiniteError,
     check_finite,
     check_finite_reward,
+    non_finite_rewards,
     non_finite_rows,
 )
 from maze_train.envs.layers import (
@@ -69,6 +69,7 @@ class EnvSlice:
         buffers: Arrays of as many rows as there are environments. Actions are read from there, all
             else is written.
         first: Index of the first environment in the vector environment.
+        number: Number of the first environment in messages; None: `first`.
         num_envs: Number of environments of the whole vector environment.
         step_infos: Whether to report the infos of every step and autoreset, not only those of last
             steps.
@@ -85,12 +86,14 @@ class EnvSlice:
         buffers: StepBuffers,
         *,
         first: int = 0,
+        number: int | None = None,
         num_envs: int | None = None,
         step_infos: bool = False,
         on_non_finite: str = "raise",
     ) -> None:
         self.envs = list(envs)
         self.first = first
+        self._number = first if number is None else number
         self._buffers = buffers
         self._num_envs = len(self.envs) if num_envs is None else num_envs
         self._step_infos = step_infos
@@ -153,9 +156,9 @@ class EnvSlice:
                 write_obs(i, obs)
                 if self._step_infos and report is not None:
                     report.ordinary.append((self.first + i, checked_info(info)))
-        except Exception as error:
+        except BaseException as error:
             raise self._fault(i, error) from error
-        if not (math.isfinite(total) and self._finite.passes()):
+        if not (abs(total) <= MAX_REWARD and self._finite.passes()):
             report = self._give_up_non_finite(report)
         return report
 
@@ -187,13 +190,13 @@ class EnvSlice:
         for i, record in enumerate(records):
             try:
                 problem = self._replay(i, record, progress or no_progress)
-            except Exception as error:
-                problem = f"it raised {type(error).__name__}: {error}"
+            except BaseException as error:
+                problem = f"it raised {explained(error)}"
             self._buffers.rewards[i] = record.reward
             self._episode_start[i] = -record.steps
             if problem is None:
                 continue
-            name = f"environment {self.first + i} could not be put back where it was: after "
+            name = f"environment {self._number + i} could not be put back where it was: after "
             name += f"{record.num_actions} actions in the episode with seed "
             problems.append((self.first + i, f"{name}{self._episode_seed[i]}, {problem}"))
             if allow_new_episodes:
@@ -230,7 +233,7 @@ class EnvSlice:
         for i, env in enumerate(self.envs):
             try:
                 states.append(own_state(env) if offers_own_state(env) else None)
-            except Exception as error:
+            except BaseException as error:
                 raise self._fault(i, error) from error
         return states
 
@@ -278,7 +281,7 @@ class EnvSlice:
             obs, info = self._start_episode(i, options)
             self._write_obs(i, obs)
             check_finite(self._row(i))
-        except Exception as error:
+        except BaseException as error:
             raise self._fault(i, error) from error
         return info
 
@@ -314,7 +317,7 @@ class EnvSlice:
 
     def _give_up_non_finite(self, report: StepReport | None) -> StepReport | None:
         """Look for numbers that are not finite, and raise or give up the episodes."""
-        bad = non_finite_rows(self._buffers.obs) | ~np.isfinite(self._buffers.rewards)
+        bad = non_finite_rows(self._buffers.obs) | non_finite_rewards(self._buffers.rewards)
         for i in [int(k) for k in bad.nonzero()[0]]:
             try:
                 check_finite_reward(self._buffers.rewards[i])
@@ -359,13 +362,9 @@ class EnvSlice:
         self._write_obs(i, obs)
         return record.difference(self._row(i), float(reward))
 
-    def _fault(self, i: int, error: Exception) -> EnvError:
+    def _fault(self, i: int, error: BaseException) -> EnvError:
         step = self._steps - self._episode_start[i]
-        when = f"at step {step}" if step else "in the reset"
-        return EnvError(
-            f"environment {self.first + i} failed {when} of the episode with seed "
-            f"{self._episode_seed[i]}: {type(error).__name__}: {error}"
-        )
+        return EnvError(episode_fault(self._number + i, step, self._episode_seed[i], error))
 
 
 def no_progress() -> None:

@@ -54,7 +54,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
     no number is another one. Where that fails too, the worker is started once more, and its
     environments begin new episodes, as described at `MazeVectorEnv`.
 
-    Workers survive SIGINT, SIGTERM and SIGUSR1: the parent decides.
+    Workers survive SIGINT, SIGTERM, SIGHUP and SIGUSR1: the parent decides.
 
     Args:
         env_factories: One function per environment, each of which returns a new environment.

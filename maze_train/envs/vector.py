@@ -71,10 +71,12 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             (`l`) of episodes, because wrappers end them early or change rewards for training.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of others.
+        first_env: Number of the first environment in messages.
         tell: Takes a line for people about what environments turn out to do; None: nobody reads it.
     """
 
     root_seed: int | None = None
+    first_env: int = 0
     can_be_restored: bool = False
     tell: Callable[[str], object] | None = None
     frame_stack: dict[str, int]

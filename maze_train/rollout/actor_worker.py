@@ -77,14 +77,18 @@ class ActorWorker:
     """Environments and a policy, which collect rollouts into slots of memory.
 
     Args:
-        make_env: Builds the environments.
+        make_env: Builds the environments; called with the number of the first one.
+        num_envs: How many environments each worker has.
         context: Where it lives.
     """
 
     def __init__(
-        self, make_env: Portable[Callable[[], MazeVectorEnv]], context: WorkerContext
+        self,
+        make_env: Portable[Callable[[int], MazeVectorEnv]],
+        num_envs: int,
+        context: WorkerContext,
     ) -> None:
-        self._env = make_env.value()
+        self._env = make_env.value(context.index * num_envs)
         self._context = context
 
     def describe(self) -> ActorEnvs:

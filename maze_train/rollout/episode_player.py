@@ -295,6 +295,7 @@ def build_player(
     settings: PlaySettings,
     on_non_finite: str = "raise",
     on_step: Callable[[int], object] = lambda steps: None,
+    first: int = 0,
 ) -> EpisodePlayer:
     """Environments, the agent, and what plays; nothing is left open when something fails.
 
@@ -304,11 +305,13 @@ def build_player(
         settings: How episodes are played.
         on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
         on_step: See `EpisodePlayer`.
+        first: Number of the first environment in messages.
 
     Raises:
         MazeTrainError: If one of them can not be built.
     """
-    slots = EnvSlots(env_factories, row_blocks(len(env_factories)), on_non_finite=on_non_finite)
+    rows = row_blocks(len(env_factories))
+    slots = EnvSlots(env_factories, rows, first=first, on_non_finite=on_non_finite)
     try:
         return EpisodePlayer(slots, make_agent(slots), settings, on_step)
     except BaseException:

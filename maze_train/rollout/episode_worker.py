@@ -86,7 +86,12 @@ class PlayerWorker:
         context: WorkerContext,
     ) -> None:
         self._player = build_player(
-            factories.value, make_agent.value, settings, on_non_finite, context.count
+            factories.value,
+            make_agent.value,
+            settings,
+            on_non_finite,
+            context.count,
+            first=context.index * len(factories.value),
         )
 
     def describe(self) -> tuple[Any, Any]:

@@ -242,7 +242,12 @@ class PopulationWorker:
         context: WorkerContext,
     ) -> None:
         count = len(factories.value)
-        self._slots = EnvSlots(factories.value, row_blocks(count), on_non_finite=on_non_finite)
+        self._slots = EnvSlots(
+            factories.value,
+            row_blocks(count),
+            first=context.index * count,
+            on_non_finite=on_non_finite,
+        )
         self._context = context
         self._members: ESRolloutWorkerWrapper | None = None
 

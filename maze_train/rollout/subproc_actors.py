@@ -60,7 +60,8 @@ class SubprocDistributedActors(DistributedActors):
     steps of the rollout that it was collecting are dropped and counted.
 
     Args:
-        make_env: Builds the environments of one actor, in its process.
+        make_env: Builds the environments of one actor, in its process; called with the number of
+            the first one, for messages.
         num_actors: How many actors.
         num_envs: Environments of each actor.
         num_steps: Steps T of each environment per rollout.
@@ -79,7 +80,7 @@ class SubprocDistributedActors(DistributedActors):
 
     def __init__(
         self,
-        make_env: Callable[[], MazeVectorEnv],
+        make_env: Callable[[int], MazeVectorEnv],
         num_actors: int,
         num_envs: int,
         num_steps: int,
@@ -104,7 +105,7 @@ class SubprocDistributedActors(DistributedActors):
             f"actor {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
             for i in range(num_actors)
         ]
-        make_worker = partial(ActorWorker, Portable(make_env, "env"))
+        make_worker = partial(ActorWorker, Portable(make_env, "env"), num_envs)
         self._pool = LocalProcesses(num_actors, **processes).pool(
             [make_worker] * num_actors, names, {"collect": "a step of a rollout"}
         )

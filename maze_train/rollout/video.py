@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.errors import EnvError, MissingExtraError, RunDirectoryError
+from maze_train.extras import import_extra
 from maze_train.files import fsync_directory
 
 if TYPE_CHECKING:
@@ -168,12 +169,11 @@ def ffmpeg_path() -> str:
     Raises:
         MissingExtraError: If imageio-ffmpeg is not installed, or brings no ffmpeg.
     """
+    needed = ("imageio-ffmpeg", "video", "writing videos")
     try:
-        import imageio_ffmpeg  # only where there are videos
-
-        return str(imageio_ffmpeg.get_ffmpeg_exe())
-    except (ImportError, RuntimeError) as error:
-        raise MissingExtraError("imageio-ffmpeg", "video", "writing videos") from error
+        return str(import_extra(*needed, "imageio_ffmpeg").get_ffmpeg_exe())
+    except RuntimeError as error:  # it brings no ffmpeg, and tells what to do
+        raise MissingExtraError(*needed, str(error)) from error
 
 
 def check_render_mode(env: gymnasium.Env[Any, Any]) -> None:

@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -15,7 +16,7 @@ from maze_train.config.loading import config_to_dict
 from maze_train.config.resuming import CHECKPOINTS, checkpoint_name, continued, run_to_resume
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
-from maze_train.files import exclusive, remove_leftovers
+from maze_train.files import exclusive
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.runners.base_policy import check_base_spaces, take_over, with_base_model
 from maze_train.runners.machine import find_device, torch_threads
@@ -23,12 +24,22 @@ from maze_train.runners.notes import start_notes, tell
 from maze_train.runners.parts import (
     close_quietly,
     joined,
+    missing_results,
     own_evaluators,
     past_rows,
     shortened,
+    tell_stop,
 )
 from maze_train.runners.result import TrainingResult
-from maze_train.runners.run_dir import check_is_free, how_to_go_on, make_run_dir, write_config
+from maze_train.runners.run_dir import (
+    check_is_free,
+    find_checkpoint,
+    how_to_go_on,
+    load_checkpoint,
+    make_run_dir,
+    take_up,
+    write_config,
+)
 from maze_train.runners.vector_envs import build_vector_env, num_env_threads
 from maze_train.seeding import Seeds, draw_seed
 from maze_train.tracking.build import build_writers
@@ -38,7 +49,7 @@ from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import TRIAL_STEPS
 from maze_train.training.evaluators import RolloutEvaluator
-from maze_train.training.generators import generators_kept, seed_generators
+from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.interruption import Interruption
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
@@ -46,7 +57,6 @@ from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from gymnasium import Env
     from torch import nn
@@ -54,7 +64,7 @@ if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.tracking.writers import MetricsWriter
-    from maze_train.training.checkpoints import Checkpoint
+    from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.outcome import TrainingSummary
     from maze_train.training.trainer import Trainer
@@ -76,16 +86,19 @@ class TrainingRunner(ABC):
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
         config = shortened(config)
         self.resumed_dir = run_to_resume(config)
+        self._checkpoint: CheckpointInfo | None = None
         if config.base_run is not None:
             config = with_base_model(config, self.resumed_dir)
         if self.resumed_dir is not None:
-            config = continued(config, self.resumed_dir)
+            self._checkpoint = find_checkpoint(self.resumed_dir, config.resume)
+            config = continued(config, self.resumed_dir, self._checkpoint)
         self.config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
         self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
         self.device = find_device(self.config.algorithm.device)
         self.run_dir: Path | None = None
+        self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._env: MazeVectorEnv | None = None
         self._tell_once = cache(tell)
         self._closing = contextlib.ExitStack()
@@ -123,15 +136,18 @@ class TrainingRunner(ABC):
 
         Raises:
             ConfigError: Before anything is written, if the parts of the configuration do not fit.
-            Interrupted: After SIGINT, SIGTERM or SIGUSR1; a checkpoint was saved.
+            Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
             MazeTrainError: If training failed; what was written up to then stays.
             RunDirectoryError: If another process trains in the directory, or every checkpoint of a
                 run that is continued is damaged.
         """
-        with self, torch_threads(self.config.runner.torch_threads):
+        with (
+            self,
+            generators_of_run(self.seeds.integer("global")),
+            torch_threads(self.config.runner.torch_threads),
+        ):
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
-            seed_generators(self.seeds.integer("global"))
             has_base = self.config.base_run is not None and not self._has_checkpoint
             if has_base:
                 check_base_spaces(self.config, self.spaces)
@@ -140,9 +156,10 @@ class TrainingRunner(ABC):
                 print(take_over(self.config, model), file=sys.stderr)
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
-            name = f"{self.task_name}-{self.config.algorithm.name}-{self.config.runner.name}"
-            self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, name)
+            self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
+                if self.resumed_dir is None:
+                    check_is_free(self.run_dir)  # another process may have been faster
                 return self._run_in(self.run_dir, model, evaluator, writers)
 
     def _run_in(
@@ -159,15 +176,10 @@ class TrainingRunner(ABC):
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
             mode=self.selection_mode,
+            settings=self.config_text,
         )
-        resumed = None
-        if self.resumed_dir is not None:
-            for directory in (run_dir, run_dir / "best"):
-                remove_leftovers(directory)
-            store.clean()
-            resumed = store.load(checkpoint_name(config.resume))
-            if resumed is not None:
-                store.point_to(resumed)
+        is_resumed = self.resumed_dir is not None
+        resumed = take_up(run_dir, store, checkpoint_name(config.resume)) if is_resumed else None
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
@@ -188,13 +200,13 @@ class TrainingRunner(ABC):
             interruption=interruption,
         )
         if resumed is not None:
-            trainer.load_state_dict(resumed.state)
+            load_checkpoint(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
-        policy = self._trained_policy(model)
-        return TrainingResult(run_dir, summary, tracker.history, policy)
+        missing, policy = missing_results(trainer, tracker, selection), self._trained_policy(model)
+        return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
     def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
         """Train, and write a summary whatever happens."""
@@ -211,19 +223,8 @@ class TrainingRunner(ABC):
             finally:
                 tracker.finish(trainer.summary().as_dict())
                 if trainer.stop_reason in ("interrupted", "error"):
-                    self._tell_how_to_continue(trainer)
+                    tell_stop(trainer, self._how_to_go_on)
         return trainer.summary()
-
-    def _tell_how_to_continue(self, trainer: Trainer) -> None:
-        """Say where a run stopped that did not come to its end, and how to go on."""
-        latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
-        stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
-        if latest is None:
-            text = f"{stopped}; there is no checkpoint"
-        else:
-            text = f"{stopped}; last checkpoint: {latest}\n{self._how_to_go_on}"
-        with contextlib.suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -263,8 +264,7 @@ class TrainingRunner(ABC):
     @property
     def _has_checkpoint(self) -> bool:
         """Whether a run is continued that was saved before."""
-        directory = self.resumed_dir
-        return directory is not None and bool(CheckpointStore(directory / CHECKPOINTS).list())
+        return self._checkpoint is not None
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -376,9 +376,8 @@ class TrainingRunner(ABC):
         )
 
     def _trained_policy(self, model: nn.Module) -> TrainedPolicy:
-        observation_space, action_space = self.spaces
         seed = self.seeds.integer("acting")
-        return TrainedPolicy(model.cpu(), observation_space, action_space, seed)  # type: ignore[arg-type]  # an ActingModel
+        return TrainedPolicy(model.cpu(), *self.spaces, seed)  # type: ignore[arg-type]  # an ActingModel
 
     @property
     def config_text(self) -> str:
@@ -390,3 +389,9 @@ class TrainingRunner(ABC):
     @property
     def _how_to_go_on(self) -> str:
         return how_to_go_on(self.run_dir, self.config, self.env_factory.maker is not None)
+
+    @property
+    def _parent(self) -> Path:
+        """Where the directory of a new run is made, unless one is named."""
+        config = self.config
+        return self._outputs / f"{self.task_name}-{config.algorithm.name}-{config.runner.name}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.spaces import Box
 
-from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
+from maze_train.config.stored import CONFIG_FILE, PARTS_OF_POLICY, settings_of_run
 from maze_train.distributions.mapping import DEFAULTS, FAMILIES
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.nets.building import input_space
@@ -99,14 +99,11 @@ def with_base_model(config: TrainConfig, resumed_dir: Path | None) -> TrainConfi
         ConfigError: If there is no policy, or the algorithm can not learn with it.
     """
     assert config.base_run is not None
-    # As it is found from anywhere: the run may be repeated in another directory.
-    directory = str(Path(config.base_run).absolute())
-    config = replace(config, base_run=directory)
     given, defaults = config.model, ModelConfig()
     if any(getattr(given, name) != getattr(defaults, name) for name in POLICY_SETTINGS):
         return config
     if resumed_dir is not None:
-        stored = settings_of_run(resumed_dir, config, PARTS_OF_POLICY)
+        stored = settings_of_run(resumed_dir / CONFIG_FILE, config, PARTS_OF_POLICY)
         own: dict[str, Any] = {name: getattr(stored.model, name) for name in POLICY_SETTINGS}
     else:
         saved = _read(config)

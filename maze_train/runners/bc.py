@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from maze_train.algorithms.bc.metrics import ImitationMetrics
 from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.batch_loader import BatchLoader
-from maze_train.data.trajectory_store import MINARI, TrajectoryDataset, open_dataset
+from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.envs.factory import env_name
 from maze_train.errors import ConfigError, DatasetError, nearest
@@ -63,11 +62,6 @@ class BCRunner(TrainingRunner):
     """
 
     def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        source = config.runner.dataset
-        if isinstance(source, str) and not source.startswith(MINARI):
-            # As it is found from anywhere: the run may be continued in another directory.
-            runner = replace(config.runner, dataset=str(Path(source).absolute()))
-            config = replace(config, runner=runner)
         super().__init__(config, env_factory)
         if not isinstance(self.config.algorithm, BCAlgorithmConfig):
             raise ConfigError("algorithm", "expected bc", type(config.algorithm).__name__)

@@ -14,6 +14,7 @@ from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.rollout.actors import SequentialDistributedActors
 from maze_train.rollout.subproc_actors import SubprocDistributedActors
 from maze_train.runners.actor_critic import ACRunner
+from maze_train.runners.parts import close_quietly
 from maze_train.runners.vector_envs import begin_statistics, build_actor_env
 from maze_train.targets import locate
 
@@ -104,8 +105,16 @@ class ImpalaDevRunner(ImpalaRunner):
 
     def build_actors(self, num_envs: int) -> DistributedActors:
         """Actors in this process."""
+        envs = []
+        for first in range(0, num_envs * self.algorithm.num_actors, num_envs):
+            envs.append(
+                build_actor_env(
+                    self.env_factory, self.config, num_envs, first, can_be_restored=True
+                )
+            )
+            self._closing.callback(close_quietly, envs[-1])
         return SequentialDistributedActors(
-            [self.make_env(num_envs) for _ in range(self.algorithm.num_actors)],
+            envs,
             self.algorithm.n_rollout_steps,
             self.seeds.integer,
             allow_new_episodes=self.config.checkpoint.allow_new_episodes,

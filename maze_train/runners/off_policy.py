@@ -168,7 +168,7 @@ class SACRunner(TrainingRunner):
     @property
     def _buffer_dir(self) -> Path:
         """Where its files lie, which have no name: the run directory, or where it will be made."""
-        run_dir = (self.resumed_dir or Path(self.config.run_dir or ".")).absolute()
+        run_dir = self.resumed_dir or Path(self.config.run_dir or ".").absolute()
         return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
 
     def _build_buffer(self, model: SoftActorCriticModel) -> BaseReplayBuffer:

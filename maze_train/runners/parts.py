@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,10 +20,21 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
     from maze_train.tracking.rows import MetricsRow
+    from maze_train.tracking.tracker import Tracker
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.config import EvaluationConfig
+    from maze_train.training.model_selection import BestModelSelection
+    from maze_train.training.trainer import Trainer
 
-__all__ = ["close_quietly", "joined", "own_evaluators", "past_rows", "shortened"]
+__all__ = [
+    "close_quietly",
+    "joined",
+    "missing_results",
+    "own_evaluators",
+    "past_rows",
+    "shortened",
+    "tell_stop",
+]
 
 
 def shortened(config: TrainConfig) -> TrainConfig:
@@ -85,6 +97,29 @@ def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[Metric
         missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
         print(f"warning: metrics.csv lacks {missing} before {resumed.path.name}", file=sys.stderr)
     return tuple(rows)
+
+
+def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
+    """Say where a run stopped that did not come to its end, and how to go on."""
+    latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
+    stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
+    if latest is None:
+        text = f"{stopped}; there is no checkpoint"
+    else:
+        text = f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}"
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def missing_results(
+    trainer: Trainer, tracker: Tracker, selection: BestModelSelection
+) -> tuple[str, ...]:
+    """Results of a run that ended which could not be written, as on a full disk."""
+    missing = [*tracker.missing, *map(str, selection.missing)]
+    checkpoints = trainer.checkpoints
+    if checkpoints is not None and not checkpoints.holds(trainer.epoch, trainer.updates, False):
+        missing.append("the last checkpoint")
+    return tuple(missing)
 
 
 class SupportsClose(Protocol):

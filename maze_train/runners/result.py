@@ -30,6 +30,9 @@ class TrainingResult:
     policy: TrainedPolicy
     """The best policy, or the last one if none was selected."""
 
+    missing: tuple[str, ...] = ()
+    """Results that could not be written, as on a full disk; `maze-run` fails then."""
+
     @property
     def best_metric(self) -> float:
         """Best value of the metric that selects the policy; the objective of a sweep."""

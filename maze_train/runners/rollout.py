@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import ExitStack, nullcontext, suppress
@@ -105,6 +104,7 @@ class RolloutRunner:
             BoundedEnvFactory(factory, limit) if limit else factory
         )
         self.episodes: list[PlayedEpisode] = []
+        self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._spaces: tuple[Any, Any] = (None, None)
 
     def run(self) -> RolloutResult:
@@ -114,7 +114,7 @@ class RolloutRunner:
 
         Raises:
             ConfigError: Before anything is written, if policy, environment and settings do not fit.
-            Interrupted: After SIGINT, SIGTERM or SIGUSR1.
+            Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1.
             MazeTrainError: If an environment, a policy or a worker failed.
             RunDirectoryError: If the results can not be written.
         """
@@ -137,7 +137,8 @@ class RolloutRunner:
             except BaseException:
                 if not was_there:
                     with suppress(OSError):  # the default has parents that were made for it
-                        (os.removedirs if given is None else os.rmdir)(output_dir)
+                        for place in (output_dir, *output_dir.parents[: 2 * (given is None)]):
+                            place.rmdir()
                 raise
             self._write_config(output_dir)
             if config.record and writer is None:
@@ -277,15 +278,11 @@ class RolloutRunner:
         """The folder in which a directory named after the time is made."""
         if self.policy.run_dir is not None:
             return self.policy.run_dir / ROLLOUTS
-        return Path("outputs") / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
+        return self._outputs / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
 
     def _write_config(self, output_dir: Path) -> None:
         """Write what repeats the rollout, in another directory."""
         config = replace(self.config, output_dir=None)
-        if config.run is not None:
-            config = replace(config, run=str(Path(config.run).absolute()))
-        if config.record_dir is not None:
-            config = replace(config, record_dir=str(Path(config.record_dir).absolute()))
         text = yaml.safe_dump(config_to_dict(config), sort_keys=False)
         try:
             with atomic_write(output_dir / ROLLOUT_FILE) as file:

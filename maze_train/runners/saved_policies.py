@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.rollout_loading import WEIGHTS_FILE, policy_nearby
-from maze_train.config.stored import PARTS_OF_POLICY, check_trust, read_settings
+from maze_train.config.stored import CONFIG_FILE, PARTS_OF_POLICY, check_trust, read_settings
 from maze_train.errors import RunDirectoryError
 from maze_train.targets import locate
 from maze_train.training.policy_files import read_score, read_spaces, read_weights
@@ -126,7 +126,7 @@ def read_saved_policy(
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
     settings = read_settings(directory)
-    check_trust(settings, directory, trust, own, uses)
+    check_trust(settings, directory / CONFIG_FILE, trust, own, uses)
     return SavedPolicy(
         directory,
         load_config(settings),

@@ -45,14 +45,24 @@ def build_vector_env(
     )
 
 
-def build_actor_env(factory: EnvFactory, config: TrainConfig, num_envs: int) -> MazeVectorEnv:
+def build_actor_env(
+    factory: EnvFactory,
+    config: TrainConfig,
+    num_envs: int,
+    first_env: int,
+    *,
+    can_be_restored: bool = False,  # no checkpoint asks for those of processes
+) -> MazeVectorEnv:
     """The environments of an actor, all stepped in its process."""
     if config.env.backend != "gymnasium":
-        return make_foreign_env(config.env, num_envs, training=True, num_threads=1)
+        env = make_foreign_env(config.env, num_envs, training=True, num_threads=1)
+        env.first_env = first_env
+        return env
     return SequentialVectorEnv(
         [factory] * num_envs,
         on_non_finite=config.algorithm.on_non_finite,
-        can_be_restored=False,  # no checkpoint asks for them
+        can_be_restored=can_be_restored,
+        first_env=first_env,
     )
 
 

@@ -22,6 +22,11 @@ __all__ = ["FlatView", "flat_space", "flat_spaces", "flatten_value", "unflatten_
 LEAF_TYPES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 NESTED_TYPES = (spaces.Dict, spaces.Tuple)
 
+LEFT_OUT = (
+    "leave it out of observations by env.wrappers=[{_target_: "
+    "gymnasium.wrappers.FilterObservation, filter_keys: [<keys that stay>]}], or "
+)
+
 
 class FlatView:
     """Reads and builds values of one space, leaf by leaf.
@@ -150,11 +155,12 @@ def walk_leaves(
     elif isinstance(space, LEAF_TYPES):
         yield path, space
     else:
+        left_out = LEFT_OUT if path else ""
         where = f"the space at {join_keys(path)!r}" if path else "the space"
         raise SpaceError(
             f"{where} is {space}: expected Box, Discrete, MultiDiscrete or MultiBinary, alone or "
-            "in Dict and Tuple; convert it or leave it out with a wrapper (env.wrappers), such as "
-            "gymnasium.wrappers.TransformObservation or FilterObservation"
+            f"in Dict and Tuple; {left_out}convert it by a wrapper of your own: "
+            "env.wrappers=[{_target_: my_module.MyWrapper}]"
         )
 
 

@@ -51,6 +51,8 @@ class ConsoleWriter(MetricsWriter):
         ConfigError: If `mode` is none of the four.
     """
 
+    is_kept = False
+
     def __init__(
         self,
         mode: ProgressMode = "auto",

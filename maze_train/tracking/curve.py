@@ -38,7 +38,7 @@ class LearningCurveWriter(MetricsWriter):
     """
 
     def __init__(self, filename: str = "plots/learning_curve.png") -> None:
-        self._filename = filename
+        self.filename = filename
         self._run: RunInfo | None = None
         self._rows: list[MetricsRow] = []
 
@@ -63,7 +63,7 @@ class LearningCurveWriter(MetricsWriter):
             step_label=self._run.step_label,
             draws_losses=self._run.metric.endswith("loss"),
         )
-        with atomic_write(self._run.run_dir / self._filename) as file:
+        with atomic_write(self._run.run_dir / self.filename) as file:
             figure.savefig(file, format="png", dpi=150)
 
 

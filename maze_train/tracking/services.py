@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import MissingExtraError
+from maze_train.extras import import_extra
 from maze_train.tracking.rows import ENV_STEPS
 from maze_train.tracking.writers import MetricsWriter
 
@@ -37,7 +36,7 @@ class WandbWriter(MetricsWriter):
     """
 
     def __init__(self, project: str = "maze_train", name: str | None = None, **init: Any) -> None:
-        self._wandb = _import_extra("wandb", "WandbWriter")
+        self._wandb = import_extra("wandb", "wandb", "WandbWriter")
         self._project = project
         self._name = name
         self._init = init
@@ -96,7 +95,7 @@ class MLflowWriter(MetricsWriter):
         experiment: str = "maze_train",
         name: str | None = None,
     ) -> None:
-        self._mlflow = _import_extra("mlflow", "MLflowWriter")
+        self._mlflow = import_extra("mlflow", "mlflow", "MLflowWriter")
         self._tracking_uri = tracking_uri
         self._experiment = experiment
         self._name = name
@@ -154,13 +153,6 @@ class MLflowWriter(MetricsWriter):
         if known is not None:
             return str(known.experiment_id)
         return str(self._client.create_experiment(self._experiment))
-
-
-def _import_extra(package: str, purpose: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(package, package, purpose) from error
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

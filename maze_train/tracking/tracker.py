@@ -40,7 +40,16 @@ class Tracker:
         self.history: list[MetricsRow] = [dict(row) for row in run_info.past_rows]
         self._writers = list(writers)
         self._failing: set[MetricsWriter] = set()
+        self._dropped: list[MetricsWriter] = []
         self._warn = warn or _print_to_stderr
+
+    @property
+    def missing(self) -> list[str]:
+        """What could not be written, by file or writer; of the display nothing is missing."""
+        writers = [*self._dropped, *self._failing]
+        return [
+            str(writer.filename or type(writer).__name__) for writer in writers if writer.is_kept
+        ]
 
     def start(self) -> None:
         """Open the writers."""
@@ -106,7 +115,7 @@ class Tracker:
         for writer in tuple(self._writers):
             try:
                 getattr(writer, call)(*args)
-                if call == "write":
+                if call != "advance":
                     self._failing.discard(writer)
             except OSError as error:
                 if not writer.recovers:
@@ -124,6 +133,7 @@ class Tracker:
         self._report(writer, error)
 
     def _report(self, writer: MetricsWriter, error: OSError) -> None:
+        self._dropped.append(writer)
         name = type(writer).__name__
         self._warn(f"warning: {name} is left out from here on; training continues: {error}")
 

@@ -37,6 +37,12 @@ class MetricsWriter:
     recovers: ClassVar[bool] = False
     """Whether the writer keeps what it could not write, and tries again at the next call."""
 
+    is_kept: ClassVar[bool] = True
+    """Whether what it writes is a result of the run, which must not be missing at the end."""
+
+    filename: str = ""
+    """What it writes below the run directory, for messages; empty: several files, or none."""
+
     def start(self, run: RunInfo) -> None:
         """Get ready for the rows of a run."""
 
@@ -76,7 +82,7 @@ class CSVWriter(MetricsWriter):
     recovers = True
 
     def __init__(self, filename: str = "metrics.csv") -> None:
-        self._filename = filename
+        self.filename = filename
         self._path: Path | None = None
         self._columns: list[str] = []
         self._lines: list[dict[str, str]] = []
@@ -87,7 +93,7 @@ class CSVWriter(MetricsWriter):
         if run.run_dir is None:
             return
         run.run_dir.mkdir(parents=True, exist_ok=True)
-        self._path = run.run_dir / self._filename
+        self._path = run.run_dir / self.filename
         self._columns, self._lines = [], []
         if run.past_rows:
             for row in run.past_rows:
@@ -127,6 +133,10 @@ class CSVWriter(MetricsWriter):
         except OSError:
             self.close()
             raise
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write what the disk did not take before."""
+        self.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -207,7 +217,7 @@ class JSONSummaryWriter(MetricsWriter):
     """
 
     def __init__(self, filename: str = "summary.json") -> None:
-        self._filename = filename
+        self.filename = filename
         self._run_dir: Path | None = None
 
     def start(self, run: RunInfo) -> None:
@@ -218,7 +228,7 @@ class JSONSummaryWriter(MetricsWriter):
         """Write the file."""
         if self._run_dir is not None:
             text = json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n"
-            with atomic_write(self._run_dir / self._filename) as file:
+            with atomic_write(self._run_dir / self.filename) as file:
                 file.write(text.encode())
 
 

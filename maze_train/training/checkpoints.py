@@ -53,7 +53,8 @@ LATEST = "latest"
 
 
 def _print_warning(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # stderr may lie on the same full disk
+        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _is_that(path: Path, name: str, sha256: str) -> bool:
@@ -72,6 +73,7 @@ class CheckpointStore:
         keep_last: How many of the newest checkpoints are kept. >= 1.
         keep_best: How many of those with the best scores are kept beside them. >= 0.
         mode: `max` if larger scores are better, `min` if smaller ones are.
+        settings: Configuration of the run as text, which every checkpoint keeps.
         warn: Takes what went wrong without ending the run; None: it is printed on stderr.
 
     Raises:
@@ -85,6 +87,7 @@ class CheckpointStore:
         keep_last: int = 2,
         keep_best: int = 0,
         mode: str = "max",
+        settings: str = "",
         warn: Callable[[str], None] | None = None,
     ) -> None:
         check_at_least("keep_last", keep_last, 1)
@@ -93,6 +96,7 @@ class CheckpointStore:
         self.directory = directory
         self._keep_last = keep_last
         self._keep_best = keep_best
+        self._settings = settings
         self._sign = 1.0 if mode == "max" else -1.0
         self._warn = warn or _print_warning
         self._parts: Parts = {}
@@ -147,7 +151,7 @@ class CheckpointStore:
             beside.mkdir()
             files = FilesWriter(beside, final, self._parts)
             files.write(STATE, dumps(state, files.write_part))
-            files.write(MANIFEST, make_manifest(files.digests, place))
+            files.write(MANIFEST, make_manifest(files.digests, place, self._settings))
             target = (name, files.digests[MANIFEST].sha256)
             fsync_directory(beside)
             if final.exists():

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from maze_train.errors import TrainingError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["generator_states", "generators_kept", "load_generator_states", "seed_generators"]
+__all__ = ["generator_states", "generators_kept", "generators_of_run", "load_generator_states"]
+
+LOCKS: dict[int, Any] = {}
+"""By process, as a fork has generators of its own: held by the thread whose run uses them."""
 
 
-def seed_generators(seed: int) -> None:
-    """Seed the generators of Python, numpy and PyTorch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.manual_seed(seed)
+@contextmanager
+def generators_of_run(seed: int) -> Iterator[None]:
+    """Seed the generators of Python, numpy and PyTorch, which are this thread's within the block.
+
+    Raises:
+        TrainingError: If a run goes on in another thread.
+    """
+    lock = LOCKS.setdefault(os.getpid(), threading.RLock())
+    if not lock.acquire(blocking=False):
+        raise TrainingError(
+            "a run goes on in another thread, and both would draw from the same random generators "
+            "of Python, numpy and PyTorch: wait for its end, or start each run in a process of its "
+            "own (multiprocessing, or the command maze-run)"
+        )
+    try:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        yield
+    finally:
+        lock.release()
 
 
 def generator_states() -> dict[str, Any]:

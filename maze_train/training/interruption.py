@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Interrupted", "Interruption"]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C; what clusters send before they kill; what Slurm sends with `--signal=USR1@60`."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Ctrl-C; what clusters send before they kill; a terminal that is closed; what Slurm sends with
+`--signal=USR1@60`."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -109,6 +109,8 @@ class CheckpointInfo(Place):
     """Digest of the manifest."""
 
     files: dict[str, FileDigest]
+    settings: str
+    """Configuration of the run as text; empty if an older version wrote the checkpoint."""
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -132,7 +134,7 @@ def position(name: str) -> tuple[int, ...]:
     return (int(found[1]), int(found[2] or -1)) if found else ()
 
 
-def make_manifest(files: Mapping[str, FileDigest], place: Place) -> bytes:
+def make_manifest(files: Mapping[str, FileDigest], place: Place, settings: str = "") -> bytes:
     """The manifest of a checkpoint that is made now.
 
     Raises:
@@ -153,6 +155,7 @@ def make_manifest(files: Mapping[str, FileDigest], place: Place) -> bytes:
                 name: {"sha256": item.sha256, "bytes": item.nbytes} for name, item in files.items()
             },
             "bytes": sum(item.nbytes for item in files.values()),
+            "settings": settings,
         }
     )
     if len(manifest) > MAX_MANIFEST_BYTES:
@@ -219,13 +222,14 @@ def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
             raise ValueError(f"file {name!r}")
     counters = [content[key] for key in ("epoch", "updates", "env_steps", "bytes")]
     score, written_by, created = content["score"], content["versions"], content["created"]
+    settings = content.get("settings", "")
     if (
         STATE not in files
         or any(type(value) is not int or value < 0 for value in counters)
         or type(content["within_epoch"]) is not bool
         or type(score) not in (type(None), float)
         or (score is not None and not math.isfinite(score))
-        or any(type(value) is not str for value in (*written_by.values(), created))
+        or any(type(value) is not str for value in (*written_by.values(), created, settings))
     ):
         raise ValueError("a value is of the wrong type")
     epoch, updates, env_steps, nbytes = counters
@@ -242,6 +246,7 @@ def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
         schema=content["schema"],
         sha256=sha256,
         files=files,
+        settings=settings,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_one_of
@@ -59,6 +60,8 @@ class BestModelSelection(ModelSelectionBase):
         self.best_epoch = 0
         self.updates = 0
         self.updates_since_best = 0
+        self.missing: list[Path] = []
+        """Directories of policies that could not be written."""
         self._best_weights: dict[str, Tensor] | None = None
         self._save = save
         self._best_dir = best_dir
@@ -81,10 +84,15 @@ class BestModelSelection(ModelSelectionBase):
         return is_best
 
     def keep_if_none(self, epoch: int) -> None:
-        """Keep the current policy if no score has selected one: training leaves a policy."""
+        """Keep the current policy if no score has selected one: training leaves a policy.
+
+        One that could not be written is tried again.
+        """
         if self._best_weights is None:
             self._best_weights = copy_of_weights(self.model)
             self._write(self._best_dir, self._best_weights, math.nan, epoch)
+        elif self._best_dir in self.missing:
+            self._write(self._best_dir, self._best_weights, self.best_score, self.best_epoch)
 
     def _is_best(self, score: float) -> bool:
         if math.isnan(score):
@@ -96,11 +104,14 @@ class BestModelSelection(ModelSelectionBase):
     ) -> None:
         if self._save is not None and directory is not None:
             finite = score if math.isfinite(score) else None
+            self.missing = [path for path in self.missing if path != directory]
             try:
                 self._save(directory, weights, {"score": finite, "epoch": epoch})
             except OSError as error:
                 # The copy in memory remains, and training is worth more than a file.
-                print(f"warning: {directory} could not be written: {error}", file=sys.stderr)
+                self.missing.append(directory)
+                with suppress(OSError):  # stderr may lie on the same disk
+                    print(f"warning: {directory} could not be written: {error}", file=sys.stderr)
 
     def patience_is_exhausted(self, patience: int) -> bool:
         """Whether the last `patience` scores brought no new best; never for 0."""

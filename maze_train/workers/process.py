@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import select
@@ -25,7 +26,7 @@ from maze_train.workers.messages import (
     dumps,
     receive_message,
 )
-from maze_train.workers.pool import CallCancelledError, WorkerContext
+from maze_train.workers.pool import CallCancelledError, WorkerContext, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,18 @@ if TYPE_CHECKING:
 
     from maze_train.workers.memory import SharedMemory
 
-__all__ = ["BEATS", "BUILT", "CANCELLED", "PAGE_NBYTES", "SIGNALS", "STEPS", "process_main"]
+__all__ = [
+    "BEATS",
+    "BUILT",
+    "CANCELLED",
+    "GUARD",
+    "PAGE_NBYTES",
+    "PROCESS_NAME",
+    "SIGNALS",
+    "STEPS",
+    "process_main",
+    "refuse_import",
+]
 
 BEATS, STEPS, CANCELLED, BUILT = range(4)
 """Numbers (int64) that pool and process see at once: signs of life, environment steps, calls that
@@ -42,12 +54,29 @@ were cancelled (all up to this number), whether the worker is made."""
 PAGE_NBYTES = 4096
 """Memory of these numbers."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Signals that reach all processes of a job: Ctrl+C, and those of a cluster that wants it to end.
-The parent decides what to do about them; it may want to save first."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that reach all processes of a job: Ctrl+C, a closed terminal, and those of a cluster that
+wants it to end. The parent decides what to do about them; it may want to save first."""
 
 ORPHAN_CHECK_S = 2.0
 """How often a worker looks whether its parent lives."""
+
+
+PROCESS_NAME = "maze-env"
+"""How the names of processes begin."""
+
+GUARD = 'A script that starts processes needs the guard `if __name__ == "__main__":`'
+
+
+def refuse_import() -> None:
+    """End a new process that runs a script which should only be imported; its parent tells.
+
+    Raises:
+        SystemExit: In a process that is about to begin, and imports the script of its parent.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):  # as multiprocessing itself finds out
+        raise SystemExit(1 if process.name.startswith(PROCESS_NAME) else GUARD)
 
 
 def process_main(
@@ -68,10 +97,12 @@ def process_main(
     with suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
             _serve(conn, closing, index, _ParentWatch(parent, conn))
-        except Exception as error:
+        except BaseException as error:
             _send(conn, FAILED, pickle.dumps(describe_failure(error)))
-    with suppress(Exception):
+    try:
         closing.close()
+    except BaseException as error:
+        warn(str(error))
     conn.close()
 
 

@@ -33,7 +33,7 @@ class ProcessPool(WorkerPool):
     A worker that raises, dies or hangs is told as a `WorkerFailedError`. With
     `on_worker_failure="restart"` it may be started again, and that is told on stderr.
 
-    Workers survive SIGINT, SIGTERM and SIGUSR1: the parent decides.
+    Workers survive SIGINT, SIGTERM, SIGHUP and SIGUSR1: the parent decides.
 
     Args:
         make_workers: Makes the workers, one function each; sent to the processes.

@@ -25,7 +25,16 @@ from maze_train.workers.messages import (
     send_message,
 )
 from maze_train.workers.pool import WorkerFailedError
-from maze_train.workers.process import BEATS, BUILT, CANCELLED, SIGNALS, process_main
+from maze_train.workers.process import (
+    BEATS,
+    BUILT,
+    CANCELLED,
+    GUARD,
+    PROCESS_NAME,
+    SIGNALS,
+    process_main,
+    refuse_import,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,6 +85,7 @@ class WorkerProcess:
         self._since = time.monotonic()
         self._methods: dict[str, bytes] = {}
         self._sent = 0
+        refuse_import()
         context = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             claim_temporary()
@@ -84,7 +94,7 @@ class WorkerProcess:
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
             target=process_main,
             args=(theirs, inherited, index, os.getpid()),
-            name=f"maze-{name}",
+            name=f"{PROCESS_NAME} {name}",
             daemon=True,
         )
         with signals_held_back(start_method):
@@ -225,9 +235,7 @@ class WorkerProcess:
             how = f"signal {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
                 how += "; was memory exhausted?"
-        hint = ""
-        if what == BUILDING and code == 1:
-            hint = '. A script that starts processes needs the guard `if __name__ == "__main__":`'
+        hint = f". {GUARD}" if what == BUILDING and code == 1 else ""
         self._kill()
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how}){hint}")
 

@@ -94,7 +94,9 @@ def build(**values: Any) -> Settings:
         ("pairs", None, None),
         ("kwargs", {"a": {"b": [1, None]}}, {"a": {"b": [1, None]}}),
         ("wrappers", [{"_target_": "a.B"}], [{"_target_": "a.B"}]),
-        ("anything", (1, 2), [1, 2]),
+        ("anything", (1, 2), (1, 2)),
+        ("anything", {"_tuple_": [1, {"_tuple_": []}]}, (1, ())),
+        ("kwargs", {"sizes": [(8, 4)], "by": {1: "a"}}, {"sizes": [(8, 4)], "by": {1: "a"}}),
         ("part", {"size": 2}, Part(size=2)),
         ("part", Part(size=3), Part(size=3)),
         ("part", {"_target_": f"{__name__}.LargePart", "depth": 4}, LargePart(depth=4)),
@@ -139,6 +141,13 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         ("sizes", [64, "b"], "top.sizes[1] = 'b': expected an integer"),
         ("pairs", [[0, "b"]], "top.pairs[0][1] = 'b': expected a number"),
         ("kwargs", [1], "top.kwargs = [1]: expected a mapping"),
+        (
+            "kwargs",
+            {"a": {"_tuple_": 1}},
+            "top.kwargs.a = {'_tuple_': 1}: expected {_tuple_: [a, b]}",
+        ),
+        ("kwargs", {"a": {"_tuple_": [], "b": 1}}, "expected {_tuple_: [a, b]} for the tuple"),
+        ("kwargs", {"a": {(1, 2): 3}}, "top.kwargs.a = (1, 2): expected texts or numbers as keys"),
         ("wrappers", ["a.B"], "top.wrappers[0] = 'a.B': expected a mapping"),
         ("part", "big", "top.part = 'big': expected a mapping with the keys size"),
         ("part", {"size": 0}, "top.part.size = 0: expected a number > 0"),
@@ -266,7 +275,7 @@ def test_messages_for_choices_can_be_made_by_other_rooms() -> None:
     [
         {"env": "CartPole-v1", "algorithm": "ppo"},
         {
-            "env": {"_target_": "my.Env", "kwargs": {"a": [1]}},
+            "env": {"_target_": "my.Env", "kwargs": {"a": [1, (2, (3,))], "b": {4: ()}}},
             "algorithm": "a2c",
             "runner": "local",
         },

@@ -91,6 +91,15 @@ def test_settings_that_may_not_change(run_dir, key, value, was):
     assert caught.value.key.startswith(key) or key.startswith(caught.value.key)
 
 
+def test_tuples_were_once_stored_as_lists(run_dir):
+    """A run that has a list goes on with the tuple of the same values, and with no other."""
+    path = run_dir / "config.yaml"
+    path.write_text(path.read_text().replace("kwargs: {}", "kwargs: {size: [8, 4]}"))
+    continued(load_config({**BASE, "env.kwargs.size": (8, 4)}), run_dir)
+    with pytest.raises(ConfigError, match=r"env\.kwargs\.size = \[4, 8\]: .* has \[8, 4\]"):
+        continued(load_config({**BASE, "env.kwargs.size": (4, 8)}), run_dir)
+
+
 def test_several_changes_are_all_named(run_dir):
     """One message is enough to put all of them right."""
     values = {**BASE, "algorithm.gamma": 0.5, "algorithm.clip_range": 0.3, "seed": 9}

@@ -210,7 +210,7 @@ def test_integer_box_is_rounded() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "message"),
     [
-        (0.0, np.inf, "Beta needs finite bounds.*choose diagonal_gaussian"),
+        (0.0, np.inf, "Beta needs finite bounds.*model.distributions.Box=diagonal_gaussian"),
         (0.0, 0.0, "Beta needs low < high.*remove the constant dimensions"),
     ],
 )

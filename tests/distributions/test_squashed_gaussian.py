@@ -188,7 +188,7 @@ def test_mode_is_the_median_of_the_environments_action() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "message"),
     [
-        (-np.inf, 1.0, "needs finite bounds.*choose diagonal_gaussian"),
+        (-np.inf, 1.0, "needs finite bounds.*model.distributions.Box=diagonal_gaussian"),
         (0.0, 0.0, "needs low < high.*remove the constant dimensions"),
     ],
 )

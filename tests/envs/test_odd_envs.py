@@ -102,9 +102,17 @@ REFUSED = [
     ({"observe": lambda values: list("ab")}, "dtype <U1, its space says float32"),
     ({"observe": lambda values: np.array(values, object)}, "dtype object"),
     ({"dtype": np.int16, "observe": np.float32}, "dtype float32, its space says int16"),
-    ({"reward": lambda r: [r]}, "failed at step 1 of the episode"),
-    ({"reward": lambda r: r * 1j}, "failed at step 1 of the episode"),
-    ({"reward": lambda r: None}, "failed at step 1 of the episode.*NoneType"),
+    (
+        {"reward": lambda r: [r]},
+        r"failed at step 1 .*reward is \[.*expected a number",
+    ),
+    ({"reward": lambda r: np.ones(1)}, r"reward is array\(\[1\.\]\), expected a number"),
+    ({"reward": lambda r: r * 1j}, "failed at step 1 of the episode.*reward is .*j, expected a"),
+    (
+        {"reward": lambda r: None},
+        "failed at step 1 .*reward is None, expected a number",
+    ),
+    ({"reward": lambda r: -1e300}, r"at step 1 .*reward is -1e\+300, .* float32 .* 3\.4e\+38"),
     ({"flag": lambda end: np.array([end, end])}, "failed at step 1 of the episode"),
 ]
 

@@ -147,10 +147,25 @@ def test_exception_in_a_worker(start_method):
     assert multiprocessing.active_children() == []
 
 
-def test_invalid_observation_in_a_worker():
-    """An observation that does not fit its space is reported like an exception."""
-    with pytest.raises(WorkerError, match=r"environment 1 failed.*shape \(1, 2\), its space says"):
-        build_and_fail("shape")
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("shape", r"shape \(1, 2\), its space says"), ("sys.exit", "SystemExit: 0")],
+)
+def test_other_failures_in_a_worker(how, words):
+    """An observation that does not fit its space, or `sys.exit()`, is told like an exception."""
+    with pytest.raises(WorkerError, match=rf"environment 1 failed at step 3.*{words}"):
+        build_and_fail(how)
+
+
+def test_an_environment_of_a_worker_that_can_not_be_closed(capfd):
+    """It is told, as it is in one process."""
+
+    class Jammed(CountingEnv):
+        def close(self):
+            sys.exit(4)
+
+    SubprocVectorEnv([Jammed], n_workers=1, start_method="fork").close()
+    assert capfd.readouterr().err == "warning: closing an environment failed: SystemExit: 4\n"
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)

@@ -479,18 +479,18 @@ class Asking(CountingEnv):
         code = "import signal as s; print(*[s.getsignal(n) is not s.SIG_IGN for n in {numbers}], "
         code += "*s.pthread_sigmask(s.SIG_BLOCK, []))"
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-        return obs, float(said.strip() == "True True True"), *rest
+        return obs, float(said.strip() == "True True True True"), *rest
 
 if __name__ == "__main__":
     got = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: got.append(number))
     with SubprocVectorEnv([lambda: CountingEnv(5)] * 2 + [Asking], n_workers=2,
                           start_method={method!r}, on_worker_failure="restart") as vector:
         print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), end=" ")
         vector.reset(seed=0)
         pids = [process.pid for process in vector._pool.processes]
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             os.killpg(0, number)
             time.sleep(0.2)
             print(*vector.step([0, 0, 0])[1], end=" ")
@@ -508,7 +508,9 @@ def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
     """To all processes: workers go on, without their fork server; a restart works, and the end."""
     script = tmp_path / "parent.py"
     script.write_text(
-        SURVIVORS.format(path=os.path.dirname(__file__), method=start_method, numbers=(2, 15, 10))
+        SURVIVORS.format(
+            path=os.path.dirname(__file__), method=start_method, numbers=(2, 15, 1, 10)
+        )
     )
     started = time.monotonic()
     done = subprocess.run(
@@ -519,8 +521,8 @@ def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
         timeout=60,
         start_new_session=True,
     )
-    numbers = sorted(int(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
-    steps = " ".join(f"{k}.0 {k}.0 1.0" for k in range(1, 5))
+    numbers = sorted(int(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1))
+    steps = " ".join(f"{k}.0 {k}.0 1.0" for k in range(1, 6))
     assert done.stdout.strip() == f"0 {steps} 1 {numbers}", done.stderr
     assert done.returncode == 0
     assert done.stderr.count("warning") == 1, done.stderr

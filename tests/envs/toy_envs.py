@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -119,6 +120,8 @@ class FailingEnv(CountingEnv):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "exit":
             os._exit(7)
+        if self.how == "sys.exit":
+            sys.exit(0)
         if self.how == "hang":
             time.sleep(60.0)
         if self.how == "shape":

@@ -159,11 +159,15 @@ def test_points_before_the_first_checkpoint_do_not_appear_twice(tmp_path):
     assert not list((tmp_path / "run").glob("*.previous.csv"))
 
 
-def test_before_the_first_checkpoint_a_run_begins_again(half, whole):
-    """Killed in its first epoch there is nothing to go on from."""
+def test_before_the_first_checkpoint_a_run_begins_again(half, whole, capsys):
+    """It says so, and what the run had written is kept, not overwritten."""
     shutil.rmtree(half / "checkpoints")
+    rows, score = rows_of(half), (half / "best" / "score.json").read_bytes()
     train(resume=half, **{"algorithm.n_epochs": 0})
     assert_equal_runs(half, whole)
+    (before,) = (half / "before").iterdir()
+    assert f"{half} has no checkpoint: the run begins again, at step 0" in capsys.readouterr().err
+    assert (rows_of(before), (before / "best" / "score.json").read_bytes()) == (rows, score)
 
 
 def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
@@ -210,7 +214,7 @@ def test_a_checkpoint_is_no_policy(half):
 def test_settings_that_matter_are_refused(half):
     """Before anything is written."""
     before = (half / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: the run in .* has 0.99"):
+    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: checkpoint .* has 0.99"):
         train(resume=half, **{"algorithm.gamma": 0.5})
     with pytest.raises(ConfigError, match=r"env.id = 'Acrobot-v1'"):
         start(half, resume="auto", env="Acrobot-v1")
@@ -228,6 +232,74 @@ def test_a_new_run_does_not_touch_one_that_is_there(half):
     """The message says how to go on with it."""
     with pytest.raises(ConfigError, match=r"run_dir = .*holds a run already; continue it with"):
         start(half)
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
+    """While it builds its environments, another run of the same directory begins and ends."""
+    import gymnasium
+
+    def make() -> Any:
+        if not (tmp_path / "run").exists():
+            start(tmp_path / "run")
+        return gymnasium.make("CartPole-v1")
+
+    with pytest.raises(ConfigError, match="holds a run already; continue it with resume=auto"):
+        start(tmp_path / "run", env=make, resume=resume)
+    assert_equal_runs(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_run_without_its_configuration_is_not_removed(half, resume):
+    """A new run in its directory would overwrite what is left of it."""
+    (half / "config.yaml").unlink()
+    text = "holds checkpoints, best, metrics.csv of a run whose config.yaml is missing"
+    with pytest.raises(ConfigError, match=text):
+        start(half, resume=resume)
+    assert len(list((half / "checkpoints").glob("epoch_*"))) == 2
+
+
+def edit_settings(run_dir: Path, change: Any) -> None:
+    """Change the `config.yaml` of a run."""
+    node = yaml.safe_load((run_dir / "config.yaml").read_text())
+    change(node)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(node))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "told"),
+    [
+        ("algorithm", "gamma", 0.5, r"algorithm.gamma = 0.5: checkpoint \S+epoch_000002 has 0.99"),
+        (None, "seed", 7, "seed = 7: checkpoint .* has 1,"),
+    ],
+)
+def test_a_configuration_that_was_edited_is_refused(half, section, key, value, told):
+    """The checkpoint knows the settings under which the run came so far."""
+    edit_settings(half, lambda node: (node[section] if section else node).update({key: value}))
+    with pytest.raises(ConfigError, match=told):
+        train(resume=half)
+
+
+def test_a_setting_that_may_change_is_told(half, capsys):
+    """Also where it was changed in the file."""
+    edit_settings(half, lambda node: node.update(total_steps=192))
+    train(resume=half, **{"algorithm.n_epochs": 0})
+    told = (
+        f"checkpoint {half}/checkpoints/epoch_000002: algorithm.n_epochs = 0 (was 2), total_steps"
+    )
+    assert f"changed since {told} = 192 (was 256)\n" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_run_is_refused(half, tmp_path):
+    """One message names all settings that differ."""
+    start(tmp_path / "other", env="Acrobot-v1", **{"model.hidden_sizes": [4]})
+    shutil.rmtree(half / "checkpoints")
+    shutil.copytree(tmp_path / "other" / "checkpoints", half / "checkpoints")
+    text = (
+        r"env.id = 'CartPole-v1': checkpoint .* has 'Acrobot-v1', .*changed: model.hidden_sizes\)"
+    )
+    with pytest.raises(ConfigError, match=text):
+        train(resume=half)
 
 
 def test_without_checkpoints_none_are_written(tmp_path):
@@ -336,6 +408,9 @@ GOLDEN_SUM = 29.745483603328466
 """Sum of the absolute values of its weights."""
 
 
+IMPALA = "maze_train.algorithms.impala.config.ImpalaAlgorithmConfig"
+
+
 def make_golden() -> None:
     """Make the golden run of the present schema; for a schema that has none yet."""
     start(
@@ -346,6 +421,24 @@ def make_golden() -> None:
         shutil.rmtree(GOLDEN / name, ignore_errors=True)
     for name in (".lock", "summary.json"):
         (GOLDEN / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"model": {"hidden_sizes": [4]}},
+            r"policy.*weight \[8, 4\] there, \[4, 4\] here; .*more;",
+        ),
+        ({"algorithm": {"_target_": IMPALA}}, "it has no 'actors', as of another algorithm"),
+    ],
+)
+def test_an_older_checkpoint_of_another_run_is_refused(tmp_path, change, told):
+    """It holds no settings: its content says what does not fit."""
+    run_dir = shutil.copytree(GOLDEN, tmp_path / "run")
+    edit_settings(run_dir, lambda node: node.update(change))
+    with pytest.raises(RunDirectoryError, match=rf"epoch_000002 does not fit this run: .*{told}"):
+        train(resume=run_dir)
 
 
 def test_a_run_of_an_older_version_is_continued(tmp_path):

@@ -196,7 +196,7 @@ def test_how_large_checkpoints_become_is_told(tmp_path, capsys):
 def test_a_buffer_of_another_size_is_refused(tmp_path):
     """By its setting, and by what the checkpoint holds if somebody edits the configuration."""
     start(tmp_path / "run", **TWO_EPOCHS)
-    with pytest.raises(ConfigError, match=r"replay_buffer_size = 300: the run in .* has 200"):
+    with pytest.raises(ConfigError, match=r"replay_buffer_size = 300: checkpoint .* has 200"):
         train(trust=OWN, resume=tmp_path / "run", **{"algorithm.replay_buffer_size": 300})
     config = tmp_path / "run" / "config.yaml"
     config.write_text(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -136,6 +138,16 @@ class FaultyEnv(ActorEnv):
         return (obs, reward, *rest)
 
 
+class ExitsEnv(ActorEnv):
+    """Calls `sys.exit(0)` in its second step, in the second process."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step, or exit."""
+        if self.steps == 1 and multiprocessing.current_process().name.endswith("-1"):
+            sys.exit(0)
+        return super().step(action)
+
+
 class GatedEnv(ActorEnv):
     """Observes its number, in the order in which environments were built; waits at its gate.
 
@@ -217,11 +229,14 @@ def stacked_env(actions: str = "discrete") -> gymnasium.Env[Any, Any]:
 
 
 def vector_of(
-    make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int = E, skips: bool = False
+    make: Callable[[], gymnasium.Env[Any, Any]],
+    num_envs: int = E,
+    skips: bool = False,
+    first_env: int = 0,
 ) -> MazeVectorEnv:
     """So many environments in one process."""
     on_non_finite: Any = "skip" if skips else "raise"
-    return SequentialVectorEnv([make] * num_envs, on_non_finite=on_non_finite)
+    return SequentialVectorEnv([make] * num_envs, on_non_finite=on_non_finite, first_env=first_env)
 
 
 def model_maker(

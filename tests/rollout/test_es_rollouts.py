@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from actor_envs import BrokenLaterEnv, OddOneOutEnv, process_ended
+from actor_envs import BrokenLaterEnv, ExitsEnv, OddOneOutEnv, process_ended
 from es_problems import (
     PLAIN,
     SAMPLED,
@@ -541,6 +541,15 @@ def test_a_failure_ends_training(start: Any, how: str, tmp_path: Path) -> None:
     assert "(workers were restarted 0 times; on_worker_failure = fail)" in str(caught.value)
     assert all(process_ended(pid) for pid in pids)
     assert multiprocessing.active_children() == []
+
+
+@slow
+def test_an_environment_that_exits(start: Any) -> None:
+    """It is an error of the environment, whose number is that among all."""
+    rollouts = start(ExitsEnv, 2)
+    words = r"worker 1 \(environments 2 to 3\): environment [23] failed at step 2 .*SystemExit: 0"
+    with pytest.raises(WorkerError, match=words):
+        rollouts.take(50, 50)
 
 
 @slow

@@ -24,6 +24,7 @@ from actor_envs import (
     ActorEnv,
     BrokenLaterEnv,
     E,
+    ExitsEnv,
     FaultyEnv,
     GatedEnv,
     OddOneOutEnv,
@@ -363,7 +364,7 @@ def test_waiting_is_measured(start: Any, tmp_path: Path, monkeypatch: pytest.Mon
 # -- failures ----------------------------------------------------------------------------------
 
 FAILURES = {
-    "raise": r"environment [01] failed at step \d of .*: RuntimeError: the wheel came off",
+    "raise": r"environment [0-3] failed at step \d of .*: RuntimeError: the wheel came off",
     "exit": r"died in a step of a rollout \(exit code 7\)",
     "hang": r"hangs: it did not finish a step of a rollout within timeout_s = 1 seconds",
 }
@@ -476,6 +477,13 @@ def test_a_killed_actor_ends_training(start: Any) -> None:
     )
     with pytest.raises(WorkerError, match=words):
         learner.gather_until_failure()
+
+
+def test_an_environment_that_exits(start: Any) -> None:
+    """It is an error of the environment, whose number is that among all."""
+    words = r"^actor 1 \(environments 2 to 3\): environment [23] failed at step 2 .*SystemExit: 0"
+    with pytest.raises(WorkerError, match=words):
+        start(ExitsEnv).gather_until_failure()
 
 
 def test_a_stopped_actor(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -653,7 +661,8 @@ from maze_train.rollout.subproc_actors import SubprocDistributedActors
 
 if __name__ == "__main__":
     is_slow = sys.argv[2] == "waits"
-    make_env = partial(vector_of, partial(SlowEnv, Path(sys.argv[4])) if is_slow else ActorEnv)
+    make = partial(SlowEnv, Path(sys.argv[4])) if is_slow else ActorEnv
+    make_env = partial(vector_of, make, E, False)
     actors = SubprocDistributedActors(
         make_env,
         int(sys.argv[3]),

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from actor_envs import BrokenLaterEnv, OddOneOutEnv, process_ended
+from actor_envs import BrokenLaterEnv, ExitsEnv, OddOneOutEnv, process_ended
 from es_problems import DiesWhileStartingEnv
 from player_problems import (
     PROBLEMS,
@@ -208,6 +208,14 @@ def test_a_failure_that_comes_again(
     assert ("In the worker process:" in str(caught.value)) == (how == "raise")
     assert all(process_ended(pid) for pid in pids)
     assert multiprocessing.active_children() == []
+
+
+def test_an_environment_that_exits(start: Any) -> None:
+    """It is an error of the environment, whose number is that among all."""
+    player = start(ExitsEnv)
+    words = r"worker 1 \(environments 2 to 3\): environment [23] failed at step 2 .*SystemExit: 0"
+    with pytest.raises(WorkerError, match=words):
+        list(player.play(range(12)))
 
 
 @pytest.mark.parametrize("how", FAILURES)

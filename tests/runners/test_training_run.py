@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
+import functools
 import json
 import multiprocessing
+import os
 import random
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,8 @@ from gymnasium.spaces import Text
 from own_envs import FaultyEnv, SpacesEnv
 from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
 
-from maze_train import load_config, train
+from maze_train import load_config, run_rollout, train
+from maze_train.cli import main
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.runners.factory import build_runner
 
@@ -75,7 +80,7 @@ def test_files_of_the_run_directory() -> None:
         "config.yaml", "metrics.csv", "plots", "plots/learning_curve.png", "summary.json",
     ]  # fmt: skip
     assert sum("tfevents" in name for name in names) == 1
-    assert result.run_dir == Path("run")
+    assert result.run_dir == Path("run").absolute()
     outcome = summary("run")
     assert outcome["stop_reason"] == "total_steps"
     assert (outcome["epochs"], outcome["updates"], outcome["env_steps"]) == (3, 6, 192)
@@ -197,7 +202,7 @@ def test_runs_without_a_name_get_directories_of_their_own() -> None:
     """The default directory names environment, algorithm, runner and time; two never share one."""
     one, two = (short_run(None).run_dir for _ in range(2))
     assert one != two
-    assert str(one).startswith("outputs/SpacesEnv-ppo-dev/20")
+    assert str(one).startswith(str(Path.cwd() / "outputs/SpacesEnv-ppo-dev/20"))
 
 
 def test_an_error_of_the_environment_ends_the_run() -> None:
@@ -306,6 +311,94 @@ def test_two_runs_in_one_process_do_not_mix() -> None:
     assert rows("outer") == rows("outer_alone")
     assert rows("inner") == rows("inner_alone")
     assert everything(Path("outer/best")) == everything(Path("inner/best"))
+
+
+@pytest.mark.parametrize("env", [lambda: SpacesEnv(), functools.partial(SpacesEnv)])
+def test_a_run_with_an_environment_of_python_needs_it_again(env: Any) -> None:
+    """Continued or played without it, the error says how to pass it."""
+    run_dir = short_run(env=env).run_dir
+    remedy = r"pass it again, as in train\(env=..., resume=...\) or run_rollout\(run=..., env=...\)"
+    for again in (lambda: train(resume=run_dir), lambda: run_rollout(run=run_dir)):
+        with pytest.raises(ConfigError, match=remedy):
+            again()
+    assert train(env=env, resume=run_dir, total_steps=256).summary.env_steps == 256
+
+
+class Wandering(SpacesEnv):
+    """An environment that changes the working directory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.makedirs("elsewhere", exist_ok=True)
+        os.chdir("elsewhere")
+
+
+@pytest.mark.parametrize("run_dir", ["run", None])
+def test_an_environment_that_changes_the_working_directory(run_dir: str | None) -> None:
+    """All files lie where the run was started."""
+    here = Path.cwd()
+    result = short_run(run_dir, env={"_target_": f"{__name__}.Wandering"})
+    assert result.run_dir.is_relative_to(here / (run_dir or "outputs/Wandering-ppo-dev"))
+    written = {path.name for path in here.rglob("*") if path.is_file()}
+    assert written == {path.name for path in result.run_dir.rglob("*") if path.is_file()}
+    assert {"metrics.csv", "summary.json", "config.yaml"} <= written
+
+
+def test_a_sweep_whose_environment_changes_the_working_directory() -> None:
+    """The second job is beside the first one."""
+    here = Path.cwd()
+    words = [f"{key}={value}" for key, value in settings(run_dir="null", seed="0,1").items()]
+    words = [word.replace("'", "") for word in words if not word.startswith(("env=", "model"))]
+    assert main(["-m", *words, f"env._target_={__name__}.Wandering", "hydra.sweep.dir=s"]) == 0
+    assert [(here / "s" / job / "summary.json").exists() for job in "01"] == [True, True]
+
+
+def test_a_disk_that_stays_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run comes to its end; the result names all that is missing."""
+
+    class Filling(SpacesEnv):
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            Filling.steps += 1
+            if Filling.steps == 100:
+                monkeypatch.setattr(os, "fsync", full)
+            return super().step(action)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    result = short_run(env=Filling, **{"evaluation.dump_interval": 1})
+    assert result.summary.stop_reason == "total_steps"
+    run = Path("run").absolute()
+    missing = {"metrics.csv", "summary.json", "the last checkpoint"}
+    assert missing < set(result.missing)
+    assert str(run / "policies/epoch_000003") in result.missing
+
+
+def test_two_runs_in_two_threads_are_refused() -> None:
+    """They would share random generators: one error with the remedy, and the first is as alone."""
+    refused: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            short_run("second", seed=4)
+        except MazeTrainError as error:
+            refused.append(error)
+
+    class Meeting(SpacesEnv):
+        def step(self, action: Any) -> Any:
+            if not refused:
+                thread = threading.Thread(target=second)
+                thread.start()
+                thread.join()
+            return super().step(action)
+
+    short_run("first", env=Meeting, seed=3)
+    short_run("alone", seed=3)
+    assert "a run goes on in another thread" in str(refused[0])
+    assert not Path("second").exists()
+    assert rows("first") == rows("alone")
 
 
 def test_a_run_learns_where_gradients_are_off() -> None:

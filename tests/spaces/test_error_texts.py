@@ -25,7 +25,7 @@ def test_leaf_and_remedy_are_named(leaf):
     """The error tells where the space is, which it is, and what can be done about it."""
     space = spaces.Dict({"robot": spaces.Tuple((BOX, leaf))})
     name = type(leaf).__name__
-    with pytest.raises(SpaceError, match=rf"'robot/1' is {name}.*env\.wrappers.*FilterObs"):
+    with pytest.raises(SpaceError, match=rf"'robot/1' is {name}.*FilterObs.*filter_keys"):
         flat_space(space)
-    with pytest.raises(SpaceError, match=rf"the space is {name}.*TransformObservation"):
+    with pytest.raises(SpaceError, match=rf"the space is {name}.*own: env\.wrappers"):
         flat_space(leaf)

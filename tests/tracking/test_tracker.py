@@ -187,7 +187,7 @@ def test_further_writers_are_built_by_name() -> None:
     config = TrackingConfig(csv=False, tensorboard=False, writers=[node])
     built = build_writers(config)[2]
     assert isinstance(built, CSVWriter)
-    assert built._filename == "more.csv"
+    assert built.filename == "more.csv"
 
 
 @pytest.mark.parametrize(

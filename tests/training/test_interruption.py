@@ -10,7 +10,7 @@ import pytest
 
 from maze_train.training.interruption import Interrupted, Interruption
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 
 
 def send(number):

@@ -1,0 +1,284 @@
+"""What is told of environments that fail: whatever they raise, and by which remedy."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from maze_train.envs.building import close_all
+from maze_train.envs.config import EnvConfig
+from maze_train.envs.factory import EnvFactory
+from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.envs.slots import EnvSlots
+from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
+from maze_train.errors import EnvError
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+ZEROS = np.zeros(2, np.float32)
+SCALED = partial(RewardScalingWrapper, scale=1.0)
+
+
+class Panic(BaseException):
+    """What a library of another language may raise; no Exception."""
+
+
+class FragileEnv(gymnasium.Env[Any, Any]):
+    """Raises an error in one of its methods.
+
+    Args:
+        where: Name of the method.
+        error: The error.
+    """
+
+    observation_space, action_space = BOX, spaces.Discrete(2)
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        self.where, self.error = where, error
+        self.fail("init")
+
+    def fail(self, where: str) -> None:
+        if where == self.where:
+            raise self.error
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.fail("reset")
+        return ZEROS, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.fail("step")
+        return ZEROS, 1.0, False, False, {}
+
+    def render(self) -> None:
+        self.fail("render")
+
+    def close(self) -> None:
+        self.fail("close")
+
+
+def run_vector(make: Any) -> None:
+    """Everything that a vector environment does with its environments."""
+    vector = SequentialVectorEnv([make])
+    vector.reset(seed=0)
+    vector.step([0])
+    vector.close()
+
+
+def run_slots(make: Any) -> None:
+    """Everything that whoever plays single episodes does with environments."""
+    slots = EnvSlots([make], 1)
+    slots.start(0, 0)
+    slots.step(1, np.zeros(1, np.int64))
+    slots.render(0)
+    slots.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), Panic("index"), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize(
+    ("run", "where"),
+    [(run_vector, w) for w in ("init", "reset", "step", "close")]
+    + [(run_slots, w) for w in ("init", "reset", "step", "render", "close")],
+)
+def test_whatever_an_environment_raises_is_its_error(
+    run: Any, where: str, error: BaseException
+) -> None:
+    """Also what is no Exception, such as `sys.exit(0)`, after which all would seem to be well."""
+    text = re.escape(f"{type(error).__name__}: {error}")
+    with pytest.raises(EnvError, match=text) as caught:
+        run(partial(FragileEnv, where, error))
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("run", "where"), [(run_vector, w) for w in ("init", "reset", "step")] + [(run_slots, "step")]
+)
+def test_ctrl_c_goes_through(run: Any, where: str) -> None:
+    """It is no fault of the environment in which it arrives."""
+    with pytest.raises(KeyboardInterrupt):
+        run(partial(FragileEnv, where, KeyboardInterrupt()))
+
+
+@pytest.mark.parametrize("settings", [{"target": "x.Y"}, {"id": "Fragile-v0"}], ids=str)
+def test_an_environment_that_exits_while_it_is_built(
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says which one, registered or not."""
+    spec = gymnasium.envs.registration.EnvSpec("Fragile-v0", entry_point=lambda: sys.exit(0))
+    monkeypatch.setitem(gymnasium.registry, "Fragile-v0", spec)
+    factory = EnvFactory(EnvConfig(**settings), None if "id" in settings else lambda: sys.exit(0))
+    with pytest.raises(EnvError, match=r"building (x\.Y|Fragile-v0) .* failed: SystemExit: 0"):
+        factory()
+
+
+class Vector(VectorEnv[Any, Any, Any]):
+    """A vector environment of another package."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (as in the base class)
+    num_envs, single_observation_space, single_action_space = 2, BOX, spaces.Discrete(2)
+
+    def __init__(self, where: str = "", reward: Any = 1.0) -> None:
+        self.where, self.reward = where, reward
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return self.told("reset", np.zeros((2, 2), np.float32), {})
+
+    def step(self, actions: Any) -> Any:
+        flags = np.zeros(2, np.bool_)
+        return self.told("step", np.zeros((2, 2), np.float32), [1.0, self.reward], flags, flags, {})
+
+    def close(self, **_: Any) -> None:
+        self.told("close")
+
+    def told(self, where: str, *told: Any) -> Any:
+        if where == self.where:
+            sys.exit(0)
+        return told
+
+
+@pytest.mark.parametrize("where", ["reset", "step", "close"])
+def test_vector_environments_of_others_that_exit(where: str) -> None:
+    """Their errors are caught in the same way."""
+    vector = ForeignVectorEnv(Vector(where))
+    with pytest.raises(EnvError, match=r"failed: SystemExit: 0"):  # noqa: PT012
+        vector.reset(seed=0)
+        vector.step([0, 0])
+        vector.close()
+
+
+@pytest.mark.parametrize("reward", [1e300, -1e300, float("nan")])
+def test_rewards_and_numbers_of_vector_environments_of_others(reward: float) -> None:
+    """A reward that float32 can not hold is named, with the number of the environment of all."""
+    vector = ForeignVectorEnv(Vector(reward=reward))
+    vector.first_env = 4
+    vector.reset(seed=0)
+    with pytest.raises(EnvError, match=r"environment 5 failed at step 1 .* reward is") as caught:
+        vector.step([0, 0])
+    assert str(reward) in str(caught.value)
+
+
+class Reward(FragileEnv):
+    """Gives a reward of an odd kind."""
+
+    def __init__(self, reward: Any) -> None:
+        self.reward = reward
+        super().__init__("", Panic())
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self.reward, *rest
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, MonitoringWrapper, SCALED])
+@pytest.mark.parametrize("run", [run_vector, run_slots])
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        (None, "reward is None, expected a number"),
+        (np.ones(1), r"reward is array\(\[1\.\]\), expected a number"),
+        ("1,0", "reward is '1,0', expected a number"),
+        (1e300, r"reward is 1e\+300, expected a finite number that float32 can hold, up to 3\.4e"),
+    ],
+    ids=str,
+)
+def test_what_is_no_reward_is_named(run: Any, wrap: Any, reward: Any, told: str) -> None:
+    """With the environment and the step, whoever read it first."""
+    if isinstance(reward, np.ndarray) and np.lib.NumpyVersion(np.__version__) < "2.4.0":
+        pytest.skip("older versions of NumPy take it for a number, with a warning")
+    with pytest.raises(EnvError, match=f"environment 0 failed at step 1 of the .*: {told}"):
+        run(lambda: wrap(Reward(reward)))
+
+
+def test_large_rewards_are_no_fault() -> None:
+    """The sum over environments may be larger than what one of them may give."""
+    vector = SequentialVectorEnv([partial(Reward, 3e38)] * 3)
+    vector.reset(seed=0)
+    assert vector.step([0, 0, 0])[1].tolist() == [3e38] * 3
+
+
+class OldStep(FragileEnv):
+    """Returns four values, as Gym did up to version 0.25."""
+
+    def step(self, action: Any) -> Any:
+        return ZEROS, 1.0, False, {}
+
+
+class OldReset(FragileEnv):
+    """Returns an observation alone."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.sample()
+
+
+class OldSeed(FragileEnv):
+    """Is seeded by another method than reset."""
+
+    def reset(self) -> Any:  # type: ignore[override]  # it is the point
+        return ZEROS
+
+    def seed(self, seed: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda env: env, partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9)]
+)
+@pytest.mark.parametrize("run", [run_vector, run_slots])
+@pytest.mark.parametrize("kind", [OldStep, OldReset, OldSeed])
+def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap: Any) -> None:
+    """Whoever read first what they returned; and say what is expected."""
+    words = r"expected reset\(.* -> \(observation, info\) and step.*shimmy\.GymV21Compat"
+    with pytest.raises(EnvError, match=words):
+        run(lambda: wrap(kind("", Panic())))
+
+
+def test_classes_of_gym_name_the_compatibility_wrapper() -> None:
+    """They do not derive from `gymnasium.Env`."""
+    with pytest.raises(EnvError, match=r"expected a gymnasium\.Env.*shimmy\.GymV21Compat"):
+        EnvFactory.from_any(lambda: object())()
+
+
+def test_errors_of_the_environment_itself_get_no_advice() -> None:
+    """One that failed to unpack something of its own has no old signature."""
+
+    class Unpacks(FragileEnv):
+        def step(self, action: Any) -> Any:
+            _, _ = (1,)
+
+    with pytest.raises(EnvError, match="expected 2, got 1") as caught:
+        run_vector(partial(Unpacks, "", Panic()))
+    assert "shimmy" not in str(caught.value)
+
+
+def test_all_are_closed_when_one_exits() -> None:
+    """`sys.exit()` in the first does not keep the second open."""
+    closed: list[int] = []
+
+    class Noted(FragileEnv):
+        def close(self) -> None:
+            closed.append(1)
+            super().close()
+
+    with pytest.raises(EnvError, match="closing an environment failed: SystemExit: 3"):
+        close_all([Noted("close", SystemExit(3)), Noted("", Panic())])
+    assert closed == [1, 1]
+
+
+def test_environments_are_numbered_from_the_first_of_all() -> None:
+    """Those of an actor, in messages: seeds and infos are its own."""
+    numbers = [SequentialVectorEnv([partial(Reward, None)], first_env=first) for first in (0, 6)]
+    told = []
+    for vector in numbers:
+        vector.reset(seed=3)
+        with pytest.raises(EnvError) as caught:
+            vector.step([0])
+        told.append(str(caught.value))
+    assert told[0].replace("environment 0", "environment 6") == told[1]
+    with pytest.raises(EnvError, match="environment 6 could not be built"):
+        SequentialVectorEnv([partial(FragileEnv, "init", Panic())], first_env=6)

@@ -1,0 +1,70 @@
+"""Optional packages: one that is missing, and one that is broken."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import TYPE_CHECKING
+
+import gymnasium
+import pytest
+
+from maze_train.envs.factory import EnvFactory
+from maze_train.errors import ConfigError, MissingExtraError
+from maze_train.extras import import_extra
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BROKEN = {
+    "import no_such_thing": "ModuleNotFoundError: No module named 'no_such_thing'",
+    "from os import no_such_thing": "ImportError: cannot import name 'no_such_thing'",
+    "None.wheel": "AttributeError: 'NoneType' object has no attribute 'wheel'",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The code of a package that is there for one test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "toy_extra", raising=False)
+    return tmp_path / "toy_extra.py"
+
+
+def test_a_missing_package_names_its_extra() -> None:
+    """And what needs it."""
+    with pytest.raises(MissingExtraError, match=r"Toys need.*'toy'.*not installed.*\[toys\]"):
+        import_extra("toy", "toys", "Toys need it:", "no_such_module_at_all")
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_an_error_inside_a_package_is_told(package: Path, code: str) -> None:
+    """It is installed: who installs it again has won nothing. It survives the way from a worker."""
+    package.write_text(code)
+    with pytest.raises(MissingExtraError) as caught:
+        import_extra("toy_extra", "toys", "this test")
+    assert f"which is installed, but does not work: {BROKEN[code]}" in str(caught.value)
+    assert "pip" not in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (ModuleNotFoundError("No module named 'Box2D'", name="Box2D"), r"pip install .*\[box2d\]"),
+        (ModuleNotFoundError("No module named 'wheel'", name="wheel"), "does not work: .*'wheel'"),
+        (ImportError("libwheel.so: cannot open", name="_Box2D"), "does not work: .*libwheel"),
+    ],
+)
+def test_what_gymnasium_takes_for_missing(
+    cause: ImportError, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says of every import error that the package is not installed; we look at the error."""
+
+    def make(*_: object, **__: object) -> None:
+        raise gymnasium.error.DependencyNotInstalled("Box2D is not installed, run pip") from cause
+
+    monkeypatch.setattr(gymnasium, "make", make)
+    with pytest.raises(ConfigError, match=told) as caught:
+        EnvFactory.from_any("LunarLander-v3")()
+    assert ("pip" in str(caught.value)) == (cause.name == "Box2D")
