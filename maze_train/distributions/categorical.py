@@ -33,6 +33,10 @@ __all__ = [
 ]
 
 
+LEAST_LOG_PROB = -1e4
+"""Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
+
+
 def impossible_logit(dtype: torch.dtype) -> float:
     """The logit of an action that must never be taken: its probability is exactly 0.
 
@@ -124,7 +128,8 @@ class Categorical(Distribution):
         if type(self) is not Categorical:
             return super().log_prob_and_entropy_vjp(params, actions)
         log_probs = log_softmax(params, -1)
-        probs, finite = finite_log_probs(log_probs)
+        probs = log_probs.exp()
+        finite = log_probs.clamp(min=LEAST_LOG_PROB)
         entropy = (probs * finite).sum(-1).neg_()
         index = actions.unsqueeze(-1)
 
