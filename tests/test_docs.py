@@ -153,7 +153,7 @@ def build_only(runner: TrainingRunner) -> Any:
     with runner:
         if isinstance(runner.config.runner, DevRunnerConfig):
             runner.build_model()
-    return SimpleNamespace(best_metric=0.0)
+    return SimpleNamespace(best_metric=0.0, missing=())
 
 
 def all_event_groups() -> list[type[EventInterface]]:

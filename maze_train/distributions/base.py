@@ -48,7 +48,6 @@ __all__ = [
     "ParamsGradient",
     "check_space",
     "env_dtype",
-    "finite_log_probs",
 ]
 
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
@@ -364,12 +363,6 @@ class Distribution(ABC):
             f"{type(self).__name__} has no {what}: ask another family, or the parts that "
             "SoftActions(distribution) names"
         )
-
-
-def finite_log_probs(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities, and their logarithms with 0 where a probability is 0."""
-    probs = log_probs.exp()
-    return probs, log_probs.masked_fill(probs == 0, 0.0)
 
 
 def check_space(family: type[Distribution], space: Space[Any]) -> None:

@@ -13,10 +13,9 @@ from maze_train.distributions.base import (
     Distribution,
     check_space,
     env_dtype,
-    finite_log_probs,
 )
 from maze_train.distributions.box import VectorLayout
-from maze_train.distributions.categorical import impossible_logit
+from maze_train.distributions.categorical import finite_log_probs, impossible_logit, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,12 +84,12 @@ class Bernoulli(Distribution):
         """Σ_i [ log(1 + exp(-|l_i|)) + |l_i| s(-|l_i|) ], in [0, D log 2], [...]."""
         # The entropy is even in l; for this sign no term is a difference of large numbers.
         size = params.abs()
-        return (softplus(-size) + size * torch.sigmoid(-size)).sum(-1)
+        return (softplus(-size) + weighted(torch.sigmoid(-size), size)).sum(-1)
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
         """Σ_i Σ_a P_i(a) (log P_i(a) - log Q_i(a)), [...]."""
-        ones = torch.sigmoid(params_p) * (logsigmoid(params_p) - logsigmoid(params_q))
-        zeros = torch.sigmoid(-params_p) * (logsigmoid(-params_p) - logsigmoid(-params_q))
+        ones = weighted(torch.sigmoid(params_p), logsigmoid(params_p) - logsigmoid(params_q))
+        zeros = weighted(torch.sigmoid(-params_p), logsigmoid(-params_p) - logsigmoid(-params_q))
         return (ones + zeros).sum(-1)
 
     def log_prob_and_entropy_vjp(
@@ -109,7 +108,8 @@ class Bernoulli(Distribution):
         def gradient(g: Tensor, h: float) -> Tensor:
             result = slopes * g.unsqueeze(-1)
             if h:
-                result.addcmul_(params * probs, torch.sigmoid(-params), value=-h)
+                finite = params.masked_fill(params.isinf(), 0.0)
+                result.addcmul_(finite * probs, torch.sigmoid(-params), value=-h)
             return result
 
         return self.log_prob(params, actions), self.entropy(params), gradient

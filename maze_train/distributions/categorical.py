@@ -13,7 +13,6 @@ from maze_train.distributions.base import (
     Distribution,
     check_space,
     env_dtype,
-    finite_log_probs,
 )
 from maze_train.distributions.constant import Constant
 
@@ -25,23 +24,45 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
-__all__ = ["Categorical", "MultiCategorical", "impossible_logit"]
+__all__ = [
+    "Categorical",
+    "MultiCategorical",
+    "finite_log_probs",
+    "impossible_logit",
+    "weighted",
+]
+
+
+LEAST_LOG_PROB = -1e4
+"""Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
 
 
 def impossible_logit(dtype: torch.dtype) -> float:
     """The logit of an action that must never be taken: its probability is exactly 0.
 
-    Finite, because -inf gives 0 · inf = nan in entropy and divergence; half of the lowest number,
-    because the normalisation subtracts from it.
+    Finite, so that no sum or product of logits is nan; half of the lowest number, because the
+    normalisation subtracts from it.
     """
     return torch.finfo(dtype).min / 2
+
+
+def weighted(probs: Tensor, values: Tensor) -> Tensor:
+    """The products p x, 0 where p is 0, even if x is infinite or nan; so are their gradients."""
+    return probs * values.masked_fill(probs == 0, 0.0)
+
+
+def finite_log_probs(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities, and their logarithms with 0 where a probability is 0."""
+    probs = log_probs.exp()
+    return probs, log_probs.masked_fill(probs == 0, 0.0)
 
 
 class Categorical(Distribution):
     """One choice among n actions: P(a) = exp(l_a) / Σ_b exp(l_b).
 
-    `params` are the logits l, [..., n]. A forbidden action is one with a large negative *finite*
-    logit: it then has probability 0 and adds nothing to entropy and divergence.
+    `params` are the logits l, [..., n]. A forbidden action is one with the logit -inf, or with a
+    large negative one: it has probability 0 and adds nothing to entropy and divergence. Where all
+    logits are -inf there is no distribution: everything is nan.
 
     Sampling uses the Gumbel-max trick: argmax_a (l_a + g_a) with g_a = -log e_a, e_a ~ Exp(1), has
     exactly the distribution P, and is a function of logits and noise. Source: Maddison et al.
@@ -86,17 +107,17 @@ class Categorical(Distribution):
     def entropy(self, params: Tensor) -> Tensor:
         """-Σ_a P(a) log P(a), in [0, log n], [...]."""
         log_probs = log_softmax(params, -1)
-        return -(log_probs.exp() * log_probs).sum(-1)
+        return -weighted(log_probs.exp(), log_probs).sum(-1)
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
         """Σ_a P(a) (log P(a) - log Q(a)), [...]."""
         log_p = log_softmax(params_p, -1)
-        return (log_p.exp() * (log_p - log_softmax(params_q, -1))).sum(-1)
+        return weighted(log_p.exp(), log_p - log_softmax(params_q, -1)).sum(-1)
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Both from one normalisation of the logits, each [...]."""
         log_probs = log_softmax(params, -1)
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        entropy = -weighted(log_probs.exp(), log_probs).sum(-1)
         return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy
 
     def log_prob_and_entropy_vjp(
@@ -108,14 +129,15 @@ class Categorical(Distribution):
             return super().log_prob_and_entropy_vjp(params, actions)
         log_probs = log_softmax(params, -1)
         probs = log_probs.exp()
-        entropy = (probs * log_probs).sum(-1).neg_()
+        finite = log_probs.clamp(min=LEAST_LOG_PROB)
+        entropy = (probs * finite).sum(-1).neg_()
         index = actions.unsqueeze(-1)
 
         def gradient(g: Tensor, h: float) -> Tensor:
             columns = g.unsqueeze(-1)
             result = (probs * columns).neg_().scatter_add_(-1, index, columns)
             if h:
-                result.addcmul_(probs, log_probs + entropy.unsqueeze(-1), value=-h)
+                result.addcmul_(probs, finite + entropy.unsqueeze(-1), value=-h)
             return result
 
         return log_probs.gather(-1, index).squeeze(-1), entropy, gradient
@@ -211,18 +233,18 @@ class MultiCategorical(Distribution):
     def entropy(self, params: Tensor) -> Tensor:
         """Σ_k of the entropies of the choices, [...]."""
         log_probs = log_softmax(self._table(params), -1)
-        return -(log_probs.exp() * log_probs).sum((-2, -1))
+        return -weighted(log_probs.exp(), log_probs).sum((-2, -1))
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
         """Σ_k KL(P_k || Q_k), [...]."""
         log_p = log_softmax(self._table(params_p), -1)
         log_q = log_softmax(self._table(params_q), -1)
-        return (log_p.exp() * (log_p - log_q)).sum((-2, -1))
+        return weighted(log_p.exp(), log_p - log_q).sum((-2, -1))
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Both from one normalisation of the logits, each [...]."""
         log_probs = log_softmax(self._table(params), -1)
-        entropy = -(log_probs.exp() * log_probs).sum((-2, -1))
+        entropy = -weighted(log_probs.exp(), log_probs).sum((-2, -1))
         return self._pick(log_probs, actions), entropy
 
     def to_env(self, actions: Tensor) -> Tensor:

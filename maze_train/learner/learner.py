@@ -244,14 +244,18 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         ):
             return
         numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}
+        # The weights can only be the cause once a step has changed them.
+        hint = "No step was taken yet: look for"
+        if self.weights_seq_no or bad[0]:
+            hint = "A smaller algorithm.lr or an algorithm.max_grad_norm may help, or look for"
         advice = "; algorithm.on_non_finite=skip leaves such steps out"
         if self.on_non_finite == "skip":
             advice = f" (there was no other gradient in {self._empty_updates} updates)"
         named = "".join(f", {tag} = {value}" for tag, value in numbers.items())
         raise TrainingError(
             f"epoch {progress.epoch + 1}, update {self.weights_seq_no}: the gradient of minibatch "
-            f"{bad[0]} is not finite{named}. A smaller algorithm.lr or an algorithm.max_grad_norm "
-            f"may help{advice}"
+            f"{bad[0]} is not finite{named}. {hint} observations, rewards or outputs of a "
+            f"network of your own that are not finite, such as logits that are all -inf{advice}"
         )
 
     def check_weights(self) -> None:

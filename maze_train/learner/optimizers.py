@@ -16,7 +16,7 @@ from maze_train.learner.progress import Progress, scheduled_value
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import nn
 
@@ -53,6 +53,7 @@ class ModuleOptimizer:
     ) -> None:
         self.params = [p for p in params if p.requires_grad]
         self.lr = lr
+        self._held: list[nn.Parameter] = []
         optimizer_class = locate(str(node[TARGET]), f"{key}.{TARGET}")
         if not (
             inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
@@ -129,10 +130,23 @@ class ModuleOptimizer:
         if self.optimizer is not None:
             self.optimizer.state.clear()
 
+    def hold(self, params: Iterable[nn.Parameter]) -> None:
+        """Have `step` leave those of `params` alone that belong to this optimizer, and no others.
+
+        Without a gradient they would still move: by weight decay, and by the moments. What the
+        moments take up meanwhile is to be forgotten (`reset`) before they move again.
+        """
+        held = {id(param) for param in params}
+        self._held = [param for param in self.params if id(param) in held]
+
     def step(self) -> None:
         """Apply the gradients."""
-        if self.optimizer is not None:
-            self.optimizer.step()
+        if self.optimizer is None:
+            return
+        before = [param.detach().clone() for param in self._held]
+        self.optimizer.step()
+        for param, value in zip(self._held, before, strict=True):
+            param.detach().copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the moments and settings of the optimizer."""

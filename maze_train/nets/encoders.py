@@ -84,11 +84,9 @@ class OneHotEncoder(nn.Module):
         """One-hot vectors, `[..., output_size]`."""
         values = obs.unsqueeze(-1) if self.dims == 0 else obs.flatten(-self.dims)
         positions = values.long() + self.shifts
-        zeros = torch.zeros(
-            (*positions.shape[:-1], self.output_size),
-            dtype=torch.get_default_dtype(),
-            device=obs.device,
-        )
+        # Made of the positions, they have the dimension of vmap as well.
+        shape = (*positions.shape[:-1], self.output_size)
+        zeros = positions.new_zeros(shape, dtype=torch.get_default_dtype())
         return zeros.scatter_(-1, positions, 1.0)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from maze_train.nets.activations import is_traced
 from maze_train.spaces.images import image_layout
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ImageEncoder(nn.Module):
         """Features, `[..., output_size]`."""
         lead = obs.shape[: obs.ndim - len(self.shape)]
         images = self._images(obs.reshape(-1, *self.shape))
-        if len(images) > CHUNK and images.device.type == "cpu":
+        if images.is_cpu and not is_traced(images) and len(images) > CHUNK:
             features = torch.cat([self._features(chunk) for chunk in torch.split(images, CHUNK)])
         else:
             features = self._features(images)
@@ -99,7 +100,8 @@ class ImageEncoder(nn.Module):
     def _features(self, images: Tensor) -> Tensor:
         """[N, channels, height, width] -> [N, output_size]."""
         # Convolutions are fastest with channels innermost, and bytes are moved faster than floats.
-        images = images.contiguous(memory_format=torch.channels_last)
+        if not is_traced(images):  # it makes no difference to the numbers, and vmap refuses it
+            images = images.contiguous(memory_format=torch.channels_last)
         first = self.first
         # Thousands of weights are scaled in place of millions of pixels.
         weight = first.weight * self.scale

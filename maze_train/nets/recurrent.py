@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from maze_train.nets.activations import is_traced
+
 if TYPE_CHECKING:
     from maze_train.nets.blocks import InputGradient
     from maze_train.nets.config import MemoryConfig
@@ -103,6 +105,12 @@ class Memory(nn.Module):
         Returns:
             Features, `[L, n, H]`.
         """
+        if is_traced(x):
+            rows = []
+            for row, keep in zip(x, resets.logical_not().unsqueeze(-1), strict=True):
+                features, state = self.step(row, state * keep)
+                rows.append(features)
+            return torch.stack(rows)
         state = state * resets[0].logical_not().unsqueeze(-1)
         starts = [part.contiguous() for part in torch.split(state, self.output_size, -1)]
         if self.is_lstm or x.device.type != "cpu":

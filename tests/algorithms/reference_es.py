@@ -125,14 +125,16 @@ class SlowES:
         if config.max_grad_norm:
             share = config.max_grad_norm / (length + 1e-6)  # as torch has it
             descent = [g * min(share, 1.0) for g in descent]
-        self.theta = self.optimizer.move(old, descent, lr, self.sizes)
+        has_gradient = any(ascent)
+        if has_gradient:
+            self.theta = self.optimizer.move(old, descent, lr, self.sizes)
         steps = [new - p for new, p in zip(self.theta, old, strict=True)]
         return {
             "train/policy_grad_norm": norm(ascent),
-            "train/grad_norm": length,
+            **({"train/grad_norm": length} if has_gradient else {}),
             "train/policy_norm": norm(old),
             "train/update_ratio": norm(steps) / norm(old),
             "train/fitness_std": deviation([r for r, _, _ in members]),
             "train/learning_rate": lr,
-            "train/gradient_steps": 1.0,
+            "train/gradient_steps": float(has_gradient),
         }

@@ -183,10 +183,23 @@ def test_schedules_are_read_before_the_step():
     assert row["train/learning_rate"] == 0.01
 
 
-def test_burn_in_trains_the_critic_alone():
-    """In the first epochs the policy stays bit for bit and the critic learns; then both do."""
-    config = make_config(critic_burn_in_epochs=2, value_loss_coef=1.0)
-    model, reference, rollout, action_space = make_problem("gaussian")
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"_target_": "torch.optim.RMSprop"},
+        {"_target_": "torch.optim.SGD", "weight_decay": 0.5, "momentum": 0.5},
+        {"_target_": "torch.optim.Adam", "weight_decay": 0.5},
+    ],
+    ids=["rmsprop", "sgd", "adam"],
+)
+def test_burn_in_trains_the_critic_alone(optimizer, shared):
+    """In the first epochs the policy stays bit for bit and the critic learns; then both do.
+
+    Neither weight decay nor moments move the policy, which starts as if nothing had been before.
+    """
+    config = make_config(critic_burn_in_epochs=2, value_loss_coef=1.0, optimizer=optimizer)
+    model, reference, rollout, action_space = make_problem("gaussian", shared_trunk=shared)
     learner, before = A2CLearner(model, config), snapshot(model)
     row = learner.update(rollout, Progress(updates=2 * config.epoch_length - 1)).reduce()
     now = Coefficients(lr=0.01, entropy=0.02)
@@ -196,6 +209,8 @@ def test_burn_in_trains_the_critic_alone():
     for name, param in model.named_parameters():
         assert torch.equal(param, before[name]) is name.startswith("policy.")
     learner.update(rollout, Progress(updates=2 * config.epoch_length))
+    slow_update(reference, rollout, action_space, config, ALL, now)
+    assert_same_weights(model, reference, before)
     assert not any(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 

@@ -278,3 +278,42 @@ def test_places_of_several_choices() -> None:
     assert bits.choices(torch.tensor([[0, 1, 1]], dtype=torch.int8)).tolist() == [[0, 3, 5]]
     probs, _ = bits.choice_probs(torch.tensor([0.0, 50.0, -50.0]))
     assert probs.tolist() == pytest.approx([0.5, 0.5, 0.0, 1.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("family", "params"),
+    [
+        (Categorical(Discrete(4)), [[0.5, -math.inf, 1.0, -0.5]]),
+        (MultiCategorical(MultiDiscrete([2, 3])), [[-math.inf, 0.5, 1.0, -0.5, -math.inf]]),
+        (MultiCategorical(MultiDiscrete([2, 2])), [[-math.inf, 0.5, 1.0, -0.5]]),
+        (Bernoulli(MultiBinary(3)), [[-math.inf, 0.5, math.inf]]),
+    ],
+)
+def test_a_choice_of_probability_zero_adds_nothing(
+    family: Distribution, params: list[list[float]]
+) -> None:
+    """With infinite logits all values and gradients are those of large finite ones, by hand too."""
+    actions = family.mode(torch.tensor(params))
+
+    def results(params: torch.Tensor) -> list[torch.Tensor]:
+        p, q = params.clone().requires_grad_(), (0.5 * params).requires_grad_()
+        values = [*family.log_prob_and_entropy(p, actions), family.entropy(q), family.kl(p, q)]
+        torch.stack(values).sum().backward()
+        by_hand = family.log_prob_and_entropy_vjp(params, actions)
+        slopes = by_hand[2](torch.ones(1), 0.3)
+        automatic = Distribution.log_prob_and_entropy_vjp(family, params, actions)
+        torch.testing.assert_close(slopes, automatic[2](torch.ones(1), 0.3))
+        return [*(v.detach() for v in values), p.grad, q.grad, *by_hand[:2], slopes]
+
+    infinite = torch.tensor(params)
+    expected = results(infinite.clamp(-1e4, 1e4))
+    assert all(value.isfinite().all() for value in expected)
+    torch.testing.assert_close(results(infinite), expected)
+
+
+def test_a_divergence_from_what_never_happens_is_infinite() -> None:
+    """KL(p || q) is infinite where p does what q never does, and finite the other way round."""
+    family = Categorical(Discrete(3))
+    p, q = torch.zeros(3), torch.tensor([0.0, 0.0, -math.inf])
+    assert family.kl(p, q) == math.inf
+    assert float(family.kl(q, p)) == pytest.approx(math.log(3 / 2))

@@ -196,9 +196,19 @@ def test_gradients_that_are_not_finite_end_training(bad):
     data = make_data()
     order = torch.randperm(10, generator=copy_of(learner.generator))
     data[order[6], 2] = bad
-    with pytest.raises(TrainingError, match=r"update 1: the gradient of minibatch 6 is not finite"):
+    message = r"update 1: the gradient of minibatch 6 is not finite\. A smaller algorithm\.lr "
+    with pytest.raises(TrainingError, match=message):
         learner.update(data, Progress())
     assert not learner.module.training
+
+
+def test_before_the_first_step_the_learning_rate_is_not_blamed():
+    """It has had no effect yet: the message names what else may give such a gradient."""
+    learner, data = LineLearner(make_module()), make_data()
+    data[:, 2] = math.nan
+    with pytest.raises(TrainingError, match=r"No step was taken yet: look for .* -inf") as info:
+        learner.update(data, Progress())
+    assert "algorithm.lr" not in str(info.value)
 
 
 def test_steps_that_are_not_finite_can_be_left_out():

@@ -98,9 +98,11 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         super().before_gradient_based_update(progress, statistics)
         burn_in_updates = self.config.critic_burn_in_epochs * self.config.epoch_length
         self._burn_in = progress.updates < burn_in_updates
+        for (module_id, _), optimizer in self.optimizers.items():
+            optimizer.hold(self.model(module_id).policy.parameters() if self._burn_in else ())
         if progress.updates == burn_in_updates > 0:
-            # The policy's moments are still zero, but their bias correction is used up: its first
-            # steps would be several times too large.
+            # The policy's moments hold weight decay at most, but their bias correction is used up:
+            # its first steps would be several times too large.
             for optimizer in self.optimizers.values():
                 optimizer.reset()
         self._entropy_coef = scheduled_value(self.config.entropy_coef, progress)

@@ -47,8 +47,9 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
 
     g = 1/(2n) Σ_k (u_k⁺ - u_k⁻) ε_k,  u: shaped returns of θ + σ ε_k and θ - σ ε_k
 
-    The optimizer, which minimises, gets -g + l2_penalty θ. The factor 1/σ of the paper is part of
-    the step size. Only parameters that can be trained take part; the order is that of
+    The optimizer, which minimises, gets -g + l2_penalty θ. Where g is 0, as all returns are equal,
+    there is no step: Adam would make full ones of any decay, towards 0. The factor 1/σ of the paper
+    is part of the step size. Only parameters that can be trained take part; the order is that of
     `module.parameters()`.
 
     Statistics of observations are those of all members, merged pair by pair after the update.
@@ -82,6 +83,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
             seed=seed,
         )
         self.config = config
+        self._has_gradient = True
         self._before: list[Tensor] = []
         self._moments: list[ObservationMoments] = []
 
@@ -113,6 +115,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         table = batch.noise_table
         noise = (table.get(pair.noise_index, dim) for pair in batch.pairs)
         ascent = antithetic_gradient(utilities, noise, dim)
+        self._has_gradient = bool(ascent.any())
         self._before = [p.detach().clone() for p in params]
         statistics.record(ESEvents.policy_grad_norm, torch.linalg.vector_norm(ascent))
         statistics.record(ESEvents.policy_norm, _norm(self._before))
@@ -125,6 +128,10 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
                 add_gradient(param, own)
 
         return loss_by_hand(-fitness.mean(), (-ascent,), write)
+
+    def should_stop(self, statistics: Statistics) -> bool:
+        """Whether the estimate is 0 in all entries: the returns say nothing, so nothing moves."""
+        return not self._has_gradient
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Record how far the parameters moved, and take in what was observed."""

@@ -1,0 +1,177 @@
+"""Networks under tracing, export and the transformations of PyTorch: the same function."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map
+
+from maze_train import ModelConfig, build_actor_critic
+from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.spaces.tensors import sampled_for
+from maze_train.types import Sequences
+
+N, L = 3, 4
+VECTOR = spaces.Box(-1.0, 1.0, (5,))
+IMAGE = spaces.Box(0, 255, (12, 12, 1), "uint8")
+PARTS = spaces.Dict({"at": VECTOR, "gear": spaces.Discrete(3), "view": IMAGE})
+MASKED = spaces.Dict({"at": VECTOR, "action_mask": spaces.MultiBinary(4)})
+ACTIONS = spaces.Dict({"aim": spaces.Box(-2.0, 3.0, (2,)), "fire": spaces.MultiDiscrete([2, 3])})
+RUNNING = ObservationNormalizationConfig(mode="running")
+
+MODELS = {
+    "vector": (VECTOR, ACTIONS, {}),
+    "relu": (VECTOR, ACTIONS, {"activation": "relu"}),
+    "trunk": (VECTOR, ACTIONS, {"shared_trunk": True}),
+    "discrete": (spaces.Discrete(7), ACTIONS, {}),
+    "image": (IMAGE, ACTIONS, {}),
+    "impala": (IMAGE, ACTIONS, {"image_encoder": "impala"}),
+    "dict": (PARTS, ACTIONS, {}),
+    "masked": (MASKED, spaces.Discrete(4), {}),
+    "running": (VECTOR, ACTIONS, {"normalization": RUNNING}),
+    "lstm": (VECTOR, ACTIONS, {"memory": MemoryConfig(cell="lstm", size=4, layers=2)}),
+    "gru": (PARTS, ACTIONS, {"memory": MemoryConfig(cell="gru", size=4, layers=2)}),
+}
+
+
+class Method(nn.Module):
+    """One method of a model as a module."""
+
+    def __init__(self, model, function):
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, *args):
+        return self.function(self.model, *args)
+
+
+def observations(space, n):
+    """Random ones; the first action is legal."""
+    obs = sampled_for(space, n)
+    if isinstance(obs, dict) and "action_mask" in obs:
+        obs["action_mask"][:, 0] = 1
+    return obs
+
+
+def settings_of(kind):
+    """Small networks with tanh, unless the case says otherwise."""
+    return ModelConfig(**{"hidden_sizes": [6, 6], "activation": "tanh", **MODELS[kind][2]})
+
+
+def make_case(kind, part):
+    """A module, and a function that draws its arguments."""
+    space, actions, _ = MODELS[kind]
+    if part == "critics":
+        model = build_soft_actor_critic(settings_of(kind), space, actions, seed=1)
+        size = model.actions.critic_input_size
+        module = Method(model, lambda m, obs, a: m.critics(m.inputs(obs), a))
+        return module, lambda: (observations(space, N), torch.rand(N, size))
+    model = build_actor_critic(settings_of(kind), space, actions, seed=1)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.2 * torch.randn_like(param))
+    if model.normalizer is not None:
+        model.normalizer.update(3 * torch.randn(20, 5) + 1)
+    if not model.state_size:
+        return Method(model, lambda m, obs: m(obs)), lambda: (observations(space, N),)
+    if part == "step":
+        module = Method(model, lambda m, obs, state: m.policy_step(obs, state))
+        return module, lambda: (observations(space, N), torch.randn(N, model.state_size))
+    module = Method(model, lambda m, obs, state, resets: m(obs, Sequences(state, resets, None)))
+    return module, lambda: (
+        observations(space, L * N),
+        torch.randn(N, model.state_size),
+        torch.rand(L, N) < 0.3,
+    )
+
+
+def traced(module, args):
+    """The module as `torch.jit.trace` records it, which newer versions of PyTorch discourage."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(module, args, check_trace=False)
+
+
+WAYS = {
+    "trace": traced,
+    "export": lambda module, args: torch.export.export(module, args).module(),
+    "make_fx": lambda module, args: make_fx(module)(*args),
+}
+CASES = [(kind, "heads") for kind in MODELS if kind not in ("lstm", "gru")]
+CASES += [(kind, part) for kind in ("lstm", "gru") for part in ("step", "sequence")]
+CASES += [(kind, "critics") for kind in ("vector", "image", "dict", "masked", "running")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "way"),
+    [(*case, way) for case in CASES for way in ("trace", "export")]
+    + [("vector", "heads", "make_fx"), ("gru", "sequence", "make_fx")],
+)
+def test_what_is_exported_is_the_same_function(kind, part, way):
+    """On other inputs than it was recorded with, it gives what the network gives."""
+    torch.manual_seed(0)
+    module, draw = make_case(kind, part)
+    args, others = draw(), draw()
+    with torch.no_grad():
+        exported = WAYS[way](module, args)
+        torch.testing.assert_close(exported(*others), module(*others), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(
+    ("kind", "part"), [case for case in CASES if case[1] in ("heads", "critics")]
+)
+def test_vmap_is_a_loop(kind, part):
+    """Mapped over observations, a network gives what it gives for each of them."""
+    torch.manual_seed(0)
+    module, draw = make_case(kind, part)
+    args = tree_map(lambda x: x.unsqueeze(1), draw())
+    with torch.no_grad():
+        rows = [module(*tree_map(lambda x, i=i: x[i], args)) for i in range(N)]
+        mapped = torch.func.vmap(module)(*args)
+    expected = tree_map(lambda *parts: torch.stack(parts), *rows)
+    torch.testing.assert_close(mapped, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+@torch.no_grad()
+def test_derivatives_along_a_direction_are_not_lost():
+    """Forward-mode differentiation works where no graph is built."""
+    module, draw = make_case("vector", "heads")
+    obs, direction = draw()[0], torch.randn(N, 5)
+    _, slopes = torch.func.jvp(module, (obs,), (direction,))
+    with torch.autograd.forward_ad.dual_level():
+        outputs = module(torch.autograd.forward_ad.make_dual(obs, direction))
+        duals = [torch.autograd.forward_ad.unpack_dual(output).tangent for output in outputs]
+    ahead, behind = module(obs + 1e-2 * direction), module(obs - 1e-2 * direction)
+    for own, dual, a, b in zip(slopes, duals, ahead, behind, strict=True):
+        torch.testing.assert_close(own, (a - b) / 2e-2, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(dual, own)
+
+
+@torch.no_grad()
+def test_fake_tensors_have_the_shapes_of_real_ones():
+    """A network can be tried out without computing anything."""
+    module, draw = make_case("gru", "sequence")
+    args = draw()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shapes = [x.shape for x in module(*tree_map(mode.from_tensor, args))]
+    assert shapes == [x.shape for x in module(*args)]
+
+
+@torch.no_grad()
+def test_a_dynamic_batch_can_be_exported():
+    """Also more images at once than a CPU computes together."""
+    model = build_actor_critic(settings_of("image"), IMAGE, ACTIONS, seed=1)
+    batch = torch.export.Dim("batch", min=2, max=1000)
+    args = (observations(IMAGE, 5),)
+    exported = torch.export.export(model, args, dynamic_shapes=({0: batch},)).module()
+    obs = observations(IMAGE, 70)
+    torch.testing.assert_close(exported(obs), model(obs), rtol=1e-4, atol=1e-5)
