@@ -11,12 +11,12 @@ from maze_train.config.loading import load_config
 from maze_train.config.resuming import AUTO, stored_settings
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.worker import refuse_import
 from maze_train.runners.factory import build_runner
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.saved_policies import read_saved_policy
 from maze_train.targets import TARGET
 from maze_train.training.policy_files import TrainedPolicy
+from maze_train.workers.process import refuse_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
