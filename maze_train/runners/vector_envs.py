@@ -49,7 +49,7 @@ def build_actor_env(
     factory: EnvFactory,
     config: TrainConfig,
     num_envs: int,
-    first_env: int,
+    first_env: int = 0,
     *,
     can_be_restored: bool = False,  # no checkpoint asks for those of processes
 ) -> MazeVectorEnv:

@@ -22,6 +22,7 @@ from maze_train.algorithms.impala.events import ActorEvents, ActorTimeEvents, Im
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import ConfigError, EnvError, TrainingError
+from maze_train.runners.factory import build_runner
 from maze_train.runners.vector_envs import build_actor_env
 
 if TYPE_CHECKING:
@@ -394,3 +395,10 @@ def test_learning_fails_while_actors_act(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(TrainingError, match="the loss came off"):
         impala_run(**FORK)
     assert summary("run")["stop_reason"] == "error"
+
+
+def test_environments_of_actors_are_numbered_through():
+    """In messages, those of the second actor follow those of the first."""
+    values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
+    with build_runner(load_config({**values, "runner.concurrency": 6})) as runner:
+        assert [env.first_env for env in runner.actors._envs] == [0, 3]
