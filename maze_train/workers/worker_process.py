@@ -94,7 +94,7 @@ class WorkerProcess:
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
             target=process_main,
             args=(theirs, inherited, index, os.getpid()),
-            name=f"{PROCESS_NAME} {name}",
+            name=f"{PROCESS_NAME}-{index}",
             daemon=True,
         )
         with signals_held_back(start_method):
