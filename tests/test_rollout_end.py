@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from leftovers import left_in
 from test_process_end import Start, start
 
 from maze_train.data.trajectory_store import open_dataset
@@ -50,7 +51,7 @@ def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal:
     asked = time.monotonic()
     assert process.end() == 130
     assert time.monotonic() - asked < 5.0
-    assert process.wait_until_alone(5.0) == {}
+    assert left_in(process.popen.pid) == {}
     found = numbers(tmp_path)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert found == sorted(set(found))
@@ -84,7 +85,7 @@ def test_a_worker_that_dies(start: Start, tmp_path: Path) -> None:
     process = start(*ENDLESS, *LOCAL, *env)
     assert process.end() == 1
     assert "maze-run: error: " in process.output
-    assert process.wait_until_alone(5.0) == {}
+    assert left_in(process.popen.pid) == {}
     assert json.loads((tmp_path / "out/summary.json").read_text())["stop_reason"] == "error"
     assert numbers(tmp_path) == list(range(len(numbers(tmp_path))))
 
@@ -95,7 +96,7 @@ def test_an_environment_that_raises(start: Start, tmp_path: Path) -> None:
     process = start(*ENDLESS, *LOCAL, *env)
     assert process.end() == 1
     assert "RuntimeError: the wheel came off" in process.output
-    assert process.wait_until_alone(5.0) == {}
+    assert left_in(process.popen.pid) == {}
     assert json.loads((tmp_path / "out/summary.json").read_text())["stop_reason"] == "error"
 
 

@@ -12,13 +12,12 @@ import sys
 import tempfile
 import time
 import weakref
-from collections import Counter
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from leftovers import has_ended
 
 from maze_train.envs import crew as crew_module
 from maze_train.envs.crew import Crew
@@ -88,31 +87,9 @@ def toy_main(conn: Connection, inherited: Sequence[Connection], task: ToyTask) -
     run_process(conn, inherited, work)
 
 
-def descriptors() -> Counter[str]:
-    """What this process has open; of those without a name only the kind."""
-    kinds: Counter[str] = Counter()
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            kinds[os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]] += 1
-        except OSError:  # that of the listing itself
-            continue
-    return kinds
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits to be asked how it ended."""
-    try:
-        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
+def start(no_file_is_left: None, tmp_path: Path) -> Iterator[Callable[..., Crew]]:
     """Starts crews; afterwards nothing is left of them."""
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
-    before = descriptors()
     crews: list[Crew] = []
 
     def start(first: bytes = b"", **settings: Any) -> Crew:
@@ -124,9 +101,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
     yield start
     while crews:
         crews.pop().close()
-    assert multiprocessing.active_children() == []
-    # Others may be gone with what is left of earlier tests.
-    assert not descriptors() - before
 
 
 def begin(crew: Crew) -> list[int]:

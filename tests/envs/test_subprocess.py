@@ -11,27 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from leftovers import left_of
 from toy_envs import CountingEnv, FailingEnv, NestedEnv, ThreadCountingEnv
 
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.errors import ConfigError, SpaceError, WorkerError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("no_file_is_left"),
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+]
 
 START_METHODS = [
     "fork",
     "forkserver",
     pytest.param("spawn", marks=pytest.mark.slow),
 ]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    """After every test there is no child process and nothing new in /dev/shm."""
-    before = set(os.listdir("/dev/shm"))
-    yield
-    assert multiprocessing.active_children() == []
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 def sample_actions(vector):
@@ -244,15 +239,6 @@ if __name__ == "__main__":
 """
 
 
-def is_running(pid):
-    """Whether the process exists and is no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_workers_end_with_their_parent(start_method, tmp_path):
@@ -263,10 +249,7 @@ def test_workers_end_with_their_parent(start_method, tmp_path):
         subprocess.run([sys.executable, str(script)], stdout=out, check=False, timeout=60)
     pids = [int(pid) for pid in (tmp_path / "out").read_text().split()]
     assert len(pids) == 4
-    deadline = time.monotonic() + 10.0
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [pid for pid in pids if is_running(pid)] == []
+    assert left_of(pids, 10.0) == []
 
 
 @pytest.mark.slow

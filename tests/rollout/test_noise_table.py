@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import os
 import re
-from contextlib import suppress
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from leftovers import open_files
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.rollout.noise_table import SharedNoiseTable
@@ -31,16 +31,6 @@ def table() -> Iterator[SharedNoiseTable]:
     made = SharedNoiseTable(COUNT, SEED)
     yield made
     made.close()
-
-
-def open_descriptors() -> set[str]:
-    """Descriptors of this process that are open, and what they are of."""
-    gc.collect()
-    found = set()
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.add(f"{path.name} {path.readlink()}")
-    return found
 
 
 def mapped_bytes() -> int:
@@ -166,7 +156,7 @@ def test_arguments_out_of_range_are_refused(key: str, arguments: tuple[int, int]
 
 def test_attached_tables_share_the_memory(table: SharedNoiseTable) -> None:
     """Nothing is drawn again: what one writes, the other reads; the descriptor is used up."""
-    before = open_descriptors()
+    before = open_files()
     descriptor = os.dup(table.descriptor)
     attached = SharedNoiseTable.attach(descriptor, COUNT, SEED)
     assert attached.descriptor == -1
@@ -177,21 +167,21 @@ def test_attached_tables_share_the_memory(table: SharedNoiseTable) -> None:
     attached.close()
     assert torch.equal(attached.get(0, COUNT), table.get(0, COUNT))
     del attached
-    assert open_descriptors() == before
+    assert open_files() == before
 
 
 @pytest.mark.parametrize("count", [COUNT - 1, COUNT + 1, 1])
 def test_memory_of_another_size_is_refused(table: SharedNoiseTable, count: int) -> None:
     """Nothing is mapped, and the descriptor is used up all the same."""
-    before = open_descriptors()
+    before = open_files()
     with pytest.raises(ShapeError, match=f"{4 * COUNT} bytes, expected {4 * count} for {count}"):
         SharedNoiseTable.attach(os.dup(table.descriptor), count, SEED)
-    assert open_descriptors() == before
+    assert open_files() == before
 
 
 def test_the_descriptor_is_closed_once() -> None:
     """A second time does not close what got its number since; the numbers stay."""
-    before = open_descriptors()
+    before = open_files()
     table = SharedNoiseTable(1000, SEED)
     first = table.get(0, 1000).clone()
     descriptor = table.descriptor
@@ -203,12 +193,12 @@ def test_the_descriptor_is_closed_once() -> None:
         assert other.read() == b""
     assert torch.equal(table.get(0, 1000), first)
     del table
-    assert open_descriptors() == before
+    assert open_files() == before
 
 
 def test_memory_is_given_back() -> None:
     """When the table is closed, and neither it nor a view of it is left."""
-    before, descriptors = mapped_bytes(), open_descriptors()
+    before, descriptors = mapped_bytes(), open_files()
     table = SharedNoiseTable(1_000_000, SEED)
     table.close()
     view = table.get(999_990, 10)
@@ -218,7 +208,7 @@ def test_memory_is_given_back() -> None:
     assert view.tolist() == kept
     del view
     assert mapped_bytes() == before
-    assert open_descriptors() == descriptors
+    assert open_files() == descriptors
 
 
 def test_a_state_of_other_numbers_is_refused(table: SharedNoiseTable) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from actor_envs import BrokenLaterEnv, OddOneOutEnv, process_ended
+from actor_envs import BrokenLaterEnv, OddOneOutEnv
 from es_problems import DiesWhileStartingEnv
+from leftovers import has_ended, left_of, run_owner
 from player_problems import (
     PROBLEMS,
     RECORDED,
@@ -49,7 +47,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def start() -> Iterator[Any]:
+def start(no_file_is_left: None) -> Iterator[Any]:
     """Starts players; afterwards no process is left of them."""
     started: list[SubprocPlayer] = []
 
@@ -62,8 +60,6 @@ def start() -> Iterator[Any]:
     yield start
     while started:
         started.pop().close()
-    gc.collect()
-    assert multiprocessing.active_children() == []
 
 
 def processes(player: SubprocPlayer) -> list[Any]:
@@ -191,7 +187,7 @@ def test_a_failure_that_comes_again(
     assert "it failed when it was played again, too" in str(caught.value)
     assert player.worker_restarts == (1 if how == "raise" else 2)
     assert ("In the worker process:" in str(caught.value)) == (how == "raise")
-    assert all(process_ended(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
     assert multiprocessing.active_children() == []
 
 
@@ -316,7 +312,7 @@ def test_closing(start: Any) -> None:
                 next(player.play(range(9), Enough(3)))
         player.close()
         player.close()
-        assert all(process_ended(pid) for pid in pids)
+        assert all(has_ended(pid) for pid in pids)
 
 
 def test_episodes_that_wait_are_kept(start: Any) -> None:
@@ -410,42 +406,18 @@ def test_the_process_that_asked_ends(
     tmp_path: Path, start_method: str, number: signal.Signals
 ) -> None:
     """By Ctrl+C or killed: what played for it ends, and Ctrl+C leaves no half of a video."""
-    script, videos = tmp_path / "parent.py", tmp_path / "videos"
-    script.write_text(PARENT)
     pytest.importorskip("imageio_ffmpeg")
-    parent = subprocess.Popen(
-        [sys.executable, str(script), start_method, str(videos)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    pids: list[int] = []
-    try:
-        assert parent.stdout is not None
-        pids += [int(word) for word in parent.stdout.readline().split()]
+    videos = tmp_path / "videos"
+    with run_owner(PARENT, tmp_path, start_method, str(videos)) as (parent, pids):
         assert len(pids) == 2
-        assert not any(process_ended(pid) for pid in pids)
+        assert not any(has_ended(pid) for pid in pids)
         if number == signal.SIGINT:
             os.killpg(parent.pid, number)  # as a terminal does
         else:
             parent.kill()
         told = parent.communicate(timeout=PATIENCE_S)[1]
         assert parent.returncode == -number
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(process_ended(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert all(process_ended(pid) for pid in pids)
+        assert left_of(pids, PATIENCE_S) == []
         if number == signal.SIGINT:
             assert "KeyboardInterrupt" in told
             assert list(videos.iterdir()) == []
-    finally:
-        parent.kill()
-        parent.wait()
-        for pid in pids:
-            if not process_ended(pid):
-                os.kill(pid, signal.SIGKILL)
-        for stream in (parent.stdout, parent.stderr):
-            if stream is not None:
-                stream.close()

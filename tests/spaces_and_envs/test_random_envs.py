@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -58,13 +57,6 @@ pytestmark = [
     # A Box without dimensions: its actions are numbers, as from gymnasium's vector environments.
     pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Any:
-    """After every test there is no child process."""
-    yield
-    assert multiprocessing.active_children() == []
 
 
 @st.composite
