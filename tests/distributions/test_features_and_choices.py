@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from family_cases import BOUNDED, CASES, CONTINUOUS, DISCRETE, HIGH, LOW, build, draw, randn
+from sweep import sweep
 
 from maze_train.errors import SpaceError
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (5,), (2, 3)])
 @pytest.mark.parametrize("case", CONTINUOUS)
+@sweep("batch", [(), (0,), (5,), (2, 3)])
 def test_shapes_of_features(case: str, batch: tuple[int, ...]) -> None:
     """Features have one number per element of the box, for any leading dimensions."""
     family, space = build(case)

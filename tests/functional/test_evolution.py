@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_evolution import slow_gradient, slow_normalized, slow_ranks
+from sweep import sweep
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.functional import (
@@ -129,9 +130,9 @@ def test_normalized_returns_keep_their_precision() -> None:
 
 
 @pytest.mark.parametrize("shaping", ["centered_ranks", "normalized"])
-@pytest.mark.parametrize("value", [0.0, 0.1, -1e-300, 1e30, 123456.789])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 3, 10, 1000])
+@sweep("value", [0.0, 0.1, -1e-300, 1e30, 123456.789])
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("n", [1, 3, 10, 1000])
 def test_equal_returns_have_no_gradient(
     shaping: str, value: float, dtype: torch.dtype, n: int
 ) -> None:

@@ -10,6 +10,7 @@ from reference_returns import (
     slow_recurrence,
     slow_returns,
 )
+from sweep import sweep
 
 from maze_train.errors import ShapeError
 from maze_train.functional import (
@@ -61,8 +62,8 @@ def returns_of(data: Trajectory, gamma: float, gae_lambda: float) -> torch.Tenso
     return lambda_returns(data.tensor("rewards"), discounts, data.tensor("next_values"), lambdas)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
 @pytest.mark.parametrize("trailing", [(), (1,), (3,), (2, 3)])
+@sweep("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
 def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> None:
     """Recursive doubling gives the numbers of the row-by-row loop, for every length and shape."""
     rng = np.random.default_rng(num_steps)
@@ -131,9 +132,9 @@ def test_flags_may_be_numbers() -> None:
 
 
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS.keys())
-@pytest.mark.parametrize("gamma", [0.0, 0.99, 1.0])
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("num_envs", [1, 3])
+@sweep("gamma", [0.0, 0.99, 1.0])
+@sweep("gae_lambda", [0.0, 0.5, 1.0])
+@sweep("num_envs", [1, 3])
 def test_estimators_follow_their_definitions(
     ends: tuple[tuple[int, ...], tuple[int, ...]], gamma: float, gae_lambda: float, num_envs: int
 ) -> None:

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from sweep import sweep
 from torch import nn
 
 from maze_train.errors import ConfigError
@@ -94,8 +95,8 @@ def some_gradient(net, output_size):
     return torch.randn(net.size, N, output_size) * (torch.rand(net.size, N, output_size) < 0.7)
 
 
-@pytest.mark.parametrize("nonlinearity", ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
+@sweep("nonlinearity", ACTIVATIONS)
 def test_members_are_networks_of_linear_layers(shape, nonlinearity):
     """Outputs and all gradients, by hand and by autograd."""
     net = build(shape, nonlinearity)
