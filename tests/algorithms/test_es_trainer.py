@@ -13,8 +13,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
-from sweep import sweep
 
 from maze_train import EnvFactory, Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig

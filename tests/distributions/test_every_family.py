@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from family_cases import CASES, CONTINUOUS, LOW, build, draw, randn
 from gymnasium.spaces import Box
-from sweep import sweep
 
 from maze_train.distributions import distribution_for
 from maze_train.distributions.mapping import FAMILIES

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium.spaces import Box
-from sweep import sweep
 from torch import distributions as td
 
 from maze_train.distributions import DiagonalGaussian, TruncatedGaussian

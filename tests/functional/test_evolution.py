@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_evolution import slow_gradient, slow_normalized, slow_ranks
-from sweep import sweep
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.functional import (

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from reference_returns import (
     Trajectory,
     make_trajectory,
@@ -10,7 +11,6 @@ from reference_returns import (
     slow_recurrence,
     slow_returns,
 )
-from sweep import sweep
 
 from maze_train.errors import ShapeError
 from maze_train.functional import (
@@ -267,8 +267,8 @@ def test_explained_variance_of_known_predictions() -> None:
     assert result.item() == pytest.approx(expected, rel=RTOL)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -3.3, 1000.3])
-@pytest.mark.parametrize("size", [1, 2, 64, 1000])
+@sweep("value", [0.0, 0.1, -3.3, 1000.3])
+@sweep("size", [1, 2, 64, 1000])
 def test_constant_targets_explain_nothing(value: float, size: int) -> None:
     """Targets without variance give 0, although the two-pass variance of equal floats is not 0."""
     assert explained_variance(torch.randn(size), torch.full((size,), value)).item() == 0.0

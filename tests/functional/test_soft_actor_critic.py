@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from sweep import sweep
+from cases import sweep
 from torch import nn
 
 from maze_train.functional.soft_actor_critic import (
@@ -52,7 +52,7 @@ PROBLEMS = {
     "masked": Problem(0, (4,), masked=True),
     "masked hybrid": Problem(2, (4, 3), masked=True),
 }
-SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4])
+SIZES = sweep("size", [1, 2, 3, 4])
 ALL = pytest.mark.parametrize("name", PROBLEMS)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from reference_vtrace import (
     policy_between,
     slow_vtrace,
 )
-from sweep import sweep
 
 from maze_train.distributions import distribution_for
 from maze_train.errors import ConfigError, ShapeError

@@ -9,8 +9,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
-from sweep import sweep
 
 from maze_train.nets import images
 from maze_train.nets.images import ImageEncoder

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
-from sweep import sweep
 from torch import nn
 
 from maze_train.nets.config import (
@@ -389,7 +389,7 @@ def test_memories(case):
 # -- what is perturbed ---------------------------------------------------------------------------
 
 
-@every_case
+@sweep("case", CASES)
 def test_weights_are_the_parameters_in_their_order(case):
     """Those that are trained, one after the other, each in one piece and once."""
     model, _ = model_of(case, "discrete")

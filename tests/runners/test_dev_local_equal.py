@@ -6,6 +6,7 @@ import csv
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import everyday
 
 from maze_train import train
 
@@ -51,7 +52,7 @@ def metrics(run_dir: Path, env: str, algorithm: str, **runner: Any) -> list[dict
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c", "sac"])
-@pytest.mark.parametrize("env", list(ENVS))
+@pytest.mark.parametrize("env", everyday(1, ENVS))
 def test_the_local_runner_writes_the_metrics_of_the_dev_runner(
     tmp_path: Path, env: str, algorithm: str
 ) -> None:

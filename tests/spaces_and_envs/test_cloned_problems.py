@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import everyday
 from test_tiny_problems import ORDERS, QUESTIONS, TOLERANCE, is_exact, right_action
 from tiny_problems import STEPS
 
@@ -43,7 +44,7 @@ def cloned_return(tmp_path: Path, make: Any, **changes: Any) -> float:
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize("kind", everyday(1, QUESTIONS))
 def test_observations_of_a_clone(tmp_path: Path, kind: str) -> None:
     """All questions are answered rightly, also those that were not recorded."""
     assert cloned_return(tmp_path, QUESTIONS[kind]) == STEPS

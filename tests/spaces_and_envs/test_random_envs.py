@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium.spaces import Box
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from random_envs import RandomSpaceEnv, leaves_of, space_pairs
 
@@ -169,14 +171,16 @@ def check_problem(spaces: Any, config: ModelConfig) -> None:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=300,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
-@given(problems())
-def test_all_spaces_go_all_the_way(problem: Any) -> None:
+@pytest.mark.parametrize("part", everyday(1, range(10)))
+def test_all_spaces_go_all_the_way(part: int) -> None:
     """Every number of a rollout and every weight is the same wherever environments are stepped."""
-    check_problem(*problem)
+
+    @seeded(part)
+    @settings(
+        max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(problems())
+    def check(problem: Any) -> None:
+        check_problem(*problem)
+
+    check()

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
-from sweep import sweep
 
 from maze_train.errors import RunDirectoryError
 from maze_train.training.state_files import dumps, loads

@@ -1,10 +1,12 @@
-"""Let one case of a test run through many values."""
+"""Keep the number of cases small: many values in one, and some for `make test-all` alone."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,3 +35,9 @@ def sweep(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], C
         return run_all
 
     return decorate
+
+
+def everyday(count: int, values: Iterable[Any]) -> list[Any]:
+    """Mark all but the first values as `exhaustive`: `make test` leaves them out."""
+    marked = [pytest.param(value, marks=pytest.mark.exhaustive) for value in list(values)[count:]]
+    return [*list(values)[:count], *marked]
