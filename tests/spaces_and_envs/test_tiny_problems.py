@@ -160,7 +160,9 @@ def space_in(cell: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("heading", "problems"), [("Observations", QUESTIONS), ("Actions", ORDERS)], ids=str
+    ("heading", "problems"),
+    [("Observations", QUESTIONS), ("Actions", ORDERS)],
+    ids=["Observations", "Actions"],
 )
 def test_the_page_lists_what_is_tested(heading: str, problems: dict[str, Any]) -> None:
     """Kinds, spaces, and what reads or draws them by default are those of the problems above."""
