@@ -31,9 +31,9 @@ def open_files() -> Counter[str]:
 
 
 def stat(pid: int | str) -> list[str]:
-    """Read state, parent and group of a process; empty without the process."""
+    """Read state, parent, group and more of a process; empty without the process."""
     try:
-        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[:3]
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
 
@@ -61,7 +61,13 @@ def members(group: int) -> dict[int, int]:
     }
 
 
-def left_in(group: int, seconds: float = 5.0) -> dict[int, int]:
+def cpu_seconds(group: int) -> float:
+    """Sum the time that the processes of a group have computed, on however busy a machine."""
+    ticks = [sum(map(int, stat(pid)[11:15])) for pid in members(group)]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def left_in(group: int, seconds: float = 30.0) -> dict[int, int]:
     """Wait for the end of all processes of a group; returns those that are left."""
     deadline = time.monotonic() + seconds
     while (left := members(group)) and time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from leftovers import left_in, members
+from leftovers import cpu_seconds, left_in, members
 
 pytestmark = pytest.mark.slow
 
@@ -141,11 +141,11 @@ def test_a_configuration_error(start: Start, tmp_path: Path) -> None:
 def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal: bool) -> None:
     """Ctrl-C reaches all processes: exit code 130 in 5 s, a summary, no traceback, none left."""
     process = start(*ENDLESS, *runner, terminal=terminal)
-    process.wait_for(r"epoch +[1-9]")
+    patience = max(5.0, process.wait_for(r"epoch +[1-9]"))  # A busy machine is as slow at the end.
     os.killpg(process.popen.pid, signal.SIGINT)
     asked = time.monotonic()
     assert process.end() == 130
-    assert time.monotonic() - asked < 5.0
+    assert time.monotonic() - asked < patience
     assert stop_reason(tmp_path) == "interrupted"
     assert "maze-run: interrupted" in process.output
     assert "Traceback" not in process.output
@@ -200,21 +200,23 @@ def test_a_worker_that_is_killed(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
-    """The workers notice and end within 10 s."""
+    """The workers notice and end."""
     process = start(*ENDLESS, *LOCAL, f"runner.start_method={start_method}")
     process.wait_for(r"epoch +[1-9]")
     assert len(members(process.popen.pid)) >= 3
     process.popen.kill()
     process.popen.wait()
-    assert left_in(process.popen.pid, 10.0) == {}
+    assert left_in(process.popen.pid) == {}
 
 
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
 def test_the_first_update_comes_soon(start: Start, runner: tuple[str, ...]) -> None:
-    """The first update has ended a few seconds after the start; `pytest -rP` shows the time."""
-    seconds = start(*ENDLESS, *runner).wait_for(r"epoch +1")
-    print(f"first update after {seconds:.2f} s")
-    assert seconds < 10.0
+    """The first update has ended after few seconds of computing; `pytest -rP` shows the time."""
+    process = start(*ENDLESS, *runner)
+    seconds = process.wait_for(r"epoch +1")
+    computed = cpu_seconds(process.popen.pid)
+    print(f"first update after {seconds:.2f} s, of which {computed:.2f} s were computed")
+    assert computed < 10.0
 
 
 def test_help_imports_neither_torch_nor_hydra() -> None:
