@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import closing
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -335,14 +336,15 @@ def start(no_file_is_left: None) -> Iterator[Any]:
         return rollouts
 
     yield start
-    for closing in started:
-        closing.close()
+    while started:
+        started.pop(0).close()
 
 
 def seed_of_pair(pair: int, iteration: int = 2) -> int:
     """Seed of the episodes of a pair."""
     dim = trained_size(model_maker(UnequalEnv)())
-    return slow_draw(PLAIN.seed, iteration, pair, make_table().count, dim)[1]
+    with closing(make_table()) as table:
+        return slow_draw(PLAIN.seed, iteration, pair, table.count, dim)[1]
 
 
 FAILURES = {
