@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cases import everyday
 from leftovers import cpu_seconds, left_in, members
 
 pytestmark = pytest.mark.slow
@@ -136,7 +137,7 @@ def test_a_configuration_error(start: Start, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("terminal", everyday(1, [False, True]), ids=["pipe", "terminal"])
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
 def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal: bool) -> None:
     """Ctrl-C reaches all processes: exit code 130 in 5 s, a summary, no traceback, none left."""
@@ -209,6 +210,7 @@ def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
     assert left_in(process.popen.pid) == {}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
 def test_the_first_update_comes_soon(start: Start, runner: tuple[str, ...]) -> None:
     """The first update has ended after few seconds of computing; `pytest -rP` shows the time."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from actor_envs import BrokenLaterEnv, OddOneOutEnv
+from cases import everyday
 from es_problems import (
     PLAIN,
     SAMPLED,
@@ -427,7 +428,7 @@ def test_what_is_called_meanwhile_may_raise_in_this_process(start: Any) -> None:
 
 @slow
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
-@pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
 def test_killed_processes(
     start: Any, victims: list[int], after: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from actor_envs import BrokenLaterEnv, OddOneOutEnv
+from cases import everyday
 from es_problems import DiesWhileStartingEnv
 from leftovers import has_ended, left_of, run_owner
 from player_problems import (
@@ -91,7 +92,7 @@ class Enough:
 # -- the same numbers ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("kind", everyday(3, PROBLEMS))
 def test_processes_make_no_difference(start: Any, kind: str) -> None:
     """One or two, with several episodes each; also when they are asked again."""
     make, make_agent = PROBLEMS[kind]()
@@ -119,7 +120,7 @@ def test_processes_of_a_fork_server(start: Any) -> None:
 
 
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
-@pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
 def test_killed_processes(
     start: Any, victims: list[int], after: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium import spaces
 from own_envs import SpacesEnv
 from own_parts import ANY_SPACES, AnyEnv
@@ -374,7 +375,7 @@ SHORT = ("dev, 3", "2 workers, 8")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EQUAL)
+@pytest.mark.parametrize("case", everyday(1, EQUAL))
 def test_who_plays_makes_no_difference(case: str) -> None:
     """Any number of processes and members at a time: equal metrics and best weights."""
     made, more = EQUAL[case]

@@ -51,9 +51,10 @@ def test_observations_of_a_clone(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("kind", "box_loss"), CASES)
-def test_actions_of_a_clone(tmp_path: Path, kind: str, box_loss: str) -> None:
+@pytest.mark.parametrize("case", everyday(1, CASES), ids="-".join)
+def test_actions_of_a_clone(tmp_path: Path, case: tuple[str, str]) -> None:
     """All orders are followed: discrete parts exactly, continuous ones to within 0.1."""
+    kind, box_loss = case
     exact = is_exact(ORDERS[kind]().action_space)
     best = cloned_return(tmp_path, ORDERS[kind], **{"algorithm.box_loss": box_loss})
     assert best >= (STEPS if exact else STEPS - TOLERANCE)
