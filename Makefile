@@ -7,20 +7,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 RUN := +algorithm=ppo env=CartPole-v1
+PARALLEL := --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test check conf docs bench clean
+.PHONY: help train test test-all check conf docs bench clean
 
 help: ## List the targets.
 	@echo "Usage: make <target> [ARGS=\"more arguments\"] [PYTHON=python3.11]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(VENV)/.installed ## Train PPO on CartPole-v1; ARGS are further overrides.
 	$(BIN)/maze-run $(RUN) $(ARGS)
 
-test: $(VENV)/.installed-test ## Run all tests: fast ones first, then slow; learning beside them.
-	$(BIN)/python tests/run_all.py $(ARGS)
+test: $(VENV)/.installed-test ## Run the tests of every day, on all cores; with ARGS what pytest is told.
+	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
+
+test-all: $(VENV)/.installed-test ## Run every test, on all cores, as CI does.
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.installed-dev ## Lint, format and type checks, and whether generated files are current.
 	$(BIN)/ruff check .

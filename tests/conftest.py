@@ -1,13 +1,19 @@
-"""The order of the tests: quick answers first; and one thread for all of them."""
+"""The order of the tests, one thread for all of them, and what a test may not leave behind."""
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import signal
+from multiprocessing import forkserver, resource_tracker
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
+from leftovers import open_files
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
 
 
 def pytest_configure() -> None:
@@ -16,5 +22,40 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests, then slow ones, then those that train; otherwise in the usual order."""
+    """Fast tests, then slow ones, then those that train; otherwise in the usual order.
+
+    Processes that are spawned import everything anew: `make test` does without them.
+    """
+    for item in items:
+        if "spawn" in item.name.partition("[")[2]:
+            item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: [bool(item.get_closest_marker(m)) for m in ("learning", "slow")])
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """End the processes that a test left behind, and fail it.
+
+    A test that fails leaves them, too: they must not disturb the tests after it. Ctrl-C interrupts
+    every test, also where a script started them in the background, which has them ignore it.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = set(multiprocessing.active_children())
+    yield
+    left = set(multiprocessing.active_children()) - before
+    for process in left:
+        process.kill()
+        process.join()
+    assert not left
+
+
+@pytest.fixture
+def no_file_is_left(no_process_is_left: None) -> Iterator[None]:
+    """Check that a test leaves no socket, pipe, or memory that processes share."""
+    resource_tracker.ensure_running()  # They stay, whoever starts them.
+    forkserver.ensure_running()
+    before = open_files()
+    yield
+    if open_files() - before:
+        gc.collect()  # Mapped memory is open until nobody has it.
+    assert not open_files() - before

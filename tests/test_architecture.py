@@ -289,10 +289,9 @@ def path_to(target: str, start: str) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("name", without_torch())
-def test_configuration_and_environments_do_not_import_torch(name: str) -> None:
+def test_configuration_and_environments_do_not_import_torch() -> None:
     """A configuration error comes at once, and a worker process stays small."""
-    assert path_to("torch", name) == []
+    assert [path for name in without_torch() if (path := path_to("torch", name))] == []
 
 
 @pytest.mark.slow
@@ -311,12 +310,6 @@ def test_packages_of_the_project_file_are_those_of_the_tree() -> None:
     listed = project["tool"]["setuptools"]["packages"]
     tree = {name for name, module in modules().items() if module.path.name == "__init__.py"}
     assert sorted(listed) == sorted({*tree, f"{PACKAGE}.conf"})
-
-
-@pytest.mark.parametrize("name", sorted(maze_train.__all__))
-def test_exported_names_resolve(name: str) -> None:
-    """Every public name can be imported from the package."""
-    assert getattr(maze_train, name) is not None
 
 
 def test_each_exported_name_has_one_home() -> None:

@@ -290,10 +290,10 @@ def test_recording_is_cheap() -> None:
     costs = []
     for _ in range(5):
         statistics.clear()
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(10_000):
             statistics.record(LossEvents.loss, value)
-        costs.append((time.perf_counter() - start) / 10_000)
+        costs.append((time.thread_time() - start) / 10_000)
     assert min(costs) < 5e-6
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cases import everyday
+from leftovers import cpu_seconds, left_in, members
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +50,6 @@ class Process:
             stdout=write_end,
             stderr=write_end,
             start_new_session=True,
-            # A shell that starts something in the background has it ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(write_end)
 
@@ -77,29 +77,9 @@ class Process:
             assert time.monotonic() - self.started < STARTUP_S, self.output
         return self.popen.wait(STARTUP_S)
 
-    def members(self) -> dict[int, int]:
-        """The living processes of the group, each with its parent."""
-        found = {}
-        for entry in os.listdir("/proc"):
-            try:
-                stat = Path("/proc", entry, "stat").read_text()
-            except OSError:
-                continue
-            fields = stat.rpartition(")")[2].split()
-            if entry.isdigit() and int(fields[2]) == self.popen.pid and fields[0] != "Z":
-                found[int(entry)] = int(fields[1])
-        return found
-
-    def wait_until_alone(self, seconds: float) -> dict[int, int]:
-        """Wait for the end of all processes of the group; returns those that are left."""
-        deadline = time.monotonic() + seconds
-        while self.members() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return self.members()
-
     def kill(self) -> None:
         """End whatever is left."""
-        for pid in self.members():
+        for pid in members(self.popen.pid):
             os.kill(pid, signal.SIGKILL)
         self.popen.wait()
         os.close(self.read_end)
@@ -110,8 +90,7 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `maze-run` in an empty directory; afterwards shared memory is as it was."""
-    shared_memory = set(os.listdir("/dev/shm"))
+    """Starts `maze-run` in an empty directory; afterwards ends what is left of it."""
     processes: list[Process] = []
 
     def start(*argv: str, terminal: bool = False) -> Process:
@@ -121,7 +100,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for process in processes:
         process.kill()
-    assert set(os.listdir("/dev/shm")) <= shared_memory
 
 
 def stop_reason(folder: Path) -> str:
@@ -136,7 +114,7 @@ def test_a_run_that_comes_to_its_end(start: Start, tmp_path: Path, runner: tuple
     assert process.end() == 0
     assert re.search(r"stopped +total_steps", process.output)
     assert stop_reason(tmp_path) == "total_steps"
-    assert process.wait_until_alone(5.0) == {}
+    assert left_in(process.popen.pid) == {}
 
 
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
@@ -147,7 +125,7 @@ def test_an_environment_that_raises(start: Start, tmp_path: Path, runner: tuple[
     assert process.end() == 1
     assert "RuntimeError: the wheel came off" in process.output
     assert stop_reason(tmp_path) == "error"
-    assert process.wait_until_alone(5.0) == {}
+    assert left_in(process.popen.pid) == {}
 
 
 def test_a_configuration_error(start: Start, tmp_path: Path) -> None:
@@ -159,20 +137,20 @@ def test_a_configuration_error(start: Start, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("terminal", everyday(1, [False, True]), ids=["pipe", "terminal"])
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
 def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal: bool) -> None:
     """Ctrl-C reaches all processes: exit code 130 in 5 s, a summary, no traceback, none left."""
     process = start(*ENDLESS, *runner, terminal=terminal)
-    process.wait_for(r"epoch +[1-9]")
+    patience = max(5.0, process.wait_for(r"epoch +[1-9]"))  # A busy machine is as slow at the end.
     os.killpg(process.popen.pid, signal.SIGINT)
     asked = time.monotonic()
     assert process.end() == 130
-    assert time.monotonic() - asked < 5.0
+    assert time.monotonic() - asked < patience
     assert stop_reason(tmp_path) == "interrupted"
     assert "maze-run: interrupted" in process.output
     assert "Traceback" not in process.output
-    assert process.wait_until_alone(5.0) == {}
+    assert left_in(process.popen.pid) == {}
     if terminal:  # the cursor that the bar has hidden is shown again
         assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
 
@@ -226,33 +204,36 @@ def test_a_worker_that_is_killed(start: Start, tmp_path: Path) -> None:
     """Exit code 1, the message names the worker and the signal, no process left."""
     process = start(*ENDLESS, *LOCAL)
     process.wait_for(r"epoch +[1-9]")
-    workers = [pid for pid, parent in process.members().items() if parent in process.members()]
-    workers = [pid for pid in workers if process.members().get(pid) != process.popen.pid]
+    group = members(process.popen.pid)
+    workers = [pid for pid, parent in group.items() if parent in {*group} - {process.popen.pid}]
     assert len(workers) == 2
     os.kill(max(workers), signal.SIGKILL)
     assert process.end() == 1
     assert re.search(r"error: worker \d \(environments \d to \d\) died .*SIGKILL", process.output)
     assert stop_reason(tmp_path) == "error"
-    assert process.wait_until_alone(5.0) == {}
+    assert left_in(process.popen.pid) == {}
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
-    """The workers notice and end within 10 s."""
+    """The workers notice and end."""
     process = start(*ENDLESS, *LOCAL, f"runner.start_method={start_method}")
     process.wait_for(r"epoch +[1-9]")
-    assert len(process.members()) >= 3
+    assert len(members(process.popen.pid)) >= 3
     process.popen.kill()
     process.popen.wait()
-    assert process.wait_until_alone(10.0) == {}
+    assert left_in(process.popen.pid) == {}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
 def test_the_first_update_comes_soon(start: Start, runner: tuple[str, ...]) -> None:
-    """The first update has ended a few seconds after the start; `pytest -rP` shows the time."""
-    seconds = start(*ENDLESS, *runner).wait_for(r"epoch +1")
-    print(f"first update after {seconds:.2f} s")
-    assert seconds < 10.0
+    """The first update has ended after few seconds of computing; `pytest -rP` shows the time."""
+    process = start(*ENDLESS, *runner)
+    seconds = process.wait_for(r"epoch +1")
+    computed = cpu_seconds(process.popen.pid)
+    print(f"first update after {seconds:.2f} s, of which {computed:.2f} s were computed")
+    assert computed < 10.0
 
 
 def test_help_imports_neither_torch_nor_hydra() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import sweep
 from reference_actor_critic import Coefficients, Critic, slow_update
 from update_problems import (
     PROBLEMS,
@@ -49,9 +50,9 @@ def compare(problem, config, critic=None, progress=None, updates=1, now=None):
     return statistics.reduce()
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
-@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("name", PROBLEMS)
+@sweep("shared", [False, True])
+@sweep("normalize", [False, True])
 def test_update_equals_the_reference(name, normalize, shared):
     """One update gives the weights that the definitions give, in every space."""
     config = make_config(normalize_advantage=normalize)

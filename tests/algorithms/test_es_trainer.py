@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 
 from maze_train import EnvFactory, Statistics, load_config
@@ -190,11 +191,11 @@ def total(length: Any, iteration: int, pairs: list[int]) -> int:
     return sum(length(iteration, 2 * k) + length(iteration, 2 * k + 1) for k in pairs)
 
 
-@pytest.mark.parametrize("lost", LOSSES)
-@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(
     ("episodes", "steps"), [(2, 0), (6, 0), (2, 20), (2, 21), (2, 22), (6, 6), (6, 7), (20, 20)]
 )
+@sweep("lost", LOSSES)
+@sweep("length", LENGTHS)
 def test_the_shortest_prefix_that_is_enough(
     episodes: int, steps: int, length: str, lost: str
 ) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 from reference_actor_critic import Critic
 from reference_impala import SlowImpala
@@ -109,9 +110,9 @@ def compare(problem, config, critic=None, updates=2):
     return row, ratios
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
-@pytest.mark.parametrize("ignoring", [False, True])
 @pytest.mark.parametrize("name", EVERY)
+@sweep("shared", [False, True])
+@sweep("ignoring", [False, True])
 def test_update_equals_the_reference(name, ignoring, shared):
     """Two updates give the weights that the paper gives, in every space, with any ending."""
     model, rollout, action_space = make_problem(name, shared_trunk=shared)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from cases import sweep
 
 from maze_train.data.batch_loader import BatchLoader
 from maze_train.errors import ConfigError, TrainingError
@@ -64,7 +65,7 @@ def test_workers_change_nothing():
 
 
 @pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2), (2, 2)])
-@pytest.mark.parametrize("position", [0, 1, 4, 5, 13])
+@sweep("position", [0, 1, 4, 5, 13])
 def test_continues_where_it_was(position, workers):
     """A loader with the state of another gives what that would have given next (trap: position)."""
     first = BatchLoader(Numbers(23), 5, seed=3, n_workers=workers[0])

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from cases import sweep
 from test_rollout_slots import (
     KINDS,
     MIXED,
@@ -96,8 +97,8 @@ def leaves_of(rollout):
 
 
 @every_kind
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("optional", [False, True])
+@sweep("share", [0.0, 0.4, 1.0])
+@sweep("optional", [False, True])
 def test_joined_rollouts_lie_side_by_side(kind, share, optional):
     """Every column of every environment, and the final observations with new positions."""
     rollouts = rollouts_of(kind, share=share, optional=optional)
@@ -138,7 +139,7 @@ def test_a_joined_rollout_has_its_own_memory(kind):
 
 
 @every_kind
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@sweep("share", [0.0, 0.4, 1.0])
 def test_selecting_undoes_joining(kind, share):
     """The environments of each rollout are that rollout."""
     rollouts = rollouts_of(kind, share=share)
@@ -151,7 +152,7 @@ def test_selecting_undoes_joining(kind, share):
 
 
 @every_kind
-@pytest.mark.parametrize("envs", [slice(1, 3), slice(4), slice(-2, None), slice(None)], ids=str)
+@sweep("envs", [slice(1, 3), slice(4), slice(-2, None), slice(None)])
 def test_selected_environments(kind, envs):
     """Every column of some environments, whatever the others did."""
     rollout = replace(random_rollout(kind, num_envs=6), replayed=torch.arange(6) % 2 == 0)

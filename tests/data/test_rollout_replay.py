@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from cases import sweep
 from test_rollout_slots import (
     KINDS,
     B,
@@ -86,7 +87,7 @@ def test_a_rollout_is_not_drawn_with_itself():
 
 
 @every_kind
-@pytest.mark.parametrize("optional", [False, True])
+@sweep("optional", [False, True])
 def test_what_is_kept_is_what_was_new(kind, optional):
     """Every column, also of stacked frames and parts; all that changes is the flag."""
     first = marked(1, kind, 2, optional=optional)

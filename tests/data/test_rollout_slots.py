@@ -6,11 +6,11 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 
 from maze_train.data.frames import FrameStacks
@@ -146,8 +146,8 @@ def slots_of(layout, count=1):
 
 
 @every_kind
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("optional", [False, True])
+@sweep("share", [0.0, 0.4, 1.0])
+@sweep("optional", [False, True])
 def test_a_slot_gives_back_what_was_written(kind, share, optional):
     """All columns, with no final observation, with some, and with one for each step."""
     rollout = random_rollout(kind, share=share, optional=optional)
@@ -282,7 +282,8 @@ def test_a_process_reads_what_another_wrote():
     slots = slots_of_all_kinds(os.dup(descriptor))
     code = "import sys, test_rollout_slots as own; own.write_all_kinds(int(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(descriptor)]
-    subprocess.run(command, check=True, pass_fds=[descriptor], cwd=Path(__file__).parent)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, check=True, pass_fds=[descriptor], env=env)
     os.close(descriptor)
     for seed, slot in enumerate(slots):
         assert_same(slot.rollout(), random_rollout(list(KINDS.values())[seed], seed))

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from family_cases import CASES, CONTINUOUS, LOW, build, draw, randn
 from gymnasium.spaces import Box
 
@@ -20,8 +21,8 @@ def test_every_family_has_a_case() -> None:
     assert {name for name, _ in CASES.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (5,), (2, 3)])
 @pytest.mark.parametrize("case", CASES)
+@sweep("batch", [(), (0,), (5,), (2, 3)])
 def test_shapes_and_types(case: str, batch: tuple[int, ...]) -> None:
     """Leading dimensions are free, and sizes and types are those that the family declares."""
     family, space = build(case)
@@ -107,8 +108,8 @@ def test_shared_computation_gives_the_same_bits(case: str) -> None:
     assert torch.equal(entropy, family.entropy(params))
 
 
-@pytest.mark.parametrize("h", [0.0, 0.3])
 @pytest.mark.parametrize("case", CASES)
+@sweep("h", [0.0, 0.3])
 def test_gradient_by_hand(case: str, h: float) -> None:
     """The gradient of the vjp is that of autograd, which is the numerical one."""
     family, _ = build(case)

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from family_cases import BOUNDED, CASES, CONTINUOUS, DISCRETE, HIGH, LOW, build, draw, randn
 
 from maze_train.errors import SpaceError
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (5,), (2, 3)])
 @pytest.mark.parametrize("case", CONTINUOUS)
+@sweep("batch", [(), (0,), (5,), (2, 3)])
 def test_shapes_of_features(case: str, batch: tuple[int, ...]) -> None:
     """Features have one number per element of the box, for any leading dimensions."""
     family, space = build(case)
@@ -88,8 +89,8 @@ def test_gradient_of_reparameterized_by_hand(case: str) -> None:
     torch.testing.assert_close(by_hand[2](f, g), leaf.grad)
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (5,), (2, 3)])
 @pytest.mark.parametrize("case", DISCRETE)
+@sweep("batch", [(), (0,), (5,), (2, 3)])
 def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int, ...]) -> None:
     """The log-probabilities of the entries that an action chose add up to its own."""
     family, _ = build(case)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium.spaces import Box
 from torch import distributions as td
 from torch.distributions import transforms as tt
@@ -213,8 +214,8 @@ def test_what_critics_read_does_not_depend_on_the_bounds(low: float, high: float
     assert torch.equal(values[0], family.critic_input(family.sample(params, noise)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("u", [-50.0, -21.0, -20.0, -9.0, 9.0, 20.0, 21.0, 50.0])
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("u", [-50.0, -21.0, -20.0, -9.0, 9.0, 20.0, 21.0, 50.0])
 def test_log_density_of_reparameterized_saturated_actions(u: float, dtype: torch.dtype) -> None:
     """Values and gradients follow log(1 - tanh² u) = log 4 - 2 |u| - 2 log(1 + exp(-2 |u|))."""
     family = SquashedGaussian(Box(-1.0, 1.0, (1,)))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium.spaces import Box
 from torch import distributions as td
 
@@ -222,9 +223,9 @@ def test_half_normal() -> None:
     torch.testing.assert_close(family.entropy(params), reference.entropy())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("log_std", [-20.0, -6.0, 0.0, 2.0, 30.0])
-@pytest.mark.parametrize("mean", [-1e8, -50.0, -1.0, 0.0, 1.0, 3.0, 1e8])
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("log_std", [-20.0, -6.0, 0.0, 2.0, 30.0])
+@sweep("mean", [-1e8, -50.0, -1.0, 0.0, 1.0, 3.0, 1e8])
 def test_extremes_are_finite(mean: float, log_std: float, dtype: torch.dtype) -> None:
     """However far the mean is outside, and however narrow or wide, all is finite."""
     for space in (Box(-1.0, 1.0, (1,)), Box(-1.0, np.inf, (1,)), Box(-np.inf, 1.0, (1,))):

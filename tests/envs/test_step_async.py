@@ -19,14 +19,7 @@ from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.errors import EnvError, ShapeError, WorkerError
 from maze_train.workers import worker_process
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    """After every test there is no child process and nothing new in /dev/shm."""
-    before = set(os.listdir("/dev/shm"))
-    yield
-    assert multiprocessing.active_children() == []
-    assert set(os.listdir("/dev/shm")) <= before
+pytestmark = pytest.mark.usefixtures("no_file_is_left")
 
 
 def sequential(factories):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing
 import os
 import pickle
 import re
@@ -23,18 +22,12 @@ from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.journal import episode_seed
 from maze_train.errors import ConfigError, EnvError, WorkerError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("no_file_is_left"),
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+]
 
 START_METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    """After every test there is no child process, no open file more, nothing new in /dev/shm."""
-    before = set(os.listdir("/dev/shm"))
-    yield
-    assert multiprocessing.active_children() == []
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 def columns(tree):

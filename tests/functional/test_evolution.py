@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_evolution import slow_gradient, slow_normalized, slow_ranks
@@ -129,9 +130,9 @@ def test_normalized_returns_keep_their_precision() -> None:
 
 
 @pytest.mark.parametrize("shaping", ["centered_ranks", "normalized"])
-@pytest.mark.parametrize("value", [0.0, 0.1, -1e-300, 1e30, 123456.789])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 3, 10, 1000])
+@sweep("value", [0.0, 0.1, -1e-300, 1e30, 123456.789])
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("n", [1, 3, 10, 1000])
 def test_equal_returns_have_no_gradient(
     shaping: str, value: float, dtype: torch.dtype, n: int
 ) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from reference_returns import (
     Trajectory,
     make_trajectory,
@@ -61,8 +62,8 @@ def returns_of(data: Trajectory, gamma: float, gae_lambda: float) -> torch.Tenso
     return lambda_returns(data.tensor("rewards"), discounts, data.tensor("next_values"), lambdas)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
 @pytest.mark.parametrize("trailing", [(), (1,), (3,), (2, 3)])
+@sweep("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
 def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> None:
     """Recursive doubling gives the numbers of the row-by-row loop, for every length and shape."""
     rng = np.random.default_rng(num_steps)
@@ -131,9 +132,9 @@ def test_flags_may_be_numbers() -> None:
 
 
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS.keys())
-@pytest.mark.parametrize("gamma", [0.0, 0.99, 1.0])
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("num_envs", [1, 3])
+@sweep("gamma", [0.0, 0.99, 1.0])
+@sweep("gae_lambda", [0.0, 0.5, 1.0])
+@sweep("num_envs", [1, 3])
 def test_estimators_follow_their_definitions(
     ends: tuple[tuple[int, ...], tuple[int, ...]], gamma: float, gae_lambda: float, num_envs: int
 ) -> None:
@@ -266,8 +267,8 @@ def test_explained_variance_of_known_predictions() -> None:
     assert result.item() == pytest.approx(expected, rel=RTOL)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -3.3, 1000.3])
-@pytest.mark.parametrize("size", [1, 2, 64, 1000])
+@sweep("value", [0.0, 0.1, -3.3, 1000.3])
+@sweep("size", [1, 2, 64, 1000])
 def test_constant_targets_explain_nothing(value: float, size: int) -> None:
     """Targets without variance give 0, although the two-pass variance of equal floats is not 0."""
     assert explained_variance(torch.randn(size), torch.full((size,), value)).item() == 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from cases import sweep
 from torch import nn
 
 from maze_train.functional.soft_actor_critic import (
@@ -51,7 +52,7 @@ PROBLEMS = {
     "masked": Problem(0, (4,), masked=True),
     "masked hybrid": Problem(2, (4, 3), masked=True),
 }
-SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4])
+SIZES = sweep("size", [1, 2, 3, 4])
 ALL = pytest.mark.parametrize("name", PROBLEMS)
 
 
@@ -215,9 +216,9 @@ def test_without_temperature_the_value_is_that_of_the_best_guess():
     torch.testing.assert_close(soft_state_values(case.q.detach(), terms), expected)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("choices", [(), (4,), (3, 2), (2, 1, 4)], ids=str)
 @SIZES
+@sweep("weighted", [False, True])
+@sweep("choices", [(), (4,), (3, 2), (2, 1, 4)])
 def test_critic_loss(size, choices, weighted):
     """Loss, gradient and errors are those of loops over critics, samples and choices."""
     problem = Problem(1, choices)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,11 +94,11 @@ def test_thresholds_are_one_unless_given() -> None:
     assert_close(run(steps), *slow_vtrace(steps, 1.0, 1.0, 1.0))
 
 
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("thresholds", [(1.0, 1.0, 1.0), (3.7, 2.2, 1.5), (None, None, None)])
 @pytest.mark.parametrize(
     "ends", [((), ()), ((3,), ()), ((), (3,)), ((6,), (0,)), ((0, 2, 4, 6), (1, 3, 5))]
 )
+@sweep("gae_lambda", [0.0, 0.5, 1.0])
+@sweep("thresholds", [(1.0, 1.0, 1.0), (3.7, 2.2, 1.5), (None, None, None)])
 def test_on_policy_it_is_the_lambda_return(
     gae_lambda: float,
     thresholds: tuple[float | None, float | None, float | None],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 from practice_learner import LineLearner, make_data
 from torch import nn
@@ -74,10 +75,9 @@ def normalized(mode):
 
 @pytest.mark.parametrize("kind", BUILDERS)
 @pytest.mark.parametrize("space", [BOX, IMAGE, MASKED, EYES, spaces.Discrete(3)], ids=str)
-@pytest.mark.parametrize(
+@sweep(
     "config",
     [ModelConfig(hidden_sizes=[4], image_encoder="impala"), ModelConfig(), normalized("running")],
-    ids=["impala", "default", "normalized"],
 )
 def test_networks_of_the_package_have_no_modes(config, space, kind):
     """Whatever they read and act on; and training mode makes no difference to their numbers."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 import pytest
+from cases import everyday
 from gymnasium import spaces
 
 from maze_train import train
@@ -28,6 +29,7 @@ SAC: dict[str, Any] = {
     "epoch_length": 25,
 }
 BOTH = pytest.mark.parametrize("algorithm", [PPO, A2C], ids=["ppo", "a2c"])
+PPO_EVERYDAY = pytest.mark.parametrize("algorithm", everyday(1, [PPO, A2C]), ids=["ppo", "a2c"])
 
 
 class Imitation(gymnasium.Env[Any, Any]):
@@ -135,28 +137,28 @@ def test_a_contextual_bandit(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     assert result.best_metric == 1.0
 
 
-@BOTH
+@PPO_EVERYDAY
 def test_an_action_of_several_parts(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     """Each part of a MultiDiscrete action learns from the reward that they share."""
     result = learn(tmp_path, lambda: Imitation(spaces.MultiDiscrete([2, 3, 4])), algorithm)
     assert result.best_metric == 1.0
 
 
-@BOTH
+@PPO_EVERYDAY
 def test_a_continuous_target(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     """The mean of a Gaussian policy reaches targets to within about 0.1."""
     result = learn(tmp_path, Target, algorithm, total_steps=50_000)
     assert result.best_metric > -0.01
 
 
-@BOTH
+@PPO_EVERYDAY
 def test_credit_over_time(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     """A late large reward is preferred to a small one that every step offers."""
     result = learn(tmp_path, Chain, algorithm)
     assert result.best_metric == 1.0
 
 
-@BOTH
+@PPO_EVERYDAY
 @pytest.mark.parametrize(
     ("terminates", "value"),
     [(False, 10.0), (True, np.mean([(1 - 0.9**k) / 0.1 for k in range(1, 11)]))],
@@ -211,17 +213,20 @@ def test_sac_solves_a_contextual_bandit(tmp_path: Path) -> None:
     assert result.best_metric == 1.0
 
 
+@pytest.mark.exhaustive
 def test_sac_learns_an_action_of_both_kinds(tmp_path: Path) -> None:
     """A choice and a number learn from the reward that they share."""
     assert sac_learn(tmp_path, HybridTarget).best_metric > 0.98
 
 
+@pytest.mark.exhaustive
 def test_sac_gives_credit_over_time(tmp_path: Path) -> None:
     """A late large reward is preferred to a small one that every step offers."""
     result = sac_learn(tmp_path, Chain, target_entropy_multiplier=0.3)
     assert result.best_metric == 1.0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("env", "target"),
     [(Target, -0.5), (lambda: Imitation(spaces.Discrete(6)), 0.5 * 0.98 * np.log(6))],
@@ -260,6 +265,7 @@ def es_learn(tmp_path: Path, env: Any, steps: int, **settings: Any) -> Any:
     return learn(tmp_path, env, {"name": "es", **settings}, total_steps=steps)
 
 
+@pytest.mark.exhaustive
 def test_es_balances_the_pole(tmp_path: Path) -> None:
     """ES with its default settings solves CartPole-v1 in 300k steps: 500 in every episode."""
     result = train(

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 from torch import nn
 
@@ -133,11 +134,9 @@ def test_gradients_of_template_critics(name, action_size):
     check_gradients(critics, observations(name), action_size, 3, 2)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"hidden_sizes": []}, {"critic_hidden_sizes": []}], ids=str
-)
 @pytest.mark.parametrize(("size", "output_size"), [(1, 1), (3, 1), (2, 4)])
-@pytest.mark.parametrize("name", ["box", "dict"])
+@sweep("settings", [{}, {"hidden_sizes": []}, {"critic_hidden_sizes": []}])
+@sweep("name", ["box", "dict"])
 def test_gradients_of_any_number_of_critics(name, size, output_size, settings):
     """One, several, one value or more, with and without hidden layers."""
     critics = build(name, size, output_size=output_size, **settings)

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from cases import sweep
 from torch import nn
 
 from maze_train.errors import ConfigError
@@ -94,8 +95,8 @@ def some_gradient(net, output_size):
     return torch.randn(net.size, N, output_size) * (torch.rand(net.size, N, output_size) < 0.7)
 
 
-@pytest.mark.parametrize("nonlinearity", ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
+@sweep("nonlinearity", ACTIVATIONS)
 def test_members_are_networks_of_linear_layers(shape, nonlinearity):
     """Outputs and all gradients, by hand and by autograd."""
     net = build(shape, nonlinearity)
@@ -119,10 +120,8 @@ def test_members_are_networks_of_linear_layers(shape, nonlinearity):
     torch.testing.assert_close((x, grad), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "columns", [slice(2), slice(2, None), slice(1, 3), slice(5, None)], ids=str
-)
 @pytest.mark.parametrize("shape", SHAPES)
+@sweep("columns", [slice(2), slice(2, None), slice(1, 3), slice(5, None)])
 def test_gradients_of_some_inputs(shape, columns):
     """Columns of the gradient of the inputs, without a gradient of any parameter."""
     net = build(shape)

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 
 from maze_train import ModelConfig, build_actor_critic
@@ -69,9 +70,9 @@ def test_forward_without_graph(nonlinearity):
     torch.testing.assert_close(without, net(x).detach())
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("action", list(SPACES))
 @pytest.mark.parametrize("space", [VECTOR, DICT], ids=["vector", "dict"])
+@sweep("shared", [False, True])
 def test_actor_critic(space, action, shared):
     """The gradients of a loss on both heads are those of autograd, for every kind of model."""
     config = ModelConfig(hidden_sizes=[8, 6], shared_trunk=shared)

@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 
 from maze_train.nets import images
@@ -149,7 +150,7 @@ def test_architectures(kind, shape, output_size, filters):
     assert encoder.output_size == output_size
 
 
-@pytest.mark.parametrize("side", range(7, 43))
+@sweep("side", range(7, 43))
 def test_every_size_leaves_something(side):
     """From 7 pixels on there is at least one position, and never a large number of them."""
     for shape in ((3, side, side), (side, 7), (7, side, 2)):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 from torch import nn
 
@@ -284,7 +285,7 @@ class Copies:
 
 
 @every_case
-@pytest.mark.parametrize("action", ["discrete", "box"])
+@sweep("action", ["discrete", "box"])
 def test_rows_are_the_policy_with_their_weights(case, action):
     """As far as float32 goes, for each observation of an episode; the policy stays as it is."""
     if CASES[case][1] == "masked" and action == "box":
@@ -388,7 +389,7 @@ def test_memories(case):
 # -- what is perturbed ---------------------------------------------------------------------------
 
 
-@every_case
+@sweep("case", CASES)
 def test_weights_are_the_parameters_in_their_order(case):
     """Those that are trained, one after the other, each in one piece and once."""
     model, _ = model_of(case, "discrete")
@@ -418,7 +419,7 @@ def test_the_first_copy_is_not_the_model():
 
 
 @pytest.mark.parametrize("case", ["box tanh", "trunk", "dict", "own", "gru of 33", "rule"])
-@pytest.mark.parametrize("frozen", ["first", "last", "every second"])
+@sweep("frozen", ["first", "last", "every second"])
 def test_frozen_parameters(case, frozen):
     """They are not among the weights, and are those that the model has now."""
     model, space = model_of(case, "discrete" if case == "trunk" else "box")
@@ -530,7 +531,7 @@ def test_finding_the_normaliser():
 
 
 @pytest.mark.parametrize("case", FAMILIES)
-@pytest.mark.parametrize("scale", [0.3, 3.0])
+@sweep("scale", [0.3, 3.0])
 def test_actions_of_a_row_do_not_depend_on_others(case, scale):
     """The same bits in whatever row of whole blocks: most likely actions and sampled ones."""
     family, _ = build_family(case)

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from torch import nn
 
 from maze_train.learner.flat import FlatParameters
@@ -106,8 +107,8 @@ def test_step_follows_the_equations(cell):
 
 
 @pytest.mark.parametrize("pattern", list(RESETS))
-@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("cell", CELLS)
+@sweep("layers", [1, 2])
 def test_a_sequence_is_the_loop_of_steps(cell, layers, pattern):
     """Features, and gradients of inputs, states and parameters, in double precision."""
     memory = make_memory(cell, layers)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 
 from maze_train.errors import ConfigError
@@ -158,11 +159,11 @@ def test_template_with_an_image(image_encoder):
     assert first.in_features == net.encoder.output_size
 
 
-@pytest.mark.parametrize("hidden_sizes", [[], [8, 6]])
-@pytest.mark.parametrize("output_size", [0, 3])
 @pytest.mark.parametrize(
     "space", [BOX, DICT, IMAGE, WITH_IMAGE], ids=["box", "dict", "image", "both"]
 )
+@sweep("hidden_sizes", [[], [8, 6]])
+@sweep("output_size", [0, 3])
 def test_vjp(space, output_size, hidden_sizes):
     """Outputs and gradients of any template are those of autograd, also where graphs are off."""
     torch.manual_seed(0)

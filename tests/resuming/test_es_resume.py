@@ -22,8 +22,8 @@ from killed_runs import (
     rows_of,
     train_here,
 )
+from leftovers import left_in
 from test_impala_resume import command
-from test_sac_resume import left_in
 
 from maze_train import load_policy, train
 from maze_train.errors import ConfigError
@@ -305,7 +305,7 @@ def test_ctrl_c_while_members_play(tmp_path):
     assert child.exitcode == 130, output
     assert "maze-run: interrupted" in output
     assert "Traceback" not in output
-    assert left_in(child.pid or 0) == []
+    assert left_in(child.pid or 0) == {}
     outcome = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert outcome["stop_reason"] == "interrupted"
     assert final_state(tmp_path / "run")["progress"]["env_steps"] == outcome["env_steps"] > 0

@@ -26,7 +26,7 @@ from killed_runs import (
     maze_run,
     run_in_child,
 )
-from test_sac_resume import left_in
+from leftovers import left_in
 
 from maze_train import train
 from maze_train.errors import ConfigError
@@ -284,7 +284,6 @@ class SlowEnv(gymnasium.Env[Any, Any]):
 def command(argv: list[str], output: str) -> None:
     """`maze-run` in a group of processes of its own."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = [str(Path(__file__).parent)]
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
@@ -324,7 +323,7 @@ def test_ctrl_c_while_the_learner_waits(tmp_path):
     assert child.exitcode == 130, output
     assert "maze-run: interrupted" in output
     assert "Traceback" not in output
-    assert left_in(child.pid or 0) == []
+    assert left_in(child.pid or 0) == {}
     outcome = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert outcome["stop_reason"] == "interrupted"
     assert outcome["env_steps"] in (32, 64, 96)

@@ -7,10 +7,8 @@ import os
 import shutil
 import signal
 import sys
-import time
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -18,10 +16,14 @@ import pytest
 import torch
 from gymnasium import spaces
 from killed_runs import CONTEXT, assert_equal_runs
+from leftovers import left_in
 
 import maze_train.data.replay_memory as replay_memory
 from maze_train import Trajectory, UniformReplayBuffer, train
 from maze_train.errors import ConfigError, EnvError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OWN = ["test_sac_resume"]
 SMALL: dict[str, Any] = {
@@ -272,7 +274,6 @@ def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
 def interrupted_run(argv: list[str], output: str) -> None:
     """`maze-run` in a group of its own, which gets Ctrl-C in the middle of a gradient step."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -293,27 +294,6 @@ def interrupted_run(argv: list[str], output: str) -> None:
     sys.exit(main(argv))
 
 
-def left_in(group: int, seconds: float = 5.0) -> list[int]:
-    """Wait for the end of all processes of a group; returns those that are left."""
-    deadline = time.monotonic() + seconds
-    while members(group) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return members(group)
-
-
-def members(group: int) -> list[int]:
-    """The living processes of a group."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if entry.name.isdigit() and int(fields[2]) == group and fields[0] != "Z":
-            found.append(int(entry.name))
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["dev", "local"])
 def test_ctrl_c_in_a_gradient_step(tmp_path, runner):
@@ -331,7 +311,7 @@ def test_ctrl_c_in_a_gradient_step(tmp_path, runner):
     assert output.count("asked to end") == 1
     assert "maze-run: interrupted" in output
     assert "Traceback" not in output
-    assert left_in(child.pid or 0) == []
+    assert left_in(child.pid or 0) == {}
     outcome = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert outcome["stop_reason"] == "interrupted"
     assert 0 < outcome["env_steps"] < 256

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -26,6 +25,7 @@ from maze_train.trees import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from maze_train.data.rollout import Rollout
     from maze_train.envs.vector import MazeVectorEnv
@@ -322,11 +322,3 @@ def slow_log_probs(rollout: Rollout, model: ActorCriticModel) -> Tensor:
             params, _ = model.policy_step(obs, rollout.states[t])
         rows.append(model.distribution.log_prob(params, tree_map(row, rollout.actions)))
     return torch.stack(rows)
-
-
-def process_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits to be asked how it ended."""
-    try:
-        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True

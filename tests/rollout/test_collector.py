@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
 import random
 from functools import partial
 from typing import ClassVar
@@ -444,4 +443,3 @@ def test_failures_meanwhile_go_through(vector):
     with pytest.raises(EnvError, match=r"step_async\(\) was called between step_async"):
         collector.collect(model)
     collector.env.close()
-    assert multiprocessing.active_children() == []

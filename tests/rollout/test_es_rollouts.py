@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from itertools import islice
-from multiprocessing import forkserver, resource_tracker
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from actor_envs import BrokenLaterEnv, ExitsEnv, OddOneOutEnv, process_ended
+from actor_envs import BrokenLaterEnv, ExitsEnv, OddOneOutEnv
+from cases import everyday
 from es_problems import (
     PLAIN,
     SAMPLED,
@@ -38,6 +34,7 @@ from es_problems import (
     play,
     set_version,
 )
+from leftovers import has_ended, left_of, run_owner
 from reference_population import slow_draw
 
 from maze_train.errors import ConfigError, SpaceError, WorkerError
@@ -51,6 +48,7 @@ from maze_train.rollout.noise_table import SharedNoiseTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from maze_train.rollout.es_rollouts import ESDistributedRollouts
     from maze_train.rollout.population import MemberSettings
@@ -147,26 +145,9 @@ def expected_pairs(
         rollouts.close()
 
 
-def descriptors() -> list[str]:
-    """What this process has open or mapped for others."""
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    kinds = ("socket:", "pipe:", "/memfd:maze_train")
-    found = [re.sub(r"\d+", "", link) for link in found if link.startswith(kinds)]
-    return sorted(found + ["mapped" for line in maps if "memfd:maze_train" in line])
-
-
 @pytest.fixture
-def start() -> Iterator[Callable[..., Rollouts]]:
+def start(no_file_is_left: None) -> Iterator[Callable[..., Rollouts]]:
     """Starts populations; afterwards nothing is left of them."""
-    # What they leave behind belongs to no population.
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
-    gc.collect()
-    before = descriptors()
     started: list[Rollouts] = []
 
     def start(*args: Any, **settings: Any) -> Rollouts:
@@ -176,9 +157,6 @@ def start() -> Iterator[Callable[..., Rollouts]]:
     yield start
     while started:
         started.pop().close()
-    assert multiprocessing.active_children() == []
-    gc.collect()
-    assert descriptors() == before
 
 
 # -- in one process ------------------------------------------------------------------------------
@@ -449,7 +427,7 @@ def test_what_is_called_meanwhile_may_raise_in_this_process(start: Any) -> None:
 
 @slow
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
-@pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
 def test_killed_processes(
     start: Any, victims: list[int], after: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -539,7 +517,7 @@ def test_a_failure_ends_training(start: Any, how: str, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=rf"^worker [01] .*{FAILURES[how]}") as caught:
         rollouts.take(50, 50)
     assert "(workers were restarted 0 times; on_worker_failure = fail)" in str(caught.value)
-    assert all(process_ended(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
     assert multiprocessing.active_children() == []
 
 
@@ -664,7 +642,7 @@ def test_closing_processes(start: Any) -> None:
             rollouts.take(2)
         rollouts.close()
         rollouts.close()
-        assert all(process_ended(pid) for pid in pids)
+        assert all(has_ended(pid) for pid in pids)
 
 
 PARENT = """
@@ -696,32 +674,10 @@ if __name__ == "__main__":
 )
 def test_the_process_of_the_trainer_ends(tmp_path: Path, start_method: str, does: str) -> None:
     """Killed, or without closing its population: what played for it ends by itself."""
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    parent = subprocess.Popen(
-        [sys.executable, str(script), start_method, does],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    pids: list[int] = []
-    try:
-        assert parent.stdout is not None
-        pids += [int(word) for word in parent.stdout.readline().split()]
+    with run_owner(PARENT, tmp_path, start_method, does) as (parent, pids):
         assert len(pids) == 2
         if does != "ends":
-            assert not any(process_ended(pid) for pid in pids)
+            assert not any(has_ended(pid) for pid in pids)
             parent.kill()
         assert parent.wait(PATIENCE_S) == (3 if does == "ends" else -signal.SIGKILL)
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(process_ended(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert all(process_ended(pid) for pid in pids)
-    finally:
-        parent.kill()
-        parent.wait()
-        for pid in pids:
-            if not process_ended(pid):
-                os.kill(pid, signal.SIGKILL)
-        if parent.stdout is not None:
-            parent.stdout.close()
+        assert left_of(pids, PATIENCE_S) == []

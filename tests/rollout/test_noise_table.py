@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from leftovers import open_files
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.rollout.noise_table import SharedNoiseTable
@@ -29,16 +29,6 @@ def table() -> Iterator[SharedNoiseTable]:
     made = SharedNoiseTable(COUNT, SEED)
     yield made
     made.close()
-
-
-def open_descriptors() -> set[str]:
-    """Descriptors of this process that are open, and what they are of."""
-    gc.collect()
-    found = set()
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.add(f"{path.name} {path.readlink()}")
-    return found
 
 
 def mapped_bytes() -> int:
@@ -164,7 +154,7 @@ def test_arguments_out_of_range_are_refused(key: str, arguments: tuple[int, int]
 
 def test_memory_is_given_back() -> None:
     """When the table is closed, and neither it nor a view of it is left."""
-    before, descriptors = mapped_bytes(), open_descriptors()
+    before, descriptors = mapped_bytes(), open_files()
     table = SharedNoiseTable(1_000_000, SEED)
     table.close()
     view = table.get(999_990, 10)
@@ -174,7 +164,7 @@ def test_memory_is_given_back() -> None:
     assert view.tolist() == kept
     del view
     assert mapped_bytes() == before
-    assert open_descriptors() == descriptors
+    assert open_files() == descriptors
 
 
 def test_a_state_of_other_numbers_is_refused(table: SharedNoiseTable) -> None:

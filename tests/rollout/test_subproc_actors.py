@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +29,13 @@ from actor_envs import (
     assert_same,
     maker_for,
     model_maker,
-    process_ended,
     reference_collector,
     set_version,
     slow_log_probs,
     stacked_env,
     vector_of,
 )
+from leftovers import has_ended, left_of, run_owner
 
 from maze_train.data.joining import join_rollouts
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError, WorkerError
@@ -50,6 +46,7 @@ from maze_train.training.state_files import dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import gymnasium
 
@@ -70,18 +67,6 @@ A = 2
 PATIENCE_S = 60.0
 SHORT_S = 1.0
 """Seconds after which an actor counts as hung, where that is tested."""
-
-
-def shared_memory() -> list[str]:
-    """Memory that this process shares with actors, by descriptor or mapped."""
-    links = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except OSError:  # that of the listing itself
-            continue
-    lines = [*links, *Path("/proc/self/maps").read_text().splitlines()]
-    return [line for line in lines if "memfd:maze_train" in line or "/dev/shm/" in line]
 
 
 class Learner:
@@ -191,10 +176,8 @@ class References:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Learner]]:
+def start(no_file_is_left: None) -> Iterator[Callable[..., Learner]]:
     """Starts actors; afterwards nothing is left of them."""
-    gc.collect()  # what an earlier test left for later would go away meanwhile
-    before = sorted(shared_memory())
     learners: list[Learner] = []
 
     def start(make: MakeEnv = ActorEnv, **settings: Any) -> Learner:
@@ -206,9 +189,6 @@ def start() -> Iterator[Callable[..., Learner]]:
     yield start
     while learners:
         learners.pop().close()
-    assert multiprocessing.active_children() == []
-    gc.collect()
-    assert sorted(shared_memory()) == before
 
 
 # -- what arrives ------------------------------------------------------------------------------
@@ -385,7 +365,7 @@ def test_a_failure_ends_training(start: Any, how: str, tmp_path: Path) -> None:
     assert "2 steps of its rollout are dropped (workers were restarted 0 times; " in message
     assert "on_worker_failure = fail)" in message
     assert bool(re.search(TRACEBACK, message)) == (how == "raise")
-    assert all(process_ended(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
     assert multiprocessing.active_children() == []
     assert learner.actors.counts.in_flight == 0
     with pytest.raises(WorkerError, match="closed"):
@@ -566,7 +546,7 @@ def test_closing(start: Any) -> None:
     counts = replace(learner.actors.counts)
     assert counts.made == 11 * T * E
     assert counts.dropped == 4 * T * E
-    assert all(process_ended(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
     learner.close()
     assert learner.actors.counts == counts
 
@@ -708,36 +688,15 @@ def test_the_process_of_the_learner_ends(
     tmp_path: Path, start_method: str, does: str, num_actors: int
 ) -> None:
     """Killed, or without closing its actors: they end by themselves, also within a rollout."""
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    parent = subprocess.Popen(
-        [sys.executable, str(script), start_method, does, str(num_actors), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    pids: list[int] = []
-    try:
-        assert parent.stdout is not None
-        pids += [int(word) for word in parent.stdout.readline().split()]
+    arguments = (start_method, does, str(num_actors), str(tmp_path))
+    with run_owner(PARENT, tmp_path, *arguments) as (parent, pids):
         assert len(pids) == num_actors
         if does == "sleeps":
             assert parent.stdout.readline() == "sleeps\n"
         if does != "ends":
-            assert not any(process_ended(pid) for pid in pids)
+            assert not any(has_ended(pid) for pid in pids)
             parent.kill()
         assert parent.wait(PATIENCE_S) == (3 if does == "ends" else -signal.SIGKILL)
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(process_ended(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert all(process_ended(pid) for pid in pids)
+        assert left_of(pids, PATIENCE_S) == []
         closed = {f"closed{pid}" for pid in pids} if does == "waits" else set()
         assert {file.name for file in tmp_path.glob("closed*")} == closed
-    finally:
-        parent.kill()
-        parent.wait()
-        for pid in pids:
-            if not process_ended(pid):
-                os.kill(pid, signal.SIGKILL)
-        if parent.stdout is not None:
-            parent.stdout.close()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from actor_envs import BrokenLaterEnv, ExitsEnv, OddOneOutEnv, process_ended
+from actor_envs import BrokenLaterEnv, ExitsEnv, OddOneOutEnv
+from cases import everyday
 from es_problems import DiesWhileStartingEnv
+from leftovers import has_ended, left_of, run_owner
 from player_problems import (
     PROBLEMS,
     RECORDED,
@@ -48,7 +47,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def start() -> Iterator[Any]:
+def start(no_file_is_left: None) -> Iterator[Any]:
     """Starts players; afterwards no process is left of them."""
     started: list[RolloutPlayer] = []
 
@@ -60,8 +59,6 @@ def start() -> Iterator[Any]:
     yield start
     while started:
         started.pop().close()
-    gc.collect()
-    assert multiprocessing.active_children() == []
 
 
 def in_processes(
@@ -110,7 +107,7 @@ class Enough:
 # -- the same numbers ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("kind", everyday(3, PROBLEMS))
 def test_processes_make_no_difference(start: Any, kind: str) -> None:
     """One or two, with several episodes each; also when they are asked again."""
     make, make_agent = PROBLEMS[kind]()
@@ -138,7 +135,7 @@ def test_processes_of_a_fork_server(start: Any) -> None:
 
 
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
-@pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
 def test_killed_processes(
     start: Any, victims: list[int], after: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,7 +203,7 @@ def test_a_failure_that_comes_again(
     assert "it failed when it was played again, too" in str(caught.value)
     assert player.worker_restarts == (1 if how == "raise" else 2)
     assert ("In the worker process:" in str(caught.value)) == (how == "raise")
-    assert all(process_ended(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
     assert multiprocessing.active_children() == []
 
 
@@ -325,7 +322,7 @@ def test_closing(start: Any) -> None:
                 next(player.play(range(9), Enough(3)))
         player.close()
         player.close()
-        assert all(process_ended(pid) for pid in pids)
+        assert all(has_ended(pid) for pid in pids)
 
 
 def test_episodes_that_wait_are_kept(start: Any) -> None:
@@ -418,42 +415,18 @@ def test_the_process_that_asked_ends(
     tmp_path: Path, start_method: str, number: signal.Signals
 ) -> None:
     """By Ctrl+C or killed: what played for it ends, and Ctrl+C leaves no half of a video."""
-    script, videos = tmp_path / "parent.py", tmp_path / "videos"
-    script.write_text(PARENT)
     pytest.importorskip("imageio_ffmpeg")
-    parent = subprocess.Popen(
-        [sys.executable, str(script), start_method, str(videos)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    pids: list[int] = []
-    try:
-        assert parent.stdout is not None
-        pids += [int(word) for word in parent.stdout.readline().split()]
+    videos = tmp_path / "videos"
+    with run_owner(PARENT, tmp_path, start_method, str(videos)) as (parent, pids):
         assert len(pids) == 2
-        assert not any(process_ended(pid) for pid in pids)
+        assert not any(has_ended(pid) for pid in pids)
         if number == signal.SIGINT:
             os.killpg(parent.pid, number)  # as a terminal does
         else:
             parent.kill()
         told = parent.communicate(timeout=PATIENCE_S)[1]
         assert parent.returncode == -number
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(process_ended(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert all(process_ended(pid) for pid in pids)
+        assert left_of(pids, PATIENCE_S) == []
         if number == signal.SIGINT:
             assert "KeyboardInterrupt" in told
             assert list(videos.iterdir()) == []
-    finally:
-        parent.kill()
-        parent.wait()
-        for pid in pids:
-            if not process_ended(pid):
-                os.kill(pid, signal.SIGKILL)
-        for stream in (parent.stdout, parent.stderr):
-            if stream is not None:
-                stream.close()

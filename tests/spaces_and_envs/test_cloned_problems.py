@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import everyday
 from test_tiny_problems import ORDERS, QUESTIONS, TOLERANCE, is_exact, right_action
 from tiny_problems import STEPS
 
@@ -43,16 +44,17 @@ def cloned_return(tmp_path: Path, make: Any, **changes: Any) -> float:
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize("kind", everyday(1, QUESTIONS))
 def test_observations_of_a_clone(tmp_path: Path, kind: str) -> None:
     """All questions are answered rightly, also those that were not recorded."""
     assert cloned_return(tmp_path, QUESTIONS[kind]) == STEPS
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("kind", "box_loss"), CASES)
-def test_actions_of_a_clone(tmp_path: Path, kind: str, box_loss: str) -> None:
+@pytest.mark.parametrize("case", everyday(1, CASES), ids="-".join)
+def test_actions_of_a_clone(tmp_path: Path, case: tuple[str, str]) -> None:
     """All orders are followed: discrete parts exactly, continuous ones to within 0.1."""
+    kind, box_loss = case
     exact = is_exact(ORDERS[kind]().action_space)
     best = cloned_return(tmp_path, ORDERS[kind], **{"algorithm.box_loss": box_loss})
     assert best >= (STEPS if exact else STEPS - TOLERANCE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import everyday
 from tiny_problems import Recall
 
 from maze_train import train
@@ -19,7 +20,9 @@ A2C["entropy_coef"] = 0.01
 PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 64, "batch_size": 256, "epoch_length": 2}
 PPO |= {"n_optimization_epochs": 4, "lr": "linear_0.003"}
 BOTH = pytest.mark.parametrize(
-    ("algorithm", "steps"), [(A2C, 50_000), (PPO, 20_000)], ids=["a2c", "ppo"]
+    ("algorithm", "steps"),
+    [pytest.param(A2C, 50_000, marks=pytest.mark.exhaustive), (PPO, 20_000)],
+    ids=["a2c", "ppo"],
 )
 
 GUESSING = 1 / Recall.SIGNALS
@@ -54,7 +57,7 @@ def play(policy: Any, seed: int) -> float:
 
 
 @BOTH
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", everyday(1, ["lstm", "gru"]))
 def test_a_memory_recalls_the_signal(
     tmp_path: Path, cell: str, algorithm: dict[str, Any], steps: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium.spaces import Box
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from random_envs import RandomSpaceEnv, leaves_of, space_pairs
 
@@ -58,13 +59,6 @@ pytestmark = [
     # A Box without dimensions: its actions are numbers, as from gymnasium's vector environments.
     pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Any:
-    """After every test there is no child process."""
-    yield
-    assert multiprocessing.active_children() == []
 
 
 @st.composite
@@ -177,14 +171,16 @@ def check_problem(spaces: Any, config: ModelConfig) -> None:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=300,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
-@given(problems())
-def test_all_spaces_go_all_the_way(problem: Any) -> None:
+@pytest.mark.parametrize("part", everyday(1, range(10)))
+def test_all_spaces_go_all_the_way(part: int) -> None:
     """Every number of a rollout and every weight is the same wherever environments are stepped."""
-    check_problem(*problem)
+
+    @seeded(part)
+    @settings(
+        max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(problems())
+    def check(problem: Any) -> None:
+        check_problem(*problem)
+
+    check()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import everyday
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from tiny_problems import ORDERS, QUESTIONS, STEPS, Doors, Order, Recall
@@ -19,7 +20,7 @@ from maze_train.spaces.describe import flat_spaces
 A2C: dict[str, Any] = {"name": "a2c", "n_rollout_steps": 8, "epoch_length": 50}
 PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 64, "batch_size": 128}
 ES: dict[str, Any] = {"name": "es", "lr": "linear_0.1", "noise_stddev": 0.2}
-BOTH = pytest.mark.parametrize("algorithm", [A2C, PPO], ids=["a2c", "ppo"])
+BOTH = pytest.mark.parametrize("algorithm", everyday(1, [PPO, A2C]), ids=["ppo", "a2c"])
 
 TOLERANCE = 0.3
 """What continuous actions may miss in an episode: 0.1 in each entry and step."""
@@ -105,7 +106,7 @@ def test_actions(tmp_path: Path, kind: str, algorithm: dict[str, Any]) -> None:
 
 @pytest.mark.learning
 @BOTH
-@pytest.mark.parametrize("family", ["squashed_gaussian", "truncated_gaussian", "beta"])
+@pytest.mark.parametrize("family", everyday(1, ["squashed_gaussian", "truncated_gaussian", "beta"]))
 def test_families_for_bounded_boxes(tmp_path: Path, family: str, algorithm: dict[str, Any]) -> None:
     """The other families for bounded boxes find the same actions."""
     model = {"distributions": {"Box": family}}
@@ -116,7 +117,7 @@ def test_families_for_bounded_boxes(tmp_path: Path, family: str, algorithm: dict
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("kind", [kind for kind in QUESTIONS if "image" not in kind])
+@pytest.mark.parametrize("kind", everyday(1, [kind for kind in QUESTIONS if "image" not in kind]))
 def test_observations_of_a_population(tmp_path: Path, kind: str) -> None:
     """ES with a small network answers all questions rightly."""
     best = best_return(tmp_path, QUESTIONS[kind], ES, 24_000, model={"hidden_sizes": [16]})
@@ -124,7 +125,7 @@ def test_observations_of_a_population(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("kind", everyday(1, ORDERS))
 def test_actions_of_a_population(tmp_path: Path, kind: str) -> None:
     """ES with a small network follows all orders, as A2C and PPO do."""
     best = best_return(tmp_path, ORDERS[kind], ES, 24_000, model={"hidden_sizes": [16]})
@@ -159,7 +160,9 @@ def space_in(cell: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("heading", "problems"), [("Observations", QUESTIONS), ("Actions", ORDERS)], ids=str
+    ("heading", "problems"),
+    [("Observations", QUESTIONS), ("Actions", ORDERS)],
+    ids=["Observations", "Actions"],
 )
 def test_the_page_lists_what_is_tested(heading: str, problems: dict[str, Any]) -> None:
     """Kinds, spaces, and what reads or draws them by default are those of the problems above."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
@@ -127,8 +128,8 @@ def test_a_state_comes_back_bit_for_bit(state):
     assert dumps(loads(data)) == data
 
 
-@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3)], ids=str)
+@sweep("dtype", TORCH_DTYPES)
+@sweep("shape", [(), (0,), (2, 0, 3), (2, 3)])
 def test_every_type_of_tensor(dtype, shape):
     """Empty ones and those without dimensions included."""
     n = math.prod(shape) * dtype.itemsize
@@ -136,8 +137,8 @@ def test_every_type_of_tensor(dtype, shape):
     assert_same(loads(dumps({"x": value.reshape(shape)}))["x"], value.reshape(shape))
 
 
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3)], ids=str)
+@sweep("dtype", NUMPY_DTYPES)
+@sweep("shape", [(), (0,), (2, 0, 3), (2, 3)])
 def test_every_type_of_array(dtype, shape):
     """Byte order included; arrays that are read can be written to."""
     value = np.arange(math.prod(shape)).reshape(shape).astype(dtype)

@@ -108,7 +108,7 @@ def test_a_run_that_is_cut_short_is_evaluated(limits):
     """Whatever ends training, the last policy is evaluated and has a row."""
     evaluator = ScriptedEvaluator([7.0])
     trainer, summary = train(limits, evaluator=evaluator, evaluation_interval=100, on_update=sleep)
-    assert summary.updates >= 2
+    assert summary.updates >= 1
     assert summary.final_eval_return_mean == 7.0
     assert trainer.rows[-1]["eval/episode_return_mean"] == 7.0
 

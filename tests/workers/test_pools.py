@@ -6,22 +6,18 @@ import gc
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import time
 import weakref
-from collections import Counter
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from leftovers import has_ended, left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
 from maze_train.errors import ConfigError, WorkerError
-from maze_train.files import claim_temporary
 from maze_train.workers import process_pool
 from maze_train.workers.messages import Portable
 from maze_train.workers.places import LocalProcesses, ThisProcess
@@ -41,33 +37,9 @@ slow = pytest.mark.slow
 PLACES = ["here", pytest.param("fork", marks=slow), pytest.param("forkserver", marks=slow)]
 
 
-def descriptors() -> Counter[str]:
-    """What this process has open; of those without a name only the kind."""
-    kinds: Counter[str] = Counter()
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            kinds[os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]] += 1
-        except OSError:  # that of the listing itself
-            continue
-    return kinds
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits to be asked how it ended."""
-    try:
-        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def start(no_file_is_left: None, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts pools; afterwards nothing is left of them."""
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
-    claim_temporary()
-    gc.collect()
-    before = descriptors()
     pools: list[WorkerPool] = []
 
     def start(where: str = "fork", first: str = "", n: int = N, **settings: Any) -> Any:
@@ -83,9 +55,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     yield start
     while pools:
         pools.pop().close()
-    assert multiprocessing.active_children() == []
-    gc.collect()
-    assert not descriptors() - before
 
 
 def answers(pool: WorkerPool, count: int) -> dict[int, Any]:
@@ -403,17 +372,15 @@ def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
     del pool
     gc.collect()
     assert reference() is None
-    deadline = time.monotonic() + PATIENCE_S
-    while not all(map(has_ended, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert left_of(pids, PATIENCE_S) == []
     assert closed_in_order(tmp_path) == {0, 1}
-    multiprocessing.active_children()
 
 
 PARENT = """
 import signal, sys, time
 from functools import partial
 from pathlib import Path
+from leftovers import has_ended, left_of, run_owner
 from toy_workers import ToyWorker
 from maze_train.workers.places import LocalProcesses
 
@@ -434,23 +401,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("does", ["ends", "is killed"])
 def test_the_process_that_calls_ends(tmp_path: Path, start_method: str, does: str) -> None:
     """Killed, or without closing its pool: the workers end by themselves."""
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    parent = subprocess.Popen(
-        [sys.executable, str(script), start_method, str(tmp_path), does],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert parent.stdout is not None
-    with parent.stdout:
-        pids = [int(word) for word in parent.stdout.readline().split()]
+    with run_owner(PARENT, tmp_path, start_method, str(tmp_path), does) as (parent, pids):
         assert len(pids) == 2
         if does == "is killed":
             parent.kill()
         assert parent.wait(PATIENCE_S) == (3 if does == "ends" else -9)
-    deadline = time.monotonic() + PATIENCE_S
-    while not all(map(has_ended, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert all(map(has_ended, pids))
+        assert left_of(pids, PATIENCE_S) == []
     assert closed_in_order(tmp_path) == {0, 1}

@@ -1,0 +1,43 @@
+"""Keep the number of cases small: many values in one, and some for `make test-all` alone."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def sweep(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test with each of some values, as `pytest.mark.parametrize` does, but as one case.
+
+    It is for products of values that take the same way through the code. The test asks for no
+    fixture that remembers something.
+    """
+    all_values = list(values)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run_all(**others: Any) -> None:
+            for value in all_values:
+                try:
+                    test(**others, **{name: value})
+                except Exception as error:
+                    raise AssertionError(f"with {name} = {value!r}") from error
+
+        signature = inspect.signature(test)
+        others = [param for param in signature.parameters.values() if param.name != name]
+        run_all.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return run_all
+
+    return decorate
+
+
+def everyday(count: int, values: Iterable[Any]) -> list[Any]:
+    """Mark all but the first values as `exhaustive`: `make test` leaves them out."""
+    marked = [pytest.param(value, marks=pytest.mark.exhaustive) for value in list(values)[count:]]
+    return [*list(values)[:count], *marked]

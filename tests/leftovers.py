@@ -1,0 +1,101 @@
+"""Look for what is left of processes: open files, and processes themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OF_PROCESSES = ("socket", "pipe", "/memfd:maze_train", "/dev/shm/")
+"""How the names of files begin by which processes work together."""
+
+
+def open_files() -> Counter[str]:
+    """Find the sockets, pipes and shared memory that this process has open or mapped."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    files = [" ".join(reversed(line.split(maxsplit=5)[4:])) for line in maps]
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            link = os.readlink(f"/proc/self/fd/{descriptor}")
+            files.append(f"{link} {os.stat(int(descriptor)).st_ino}")
+    return Counter(name for name in files if name.startswith(OF_PROCESSES))
+
+
+def stat(pid: int | str) -> list[str]:
+    """Read state, parent, group and more of a process; empty without the process."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be asked how it ended."""
+    return stat(pid)[:1] in ([], ["Z"])
+
+
+def left_of(pids: list[int], seconds: float) -> list[int]:
+    """Wait for the end of processes; returns those that are left."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if not has_ended(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def members(group: int) -> dict[int, int]:
+    """Find the living processes of a group, each with its parent."""
+    found = {int(pid): stat(pid) for pid in os.listdir("/proc") if pid.isdigit()}
+    return {
+        pid: int(fields[1])
+        for pid, fields in found.items()
+        if fields and fields[0] != "Z" and int(fields[2]) == group
+    }
+
+
+def cpu_seconds(group: int) -> float:
+    """Sum the time that the processes of a group have computed, on however busy a machine."""
+    ticks = [sum(map(int, stat(pid)[11:15])) for pid in members(group)]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def left_in(group: int, seconds: float = 30.0) -> dict[int, int]:
+    """Wait for the end of all processes of a group; returns those that are left."""
+    deadline = time.monotonic() + seconds
+    while (left := members(group)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@contextmanager
+def run_owner(code: str, folder: Path, *arguments: str) -> Iterator[tuple[Popen[str], list[int]]]:
+    """Run a script that prints the processes it has started; in the end all of them are ended."""
+    script = folder / "parent.py"
+    script.write_text(code)
+    owner = Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=PIPE,
+        stderr=PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    pids: list[int] = []
+    try:
+        assert owner.stdout is not None
+        pids += [int(word) for word in owner.stdout.readline().split()]
+        yield owner, pids
+    finally:
+        owner.kill()
+        owner.communicate()
+        for pid in pids:
+            if not has_ended(pid):
+                os.kill(pid, signal.SIGKILL)
