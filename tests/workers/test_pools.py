@@ -9,7 +9,6 @@ import re
 import time
 import weakref
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from maze_train.workers.pool import WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -374,6 +374,7 @@ def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
     assert reference() is None
     assert left_of(pids, PATIENCE_S) == []
     assert closed_in_order(tmp_path) == {0, 1}
+    assert multiprocessing.active_children() == []  # which closes what they leave behind
 
 
 PARENT = """
