@@ -40,12 +40,20 @@ from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.interruption import Interrupted, Interruption
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
+from maze_train.workers.pool import PrivateMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 CAPACITY = 6
+
+
+@pytest.fixture(autouse=True)
+def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers return after each step, however fast the machine is."""
+    monkeypatch.setattr("maze_train.rollout.episode_worker.LONGEST_S", 0.0)
+    monkeypatch.setattr("maze_train.rollout.population.TELL_S", 0.0)
 
 
 class ScriptedRollouts(ESDistributedRollouts):
@@ -61,39 +69,50 @@ class ScriptedRollouts(ESDistributedRollouts):
         length: Callable[[int, int], int] = lambda iteration, member: 1,
         lost: Callable[[int, int], bool] = lambda iteration, member: False,
     ) -> None:
-        super().__init__(SharedNoiseTable(500, seed=1), MemberSettings(3, True, 0.0))
+        self.noise_table = SharedNoiseTable(500, seed=1)
+        self.settings = MemberSettings(3, True, 0.0)
+        # They stand for queue and pool of the workers, of which there are none.
+        self._queue, self._pool, self._num_workers = self, self, 1  # type: ignore[assignment]
+        self._results: dict[int, MemberResult] = {}
         self.length, self.lost = length, lost
-        self.restarts = 0
+        self.restarts = self.made = 0
         self.begun: list[tuple[int, float]] = []
         self.limits: list[int] = []
         self.ended = 0
-
-    @property
-    def worker_restarts(self) -> int:
-        return self.restarts
+        self.capacity = CAPACITY
 
     @property
     def spaces(self) -> tuple[Any, Any]:
         return BOX, spaces.Discrete(2)
 
-    def begin(self, model: Any, make_model: Any) -> None:
-        super().begin(model, make_model)
+    def steps(self, index: int) -> int:
+        """Steps that were made."""
+        return self.made
 
-    @property
-    def _capacity(self) -> int:
-        return CAPACITY
+    def allocate(self, nbytes: int) -> PrivateMemory:
+        """Memory for the weights."""
+        return PrivateMemory(nbytes)
 
-    def _begin_iteration(self, iteration: int, noise_stddev: float) -> None:
-        self.begun.append((iteration, noise_stddev))
+    def set_up(self, method: str, *args: Any) -> None:
+        """There is nobody to set up."""
+
+    def begin(self, *args: Any, **kwargs: Any) -> None:
+        """Begin, or begin an iteration as a queue does."""
+        if "task_of" not in kwargs:
+            super().begin(*args)
+            return
+        self.begun.append(args)  # type: ignore[arg-type]
         self._next = 0
 
-    def _advance(self, limit: int) -> list[MemberResult]:
+    def advance(self, limit: int, take: Any) -> None:
+        """Play all members up to a limit."""
         self.limits.append(limit)
         iteration = self.begun[-1][0]
         results = [self.result(iteration, member) for member in range(self._next, limit)]
         self._next = limit
-        self.steps_made += sum(result.length for result in results)
-        return results[::-1]
+        self.made += sum(result.length for result in results)
+        for result in results[::-1]:
+            take(result)
 
     def result(self, iteration: int, member: int) -> MemberResult:
         """What a member does; its observations are as many ones as it makes steps."""
@@ -108,7 +127,8 @@ class ScriptedRollouts(ESDistributedRollouts):
             moments=ObservationMoments(length, np.ones(2), np.zeros(2)),
         )
 
-    def _end_iteration(self) -> None:
+    def drop(self) -> None:
+        """End an iteration."""
         self.ended += 1
 
     def close(self) -> None:
@@ -621,7 +641,7 @@ def test_an_iteration_that_was_interrupted_is_played_again(model: str) -> None:
             assert [*rows_without(rows), *numbers(other)] == expected
             after = other.model.state_dict()
             assert all(torch.equal(after[key], weights[key]) for key in weights)
-    assert {0, 1} == {in_epoch for _, in_epoch in within}
+    assert {0, 1} <= {in_epoch for _, in_epoch in within}
     assert len(within) >= 4
 
 
