@@ -261,6 +261,7 @@ def run_in_child(settings: dict[str, Any], moment: str = "", call: int = 0) -> i
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_runs_equal_undisturbed_ones(tmp_path):
     """Killed in each phase, continued on dev and local in turn: every number is the same."""
     adam = {"algorithm.optimizer": {"_target_": "maze_train.Adam"}}

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import everyday
 from killed_runs import assert_equal_runs, maze_run, rows_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def fault(kind: str, **settings: Any) -> tuple[str, ...]:
         (signal.SIGUSR1, 138, "ended by SIGUSR1"),
     ],
 )
-@pytest.mark.parametrize("runner", ["dev", "local"])
+@pytest.mark.parametrize("runner", everyday(1, ["dev", "local"]))
 def test_a_signal(run, undisturbed, tmp_path, number, code, said, runner):
     """The update is finished and saved; continued, nothing is lost."""
     where = LOCAL if runner == "local" else ()
@@ -143,7 +144,7 @@ def test_a_disk_that_is_full_for_a_while(run, undisturbed, tmp_path):
 # -- environments and workers --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", [(), LOCAL], ids=["dev", "local"])
+@pytest.mark.parametrize("where", everyday(1, [(), LOCAL]), ids=["dev", "local"])
 def test_an_environment_that_raises(run, tmp_path, where):
     """Named with environment, step, seed and traceback; the last checkpoint stays."""
     marker = tmp_path / "happened"
@@ -153,7 +154,7 @@ def test_an_environment_that_raises(run, tmp_path, where):
     assert "env.kwargs.fault = 'raise'" in output
 
 
-@pytest.mark.parametrize("where", [(), LOCAL], ids=["dev", "local"])
+@pytest.mark.parametrize("where", everyday(1, [(), LOCAL]), ids=["dev", "local"])
 def test_an_exception(run, undisturbed, tmp_path, where):
     """The message names environment, step and seed; what was saved is continued."""
     code, output = run(*where, *fault("raise"))
@@ -237,7 +238,7 @@ def test_an_environment_of_chance(run, tmp_path):
     ("kind", "said"),
     [("nan_observation", r"observation.*nan"), ("inf_reward", r"reward.*inf")],
 )
-@pytest.mark.parametrize("where", [(), LOCAL], ids=["dev", "local"])
+@pytest.mark.parametrize("where", everyday(1, [(), LOCAL]), ids=["dev", "local"])
 def test_numbers_that_are_not_finite(run, tmp_path, where, kind, said):
     """Named with environment, step and seed; or the episode is lost and counted."""
     marker = tmp_path / "happened"

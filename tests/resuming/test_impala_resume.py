@@ -161,6 +161,7 @@ def test_settings_that_change_numbers_stay(tmp_path, change):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_runs_equal_undisturbed_ones(tmp_path):
     """Killed in each phase and continued, with memory, replay and old weights: equal bit by bit."""
 
