@@ -146,11 +146,6 @@ class TrainConfig:
         if self.total_steps is None:
             self.total_steps = self.algorithm.default_total_steps
         check_at_least("total_steps", self.total_steps, 0)
-        if self.runner.name not in self.algorithm.runner_classes:
-            supported = ", ".join(self.algorithm.runner_classes)
-            raise ConfigError(
-                "runner", f"{self.algorithm.name} runs on: {supported}", self.runner.name
-            )
         if not self.runner.concurrency:
             count = self.algorithm.default_concurrency
             self.runner = replace(self.runner, concurrency=count)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.actor_worker import ActorEnvs
     from maze_train.rollout.episodes import FinishedEpisodes
+    from maze_train.workers.places import Place
 
 __all__ = ["SubprocDistributedActors"]
 
@@ -66,12 +67,9 @@ class SubprocDistributedActors(DistributedActors):
         num_envs: Environments of each actor.
         num_steps: Steps T of each environment per rollout.
         seed_of: Gives the seed of a named stream of random numbers.
+        place: Where actors live; they are as many as there are to be, whatever it says.
         queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
             actor; each actor may have a further one under way.
-        start_method: `forkserver`, `spawn` or `fork`.
-        timeout_s: Seconds without a step after which an actor counts as hung, > 0.
-        on_worker_failure: `fail` or `restart`.
-        max_worker_restarts: How many times actors are started again at most, >= 0.
 
     Raises:
         SpaceError: If the environments differ in their spaces.
@@ -85,9 +83,9 @@ class SubprocDistributedActors(DistributedActors):
         num_envs: int,
         num_steps: int,
         seed_of: Callable[[str], int],
+        place: Place | None = None,
         *,
         queue_size: int,
-        **processes: Any,
     ) -> None:
         super().__init__(num_actors, num_steps, seed_of)
         self.num_envs = num_envs
@@ -106,7 +104,7 @@ class SubprocDistributedActors(DistributedActors):
             for i in range(num_actors)
         ]
         make_worker = partial(ActorWorker, Portable(make_env, "env"), num_envs)
-        self._pool = LocalProcesses(num_actors, **processes).pool(
+        self._pool = (place or LocalProcesses()).pool(
             [make_worker] * num_actors, names, {"collect": "a step of a rollout"}
         )
         described = self._pool.call_all("describe")

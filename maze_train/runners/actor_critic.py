@@ -1,4 +1,4 @@
-"""Runners of A2C and PPO."""
+"""Runner of A2C and PPO."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from maze_train.learner.learner import Learner
     from maze_train.training.trainer import Trainer
 
-__all__ = ["ACDevRunner", "ACLocalRunner", "ACRunner"]
+__all__ = ["ACRunner"]
 
 
 class ACRunner(TrainingRunner):
-    """Base of the runners of actor-critics.
+    """Runs actor-critics.
 
     Args:
         config: The configuration; its algorithm is an `ActorCriticConfig`.
@@ -88,11 +88,3 @@ class ACRunner(TrainingRunner):
             lambda: self.make_collector(self.algorithm.n_rollout_steps, "normalization/"),
             model,
         )
-
-
-class ACDevRunner(ACRunner):
-    """A2C and PPO with `runner=dev`: everything in one process."""
-
-
-class ACLocalRunner(ACRunner):
-    """A2C and PPO with `runner=local`: environments in worker processes."""

@@ -19,7 +19,7 @@ from maze_train.envs.foreign import make_foreign_env
 from maze_train.files import exclusive
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.runners.base_policy import check_base_spaces, take_over, with_base_model
-from maze_train.runners.machine import find_device, torch_threads
+from maze_train.runners.machine import find_device, place_of, torch_threads
 from maze_train.runners.notes import start_notes, tell
 from maze_train.runners.parts import (
     close_quietly,
@@ -97,6 +97,7 @@ class TrainingRunner(ABC):
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
         self.device = find_device(self.config.algorithm.device)
+        self.place = place_of(self.config.runner)
         self.run_dir: Path | None = None
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._env: MazeVectorEnv | None = None
@@ -297,12 +298,12 @@ class TrainingRunner(ABC):
                 config,
                 num_envs,
                 training=training,
-                num_threads=num_env_threads(self.config.runner),
+                num_threads=num_env_threads(self.place),
                 max_episode_steps=limit or None,
             )
         else:
             factories = [self._single_env_factory(training)] * num_envs
-            env = build_vector_env(factories, self.config)
+            env = build_vector_env(factories, self.place, self.config.algorithm.on_non_finite)
         env.tell = self._tell_once
         self._closing.callback(close_quietly, env)
         return env

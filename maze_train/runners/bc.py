@@ -1,4 +1,4 @@
-"""Runners of behavioral cloning."""
+"""Runner of behavioral cloning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
 from maze_train.algorithms.bc.metrics import ImitationMetrics
 from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
-from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.batch_loader import BatchLoader
 from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
 from maze_train.data.transition_data import TransitionData, split_episodes
@@ -33,7 +32,7 @@ from maze_train.targets import build_target, locate
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import EVALUATION_METRICS
 from maze_train.trees import tree_leaves
-from maze_train.workers.process_pool import available_cores
+from maze_train.workers.places import ThisProcess
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
     from maze_train.learner.learner import Learner
     from maze_train.training.evaluators import Evaluator
 
-__all__ = ["BCDevRunner", "BCLocalRunner", "BCRunner"]
+__all__ = ["BCRunner"]
 
 DATASET = "runner.dataset"
 
 
 class BCRunner(TrainingRunner):
-    """Base of the runners of behavioral cloning.
+    """Runs behavioral cloning.
 
     The spaces are those of the data set. An environment serves evaluations; without one there are
     no rollouts, and the policy is selected by the loss on the validation data.
@@ -176,8 +175,9 @@ class BCRunner(TrainingRunner):
 
     @property
     def n_loader_workers(self) -> int:
-        """Threads that read minibatches ahead."""
-        return 0
+        """Threads that read minibatches ahead: as many as there would be workers, elsewhere."""
+        is_here = isinstance(self.place, ThisProcess)
+        return 0 if is_here else self.place.num_workers(sys.maxsize)
 
     def build_model(self) -> PolicyModel:
         """The policy for the spaces of the data set, its learner, and the data."""
@@ -312,21 +312,6 @@ class BCRunner(TrainingRunner):
             **services,
         )
         return trainer
-
-
-class BCDevRunner(BCRunner):
-    """Behavioral cloning with `runner=dev`: everything in one process and thread."""
-
-
-class BCLocalRunner(BCRunner):
-    """Behavioral cloning with `runner=local`: threads read minibatches, processes play episodes."""
-
-    @property
-    def n_loader_workers(self) -> int:
-        """`runner.n_workers`, by default one per core."""
-        runner = self.config.runner
-        assert isinstance(runner, LocalRunnerConfig)
-        return runner.n_workers or available_cores()
 
 
 def fingerprints(dataset: TrajectoryDataset) -> list[str]:

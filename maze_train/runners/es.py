@@ -1,4 +1,4 @@
-"""Runners of evolution strategies."""
+"""Runner of evolution strategies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maze_train.rollout.members import num_reals
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
 from maze_train.runners.base import TrainingRunner
-from maze_train.runners.machine import available_memory, place_of, readable_nbytes
+from maze_train.runners.machine import available_memory, readable_nbytes
 from maze_train.runners.parts import close_quietly
 from maze_train.runners.vector_envs import begin_statistics
 from maze_train.targets import locate
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from maze_train.nets.config import ModelConfig
     from maze_train.training.trainer import Trainer
 
-__all__ = ["ESDevRunner", "ESLocalRunner", "ESMasterRunner"]
+__all__ = ["ESMasterRunner"]
 
 STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
 """Steps of each environment per rollout of the untrained policy, and how many environments: not
@@ -49,7 +49,7 @@ NOISE_NBYTES = 4
 
 
 class ESMasterRunner(TrainingRunner):
-    """Base of the runners of evolution strategies.
+    """Runs evolution strategies.
 
     Args:
         config: The configuration; its algorithm is an `ESAlgorithmConfig`.
@@ -85,7 +85,7 @@ class ESMasterRunner(TrainingRunner):
             self.num_slots,
             shared_noise,
             settings,
-            place_of(self.config.runner),
+            self.place,
             on_non_finite=self.algorithm.on_non_finite,
         )
 
@@ -198,14 +198,6 @@ class ESMasterRunner(TrainingRunner):
             model,
         )
         self.close_env()
-
-
-class ESDevRunner(ESMasterRunner):
-    """Evolution strategies with `runner=dev`: the population plays in this process."""
-
-
-class ESLocalRunner(ESMasterRunner):
-    """Evolution strategies with `runner=local`: worker processes, and the numbers of `dev`."""
 
 
 def build_member(

@@ -25,7 +25,7 @@ def build_runner(config: TrainConfig, env_factory: EnvFactory | None = None) -> 
     Raises:
         ConfigError: If the class that the algorithm names is not a `TrainingRunner`.
     """
-    path = config.algorithm.runner_classes[config.runner.name]
+    path = config.algorithm.runner_class
     runner_class = locate(path, key="runner")
     if not (isinstance(runner_class, type) and issubclass(runner_class, TrainingRunner)):
         raise ConfigError("runner", "expected a subclass of maze_train.TrainingRunner", path)

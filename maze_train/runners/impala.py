@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
-from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.actor_critic import ActorCriticModel
@@ -17,6 +15,7 @@ from maze_train.runners.actor_critic import ACRunner
 from maze_train.runners.parts import close_quietly
 from maze_train.runners.vector_envs import begin_statistics, build_actor_env
 from maze_train.targets import locate
+from maze_train.workers.places import ThisProcess
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
     from maze_train.rollout.actors import DistributedActors
     from maze_train.training.trainer import Trainer
 
-__all__ = ["ImpalaDevRunner", "ImpalaLocalRunner", "ImpalaRunner"]
+__all__ = ["ImpalaRunner"]
 
 
 class ImpalaRunner(ACRunner):
-    """Base of the runners of IMPALA.
+    """Runs IMPALA.
 
     Args:
         config: The configuration; its algorithm is an `ImpalaAlgorithmConfig`.
@@ -46,9 +45,35 @@ class ImpalaRunner(ACRunner):
         super().__init__(config, env_factory)
         self._actors: DistributedActors | None = None
 
-    @abstractmethod
     def build_actors(self, num_envs: int) -> DistributedActors:
-        """The actors, with so many environments each, closed at the end of the run."""
+        """The actors, with so many environments each, closed at the end of the run.
+
+        In this process they take turns, so no rollout waits, the policy lags only as far as
+        `broadcast_interval` makes it, and the numbers are the same each time. Elsewhere they act
+        while the learner learns; what is learned from depends on which of them is faster.
+        """
+        config, place, steps = self.config, self.place, self.algorithm.n_rollout_steps
+        make_env = partial(build_actor_env, self.env_factory, config, num_envs)
+        if isinstance(place, ThisProcess):
+            envs = []
+            for actor in range(self.algorithm.num_actors):
+                envs.append(make_env(actor * num_envs, can_be_restored=True))
+                self._closing.callback(close_quietly, envs[-1])
+            allow_new_episodes = config.checkpoint.allow_new_episodes
+            return SequentialDistributedActors(
+                envs, steps, self.seeds.integer, allow_new_episodes=allow_new_episodes
+            )
+        actors = SubprocDistributedActors(
+            make_env,
+            self.algorithm.num_actors,
+            num_envs,
+            steps,
+            self.seeds.integer,
+            place,
+            queue_size=self.algorithm.queue_size,
+        )
+        self._closing.callback(actors.close)
+        return actors
 
     @property
     def actors(self) -> DistributedActors:
@@ -95,53 +120,3 @@ class ImpalaRunner(ACRunner):
             model,
         )
         self.close_env()
-
-
-class ImpalaDevRunner(ImpalaRunner):
-    """IMPALA with `runner=dev`: actors take turns in one process, with the same numbers each time.
-
-    No rollout waits, so the policy lags only as far as `broadcast_interval` makes it.
-    """
-
-    def build_actors(self, num_envs: int) -> DistributedActors:
-        """Actors in this process."""
-        envs = []
-        for first in range(0, num_envs * self.algorithm.num_actors, num_envs):
-            envs.append(
-                build_actor_env(
-                    self.env_factory, self.config, num_envs, first, can_be_restored=True
-                )
-            )
-            self._closing.callback(close_quietly, envs[-1])
-        return SequentialDistributedActors(
-            envs,
-            self.algorithm.n_rollout_steps,
-            self.seeds.integer,
-            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
-        )
-
-
-class ImpalaLocalRunner(ImpalaRunner):
-    """IMPALA with `runner=local`: each actor is a process, and acts while the learner learns.
-
-    What is learned from depends on which actor is faster, so numbers can not be repeated.
-    """
-
-    def build_actors(self, num_envs: int) -> DistributedActors:
-        """Actors in processes of their own."""
-        runner = self.config.runner
-        assert isinstance(runner, LocalRunnerConfig)
-        actors = SubprocDistributedActors(
-            partial(build_actor_env, self.env_factory, self.config, num_envs),
-            self.algorithm.num_actors,
-            num_envs,
-            self.algorithm.n_rollout_steps,
-            self.seeds.integer,
-            queue_size=self.algorithm.queue_size,
-            start_method=runner.start_method,
-            timeout_s=runner.worker_timeout_s,
-            on_worker_failure=runner.on_worker_failure,
-            max_worker_restarts=runner.max_worker_restarts,
-        )
-        self._closing.callback(actors.close)
-        return actors

@@ -1,4 +1,4 @@
-"""Runners of SAC."""
+"""Runner of SAC."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from maze_train.training.trainer import Trainer
     from maze_train.types import TensorTree
 
-__all__ = ["SACDevRunner", "SACLocalRunner", "SACRunner"]
+__all__ = ["SACRunner"]
 
 
 class SACRunner(TrainingRunner):
-    """Base of the runners of SAC.
+    """Runs SAC.
 
     Args:
         config: The configuration; its algorithm is a `SACAlgorithmConfig`.
@@ -266,14 +266,6 @@ class SACRunner(TrainingRunner):
             # Not the one of the trainer: what that remembers belongs to the run.
             self._build_initial_policy(model),
         )
-
-
-class SACDevRunner(SACRunner):
-    """SAC with `runner=dev`: everything in one process."""
-
-
-class SACLocalRunner(SACRunner):
-    """SAC with `runner=local`: workers step environments while the learner computes."""
 
 
 def _action_zeros(distribution: Distribution) -> TensorTree:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.sequential import SequentialVectorEnv
 from maze_train.envs.subprocess_env import SubprocVectorEnv
 from maze_train.errors import TrainingError
+from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,33 +17,25 @@ if TYPE_CHECKING:
 
     from gymnasium import Env
 
-    from maze_train.config.train_config import RunnerConfig, TrainConfig
+    from maze_train.config.train_config import TrainConfig
     from maze_train.envs.factory import EnvFactory
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.nets.config import ObservationNormalizationConfig
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.rollout.acting import ActingModel, RecurrentModel
     from maze_train.rollout.collector import RolloutCollector
+    from maze_train.workers.places import Place
 
 __all__ = ["begin_statistics", "build_actor_env", "build_vector_env", "num_env_threads"]
 
 
 def build_vector_env(
-    factories: Sequence[Callable[[], Env[Any, Any]]], config: TrainConfig
+    factories: Sequence[Callable[[], Env[Any, Any]]], place: Place, on_non_finite: Any
 ) -> MazeVectorEnv:
-    """Environments stepped where the runner of a configuration says: here, or in workers."""
-    runner, on_non_finite = config.runner, config.algorithm.on_non_finite
-    if not isinstance(runner, LocalRunnerConfig):
-        return SequentialVectorEnv(factories, on_non_finite=on_non_finite)
-    return SubprocVectorEnv(
-        factories,
-        n_workers=runner.n_workers,
-        start_method=runner.start_method,
-        timeout_s=runner.worker_timeout_s,
-        on_worker_failure=runner.on_worker_failure,
-        max_worker_restarts=runner.max_worker_restarts,
-        on_non_finite=on_non_finite,
-    )
+    """Environments that are stepped in a place."""
+    if isinstance(place, LocalProcesses):
+        return SubprocVectorEnv(factories, on_non_finite=on_non_finite, **asdict(place))
+    return SequentialVectorEnv(factories, on_non_finite=on_non_finite)
 
 
 def build_actor_env(
@@ -66,12 +59,12 @@ def build_actor_env(
     )
 
 
-def num_env_threads(runner: RunnerConfig) -> int:
+def num_env_threads(place: Place) -> int:
     """Threads of vector environments that have their own: as many as there would be workers.
 
     0: one per core.
     """
-    return runner.n_workers if isinstance(runner, LocalRunnerConfig) else 1
+    return place.n_workers if isinstance(place, LocalProcesses) else 1
 
 
 def begin_statistics(

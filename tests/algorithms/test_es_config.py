@@ -19,9 +19,10 @@ from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.rollout.es_rollouts import trained_size
-from maze_train.runners.es import ESDevRunner, ESLocalRunner
+from maze_train.runners.es import ESMasterRunner
 from maze_train.runners.factory import build_runner
 from maze_train.targets import locate
+from maze_train.workers.places import LocalProcesses, ThisProcess
 
 
 def load(**settings: Any) -> Any:
@@ -149,14 +150,15 @@ def test_a_configuration_is_yaml() -> None:
 
 
 def test_where_a_run_takes_place() -> None:
-    """The runner follows from the name of the place; there are two."""
-    for runner, expected in (("dev", ESDevRunner), ("local", ESLocalRunner)):
-        assert type(build_runner(load_run(runner=runner))) is expected
+    """One runner takes place where the configuration says; there are two places."""
+    for runner, expected in (("dev", ThisProcess), ("local", LocalProcesses)):
+        found = build_runner(load_run(runner=runner))
+        assert type(found) is ESMasterRunner
+        assert type(found.place) is expected
     with pytest.raises(ConfigError, match=r"runner = 'ray'"):
         load_run(runner="ray")
-    for runner_class in (ESDevRunner, ESLocalRunner):
-        with pytest.raises(ConfigError, match=r"algorithm = .*PPOAlgorithmConfig.*: expected es"):
-            runner_class(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
+    with pytest.raises(ConfigError, match=r"algorithm = .*PPOAlgorithmConfig.*: expected es"):
+        ESMasterRunner(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
 
 
 def test_the_classes_that_carry_it_out() -> None:

@@ -11,7 +11,7 @@ from maze_train import load_config
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.errors import ConfigError
 from maze_train.runners.factory import build_runner
-from maze_train.runners.impala import ImpalaDevRunner, ImpalaLocalRunner
+from maze_train.runners.impala import ImpalaRunner
 
 
 def load(**settings: Any) -> Any:
@@ -119,12 +119,12 @@ def test_queue_size(factor: float, expected: int) -> None:
 
 
 def test_runners() -> None:
-    """The runner follows from the name of the place."""
+    """There is one, whatever the place, and it wants settings of its algorithm."""
     config = {"env": "CartPole-v1", "algorithm": "impala", "seed": 1}
-    for runner, expected in (("dev", ImpalaDevRunner), ("local", ImpalaLocalRunner)):
-        assert type(build_runner(load_config({**config, "runner": runner}))) is expected
+    for runner in ("dev", "local"):
+        assert type(build_runner(load_config({**config, "runner": runner}))) is ImpalaRunner
     with pytest.raises(ConfigError, match=r"algorithm.*expected settings.*ImpalaAlgorithmConfig"):
-        ImpalaDevRunner(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
+        ImpalaRunner(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
     memory = {"algorithm.sequence_length": 10}
     with pytest.raises(ConfigError, match=r"algorithm\.sequence_length = 10: .*model\.memory"):
         build_runner(load_config({**config, **memory}))

@@ -43,6 +43,7 @@ from maze_train.rollout import subproc_actors
 from maze_train.rollout.actors import SequentialDistributedActors
 from maze_train.rollout.subproc_actors import SubprocDistributedActors
 from maze_train.training.state_files import dumps, loads
+from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,8 +78,15 @@ class Learner:
     ) -> None:
         num_envs, num_steps = settings.pop("num_envs", E), settings.pop("num_steps", T)
         settings = {"start_method": "fork", "timeout_s": 30.0, "queue_size": 2, **settings}
+        queue_size = settings.pop("queue_size")
         self.actors = SubprocDistributedActors(
-            partial(vector_of, make, num_envs, skips), A, num_envs, num_steps, SEED_OF, **settings
+            partial(vector_of, make, num_envs, skips),
+            A,
+            num_envs,
+            num_steps,
+            SEED_OF,
+            LocalProcesses(**settings),
+            queue_size=queue_size,
         )
         make_model = model_maker(*self.actors.spaces, memory=memory)
         self.model = make_model()
@@ -638,6 +646,7 @@ from functools import partial
 from pathlib import Path
 from actor_envs import *
 from maze_train.rollout.subproc_actors import SubprocDistributedActors
+from maze_train.workers.places import LocalProcesses
 
 if __name__ == "__main__":
     is_slow = sys.argv[2] == "waits"
@@ -649,8 +658,8 @@ if __name__ == "__main__":
         E,
         1000 if is_slow else T,
         SEED_OF,
+        LocalProcesses(start_method=sys.argv[1]),
         queue_size=2,
-        start_method=sys.argv[1],
     )
     pids = [process.pid for process in actors._pool.processes]
 

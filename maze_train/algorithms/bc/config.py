@@ -29,10 +29,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.bc.learner.BCLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.bc.trainer.BCTrainer"
     model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
-    runner_classes: ClassVar[dict[str, str]] = {
-        "dev": "maze_train.runners.bc.BCDevRunner",
-        "local": "maze_train.runners.bc.BCLocalRunner",
-    }
+    runner_class: ClassVar[str] = "maze_train.runners.bc.BCRunner"
 
     default_total_steps: ClassVar[int] = 0
     learns_from: ClassVar[Literal["env", "dataset"]] = "dataset"

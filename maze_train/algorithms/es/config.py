@@ -27,10 +27,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.es.learner.ESLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.es.trainer.ESTrainer"
     model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
-    runner_classes: ClassVar[dict[str, str]] = {
-        "dev": "maze_train.runners.es.ESDevRunner",
-        "local": "maze_train.runners.es.ESLocalRunner",
-    }
+    runner_class: ClassVar[str] = "maze_train.runners.es.ESMasterRunner"
 
     default_concurrency: ClassVar[int] = 64
 

@@ -24,10 +24,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     name: ClassVar[str] = "impala"
     learner_class: ClassVar[str] = "maze_train.algorithms.impala.learner.ImpalaLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
-    runner_classes: ClassVar[dict[str, str]] = {
-        "dev": "maze_train.runners.impala.ImpalaDevRunner",
-        "local": "maze_train.runners.impala.ImpalaLocalRunner",
-    }
+    runner_class: ClassVar[str] = "maze_train.runners.impala.ImpalaRunner"
 
     epoch_length: int = 50
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""

@@ -47,10 +47,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.sac.trainer.SAC"
     model_builder: ClassVar[str] = "maze_train.nets.soft_actor_critic.build_soft_actor_critic"
     model_resolver: ClassVar[str] = "maze_train.nets.soft_actor_critic.resolve_soft_actor_critic"
-    runner_classes: ClassVar[dict[str, str]] = {
-        "dev": "maze_train.runners.off_policy.SACDevRunner",
-        "local": "maze_train.runners.off_policy.SACLocalRunner",
-    }
+    runner_class: ClassVar[str] = "maze_train.runners.off_policy.SACRunner"
 
     epoch_length: int = 1000
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
