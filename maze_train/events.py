@@ -98,7 +98,7 @@ class EventInterface:
 
 
 class _Total:
-    """What is known of the values of one event: enough to go on, and to be merged exactly."""
+    """Running totals of one event: enough to go on, and to be merged exactly."""
 
     __slots__ = ("reduce", "value", "weight")
 
@@ -194,7 +194,7 @@ class Statistics:
         self._totals.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was recorded so far, by tag, as plain values."""
+        """Totals recorded so far, by tag, as plain values."""
         self._settle()
         return {
             tag: {"reduce": total.reduce, "value": total.value, "weight": total.weight}

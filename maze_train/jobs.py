@@ -152,7 +152,7 @@ def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
 
 
 def plain_values(composed: DictConfig) -> dict[str, Any]:
-    """What Hydra composed as plain values, with interpolations resolved."""
+    """Convert Hydra's configuration to plain values, with interpolations resolved."""
     node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(node, dict)
     return {str(key): value for key, value in node.items()}

@@ -156,7 +156,7 @@ def _listing(group: str, folders: Iterable[str]) -> str:
 
 
 def named_option(group: str, name: str) -> dict[str, Any]:
-    """What the option `name` of a group sets.
+    """Return the settings of the option `name` of a group.
 
     Raises:
         ConfigError: If there is no such option.

@@ -1,4 +1,4 @@
-"""What `maze-run` adds to Hydra: registered environments, and settings that leave no trace.
+"""Extensions of Hydra: registered environments, and settings that leave no trace.
 
 `env=CartPole-v1` needs no YAML: a source of configuration, `gymnasium://`, serves `env/<id>` from
 gymnasium's registry, which is imported only when no folder before it in the search path has the

@@ -80,7 +80,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
 
 
 def policy_directory(run: str | os.PathLike[str]) -> Path:
-    """Where the policy of a run lies: its best one, or the saved one that was named.
+    """Find the policy of a run: its best one, or the saved one that was named.
 
     Raises:
         ConfigError: If there is none.
@@ -100,7 +100,7 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
 
 
 def policy_nearby(directory: Path) -> str:
-    """Which saved policy may be meant by a directory below that of a run; empty: none."""
+    """Suggest the best policy of a run above the directory; empty: there is none."""
     for parent in directory.parents[:2]:
         if (parent / BEST / WEIGHTS_FILE).is_file():
             return f"; did you mean {parent / BEST}?"

@@ -29,7 +29,7 @@ class FrameStacks:
     """All frames, `[M, *frame]`."""
 
     numbers: Tensor
-    """Which frames an observation consists of, oldest first, `[rows * envs, n]` int64."""
+    """Indices of the frames of each observation, oldest first, `[rows * envs, n]` int64."""
 
     num_envs: int
 

@@ -40,7 +40,7 @@ OWN = "maze_train"
 """Under this key of the metadata, Minari keeps what only this package knows."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
-"""What Minari and h5py raise for data that are damaged or of another version."""
+"""Errors of Minari and h5py for data that are damaged or of another version."""
 
 
 def load_minari(dataset_id: str) -> TrajectoryDataset:
@@ -68,7 +68,7 @@ def load_minari(dataset_id: str) -> TrajectoryDataset:
 
 
 def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajectory]]:
-    """What a Minari data set of this machine holds, episode by episode.
+    """Read a local Minari data set, episode by episode.
 
     Args:
         dataset_id: Such as `D4RL/door/human-v2`.
@@ -107,7 +107,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
 
 
 def _origin(dataset_id: str, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is known of environment and policy."""
+    """Return the known settings of environment and policy."""
     own = known.get(OWN)
     if isinstance(own, dict) and all(isinstance(own.get(key), dict) for key in ("env", "policy")):
         return own["env"], own["policy"]

@@ -1,4 +1,4 @@
-"""What a replay buffer holds: columns in a ring, and the observations that are kept beside."""
+"""Memory of a replay buffer: columns in a ring, and observations that are stored separately."""
 
 from __future__ import annotations
 

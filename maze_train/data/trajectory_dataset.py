@@ -182,7 +182,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
 
 def _remedy(error: OSError) -> str:
-    """What helps against a limit of the system."""
+    """Name the remedy for a limit of the system."""
     if error.errno not in LIMITS:
         return ""
     return (

@@ -39,12 +39,12 @@ PART_NBYTES = 64 * 2**20
 """Size from which episodes become a part."""
 
 CHECKED_NBYTES = 1 << 20
-"""How much of an array is checked at once."""
+"""Bytes of an array that are checked at once."""
 
 
 @dataclass(frozen=True)
 class DatasetMetadata:
-    """What is the same for all episodes of a data set.
+    """Properties that all episodes of a data set share.
 
     Raises:
         SpaceError: If a space has a leaf that can not be described.
@@ -60,7 +60,7 @@ class DatasetMetadata:
     """The environment (`id`, `kwargs` and the like), as plain values."""
 
     policy: dict[str, Any] = field(default_factory=dict)
-    """What acted, as plain values."""
+    """Settings of the policy that acted, as plain values."""
 
     def __post_init__(self) -> None:
         for space in (self.observation_space, self.action_space):
@@ -116,14 +116,14 @@ class TrajectoryPart:
     """Seed of each episode; None: unknown."""
 
     name: str
-    """Where it came from, for messages."""
+    """Origin of the part, for messages."""
 
     env: dict[str, Any] = field(default_factory=dict)
     """The environment of these episodes, as plain values; empty: not told, as in manifests
     of earlier versions."""
 
     policy: dict[str, Any] = field(default_factory=dict)
-    """What acted in these episodes, likewise."""
+    """Settings of the policy that acted in these episodes, likewise."""
 
     @property
     def num_episodes(self) -> int:

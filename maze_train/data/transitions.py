@@ -40,7 +40,7 @@ class Transitions:
     one; where it was terminated, any."""
 
     indices: Tensor
-    """Where they lie, for `update_priorities`, `[n]` int64."""
+    """Positions in the buffer, for `update_priorities`, `[n]` int64."""
 
     weights: Tensor | None = None
     """Importance weights in (0, 1], `[n]` float32; None: all are 1."""

@@ -181,7 +181,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
         return screen
 
     def _info(self) -> dict[str, Any]:
-        """What the game itself tells in its info."""
+        """Info of the game itself."""
         return {
             "lives": self._lives,
             "episode_frame_number": self._ale.getEpisodeFrameNumber(),

@@ -201,7 +201,7 @@ def create(
 
 
 def vector_spec(env_id: str) -> EnvSpec:
-    """What is registered under an id, which has a vector entry point.
+    """Return the registered specification of an id that has a vector entry point.
 
     Raises:
         ConfigError: If the id is unknown, or has no vector entry point.
@@ -346,7 +346,7 @@ def distinct_seeds(root: int, count: int) -> list[int]:
 
 
 def seed_for(env: VectorEnv[Any, Any, Any], root: int) -> Any:
-    """What `env.reset(seed=...)` is given: one seed per environment if it says that it takes them.
+    """Return the seed for `env.reset`: one per environment if it says that it takes them.
 
     Given one integer s, gymnasium's environments use s, s + 1, ...: neighbouring runs would share
     episodes, hence the single seed is a drawn one as well.

@@ -33,7 +33,7 @@ REMEDIES = (
     ("box2d", 'pip install "maze-train[box2d]"'),
     ("mujoco", 'pip install "maze-train[mujoco]"'),
 )
-"""What to do about an import error, by a word of its text."""
+"""Remedies for an import error, by a word of its text."""
 
 
 ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"

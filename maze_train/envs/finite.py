@@ -108,12 +108,12 @@ def check_finite_reward(reward: float) -> None:
 
 
 def non_finite_rewards(rewards: Array) -> Mask:
-    """Which rewards [n] `check_finite_reward` refuses, [n]."""
+    """Mask of the rewards [n] that `check_finite_reward` refuses, [n]."""
     return ~(np.abs(rewards) <= MAX_REWARD)
 
 
 def non_finite_rows(columns: Mapping[str, Array]) -> Mask:
-    """Which rows of arrays [n, ...] hold NaN or infinities, [n]."""
+    """Mask of the rows of arrays [n, ...] that hold NaN or infinities, [n]."""
     bad = np.zeros(len(next(iter(columns.values()))), np.bool_)
     for column in columns.values():
         if column.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""What was done to each environment since its running episode began, so that it can be done again.
+"""Journal of each environment's actions since its running episode began, to repeat them.
 
 An episode follows from its seed and the actions. The journal keeps the number of the episode and
 the actions; what is to be replayed is an `EpisodeRecord`.
@@ -31,7 +31,7 @@ CHUNK_ROWS = (16, 1024)
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """What puts one environment back where it was.
+    """Record from which one environment is put back where it was.
 
     The record starts at its base: the start of the running episode, or an earlier one where the
     running episode went on with the game of those before, or the state that the environment gave of
@@ -47,7 +47,7 @@ class EpisodeRecord:
     options: dict[str, Any] | None
     """Options of the reset at the base."""
     own: dict[str, Any] | None
-    """What the environment told of itself at the base, if it did."""
+    """State that the environment itself gave at the base, if it did."""
     actions: dict[str, Array]
     """Actions since the base, [k, ...] per part."""
     obs: dict[str, Array]
@@ -61,7 +61,7 @@ class EpisodeRecord:
         return min((len(part) for part in self.actions.values()), default=0)
 
     def difference(self, obs: Mapping[str, Array], reward: float) -> str | None:
-        """What is different after these actions, in words; None if every byte is the same."""
+        """Describe the difference after these actions; None if every byte is the same."""
         for key, expected in self.obs.items():
             if obs[key].tobytes() != expected.tobytes():
                 name = f"observation {key!r}" if key else "the observation"
@@ -84,7 +84,7 @@ class EpisodeRecord:
 
 @dataclass(slots=True)
 class Base:
-    """Where the record of an environment begins."""
+    """Start of the record of an environment."""
 
     episodes: int
     step: int
@@ -180,7 +180,7 @@ class Journal:
         ]
 
     def record_of(self, i: int, obs: Mapping[str, Array], rewards: Array) -> EpisodeRecord:
-        """What puts an environment back.
+        """Return the record from which an environment is put back.
 
         Args:
             i: The environment.

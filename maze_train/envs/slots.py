@@ -219,7 +219,7 @@ class EnvSlots:
         items[i], items[j] = items[j], items[i]
 
     def last_observation(self, slot: int) -> dict[str, Array] | None:
-        """What was observed after the last step of an episode that ended, as a copy by leaf.
+        """Return a copy, by leaf, of the observation after the last step of an episode that ended.
 
         Returns:
             The leaves; None if a number in them is not finite and `on_non_finite` is `skip`: the
@@ -241,7 +241,7 @@ class EnvSlots:
         return found
 
     def render(self, slot: int) -> Any:
-        """What the environment shows now: a picture, where its render mode is `rgb_array`.
+        """Render the environment: a picture, where its render mode is `rgb_array`.
 
         Raises:
             EpisodeError: If the environment raises.
@@ -258,7 +258,7 @@ class EnvSlots:
         self.terminations[slot], self.truncations[slot] = terminated, truncated
 
     def _next_life(self, slot: int, obs: Any, info: Any) -> Any:
-        """What is observed where a game goes on; None: it did not, and the episode ended.
+        """Go on with a game; returns the observation, or None if the episode ended instead.
 
         Going on takes steps without the agent, which may end the game. The last observation is then
         the one after the last step of the agent.
@@ -361,7 +361,7 @@ def watched_game(continuing: Sequence[Any]) -> _Game | None:
 
 
 def going_on(env: gymnasium.Env[Any, Any]) -> Any:
-    """What is observed where a game goes on; limits of steps around it count on."""
+    """Go on with a game; returns the observation. Limits of steps around it count on."""
     around = takewhile(lambda layer: not hasattr(layer, "goes_on"), layers_of(env))
     limits = [layer for layer in around if isinstance(layer, TimeLimit)]
     elapsed = [layer._elapsed_steps for layer in limits]
@@ -381,6 +381,6 @@ def blank(leaf: gymnasium.Space[Any]) -> Array:
 
 
 def monitor_of(env: gymnasium.Env[Any, Any]) -> MonitoringWrapper | None:
-    """What counts raw rewards within the wrappers of training, if there is something."""
+    """Return the monitor of raw rewards within the wrappers of training, if there is one."""
     found = [layer for layer in layers_of(env) if isinstance(layer, MonitoringWrapper)]
     return found[-1] if found else None

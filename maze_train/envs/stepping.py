@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["ON_NON_FINITE", "EnvSlice", "StepReport"]
 
 ON_NON_FINITE = ("raise", "skip")
-"""What may be done about numbers that are not finite."""
+"""Reactions to numbers that are not finite."""
 
 
 @dataclass(slots=True)
@@ -224,7 +224,7 @@ class EnvSlice:
         return report
 
     def own_states(self) -> list[dict[str, Any] | None]:
-        """What each environment tells of its own state, None from one that does not.
+        """Ask each environment for its own state; None from one that has none to give.
 
         Raises:
             EnvError: If an environment raises, or tells something else than plain values.

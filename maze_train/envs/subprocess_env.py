@@ -273,7 +273,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
         return joined(told) if told else None
 
     def _results(self, method: str) -> list[Any]:
-        """What each worker returns of a call; a failure ends this vector environment."""
+        """Receive the result of each worker; a failure ends this vector environment."""
         try:
             return [self._pool.receive(index) for index in range(len(self._slices))]
         except WorkerFailedError as failure:
@@ -336,7 +336,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
         return report
 
     def _started(self, i: int, method: str) -> int:
-        """How many episodes an environment has started when it does the call."""
+        """Number of episodes that an environment has started when it does the call."""
         return 1 if method == "reset" else self._journal.episodes[i]
 
     def _seeds_of(self, failure: WorkerFailedError, method: str) -> str:
@@ -351,7 +351,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
 
 
 def joined(reports: Sequence[StepReport]) -> StepReport:
-    """What several workers report, in one."""
+    """Join the reports of several workers."""
     return StepReport(
         final=sum_lists([report.final for report in reports]),
         ordinary=sum_lists([report.ordinary for report in reports]),

@@ -1,4 +1,4 @@
-"""What all vector environments of the package have in common."""
+"""Base of all vector environments of the package."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Where every environment is, as plain values and arrays; between two steps only.
+        """State of every environment, as plain values and arrays; between two steps only.
 
         It does not depend on how the environments are spread over processes.
 

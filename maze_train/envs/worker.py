@@ -94,7 +94,7 @@ class EnvWorker:
         )
 
     def own_states(self) -> list[dict[str, Any] | None] | str:
-        """What environments tell of themselves; a text if they can not."""
+        """States that environments give of themselves; a text if they can not."""
         try:
             return self._slice.own_states()
         except EnvError as error:

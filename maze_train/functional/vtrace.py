@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class ActionDistribution(Protocol):
-    """What has log-probabilities of actions under parameters, as `Distribution` does."""
+    """Log-probabilities of actions under parameters; every `Distribution` has them."""
 
     def log_prob(self, params: Tensor, actions: Any) -> Tensor:
         """Log-probability of the whole action, [...], for `params` [..., param_size]."""

@@ -1,4 +1,4 @@
-"""How weights change: the contract of all learners, in its single-process form."""
+"""Contract of all learners, in its single-process form."""
 
 from __future__ import annotations
 

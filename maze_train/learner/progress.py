@@ -1,4 +1,4 @@
-"""How far training is, and settings that depend on it."""
+"""Progress of training, and settings that depend on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Progress", "scheduled_value"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands before an update.
+    """Progress of training before an update.
 
     The first update of a run sees zeros, so a schedule starts at its first value; the last one sees
     a fraction below 1, so a learning rate that falls to 0 is never 0.

@@ -86,7 +86,7 @@ class ModelConfig:
     are set or `hidden_sizes` is `[]`; else false."""
 
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
-    """What reads an image (a uint8 Box of two to four dimensions, the first of four: frames):
+    """Encoder of an image (a uint8 Box of two to four dimensions, the first of four: frames):
     `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
     2018); `flat`: its pixels as one vector. Images below 36 pixels get smaller convolutions."""
 

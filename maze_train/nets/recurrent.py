@@ -181,7 +181,7 @@ def _run(function: Any, x: Tensor, start: Any, weights: Any) -> Tensor:
 
 
 class _Timeline:
-    """Where the rows of sequences go when a row that erases the memory is put before each reset.
+    """Rows of sequences, with a row that erases the memory before each reset.
 
     Fused kernels run through a sequence without looking at episodes. Each environment has its own
     timeline, so the sequence grows by the number of resets of the environment that has most.

@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass
 class StepCounts:
-    """Where the steps went that actors made: made = trained + queued + under way + dropped."""
+    """Counts of the steps of actors: made = trained + queued + under way + dropped."""
 
     made: int = 0
     """Steps of all environments of all actors."""
@@ -55,7 +55,7 @@ class StepCounts:
 
 @dataclass(frozen=True)
 class GatheredRollouts:
-    """What actors bring to the learner."""
+    """Rollouts of actors, as the learner gets them."""
 
     rollout: Rollout
     """Rollouts of actors side by side, with log-probabilities and the numbers of their weights."""
@@ -75,7 +75,7 @@ class GatheredRollouts:
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """What makes up one actor, besides its environments and its policy."""
+    """Settings of one actor, besides its environments and its policy."""
 
     num_steps: int
     """T."""

@@ -77,7 +77,7 @@ class PlayedEpisode:
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """How episodes are played, and what is kept of them."""
+    """Settings of the episodes, and of what is kept of them."""
 
     deterministic: bool = True
     """Whether the most likely action is taken instead of a sampled one. It says how the agent was
@@ -87,14 +87,14 @@ class PlaySettings:
     """Whether trajectories are kept."""
 
     video_dir: str | None = None
-    """Where videos are written, as `episode_<number>_seed_<seed>.mp4`; the render mode of the
+    """Directory of the videos `episode_<number>_seed_<seed>.mp4`; the render mode of the
     environment has to be `rgb_array`. None: there are none."""
 
     video_every: int = 1
     """Every how many episodes there is a video: of those whose number it divides. >= 1."""
 
     action_seed: int = 0
-    """What is done by chance in an episode follows from this number and its seed. >= 0."""
+    """Number that, with the seed of an episode, determines the random choices in it. >= 0."""
 
     def __post_init__(self) -> None:
         check_at_least("video_every", self.video_every, 1)

@@ -1,4 +1,4 @@
-"""Where the members of a population play: what trainers ask for."""
+"""Workers that play the members of a population, as trainers ask for it."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class ESRolloutResult:
     """Number of the pair in its iteration."""
 
     noise_index: int
-    """Where its noise ε begins in the noise table."""
+    """Index of its noise ε in the noise table."""
 
     members: tuple[MemberResult, MemberResult]
-    """What θ + σε and θ - σε did."""
+    """Results of θ + σε and θ - σε."""
 
     @property
     def lost(self) -> bool:
@@ -120,7 +120,7 @@ class ESDistributedRollouts:
 
     @property
     def worker_restarts(self) -> int:
-        """How many times workers were started again."""
+        """Number of times workers were started again."""
         return self._pool.restarts
 
     @property

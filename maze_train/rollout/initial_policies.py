@@ -1,4 +1,4 @@
-"""What acts while a replay buffer is filled for the first time."""
+"""Policies that act while a replay buffer is filled for the first time."""
 
 from __future__ import annotations
 

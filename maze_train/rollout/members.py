@@ -74,10 +74,10 @@ class MemberResult:
 
 @dataclass(frozen=True, slots=True)
 class PairDraw:
-    """What is random about a pair."""
+    """Random numbers of a pair."""
 
     noise_index: int
-    """Where the noise of the pair begins in the noise table."""
+    """Index of the noise of the pair in the noise table."""
 
     env_seed: int
     """Seed of the episode that both members play."""
@@ -123,7 +123,7 @@ class PairDraws:
 
 
 def num_reals(distribution: Distribution) -> int:
-    """How many real numbers an action has, as the agent has it."""
+    """Number of real numbers in an action, as the agent has it."""
     example = distribution.mode(torch.zeros(1, distribution.param_size))
     return sum(leaf.numel() for leaf in tree_leaves(example) if leaf.is_floating_point())
 

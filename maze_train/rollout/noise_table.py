@@ -136,7 +136,7 @@ class SharedNoiseTable:
         return self.count - dim
 
     def state_dict(self) -> dict[str, Any]:
-        """What the numbers follow from."""
+        """Seed and size, from which the numbers follow."""
         return {"seed": self.seed, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ class RolloutPlayer:
 
     @property
     def worker_restarts(self) -> int:
-        """How many times workers were started again."""
+        """Number of times workers were started again."""
         return self._pool.restarts
 
     @property

@@ -42,7 +42,7 @@ class ESAbortException(MazeTrainError):  # noqa: N818 (the name is part of the i
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """How members act."""
+    """Settings of members for acting."""
 
     seed: int
     """Seed of episodes and noise."""

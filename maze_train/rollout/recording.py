@@ -17,7 +17,7 @@ __all__ = ["EpisodeRecording"]
 
 
 class EpisodeRecording:
-    """What was observed and done in an episode, copied step by step.
+    """Observations and actions of an episode, copied step by step.
 
     Observations and actions have the types of their spaces, rewards are float64.
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SubprocDistributedActors"]
 
 POLL_S = 0.1
-"""How long the learner sleeps at most while it waits for actors."""
+"""Longest sleep of the learner, in seconds, while it waits for actors."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class SubprocDistributedActors(DistributedActors):
 
     @property
     def worker_restarts(self) -> int:
-        """How many times actors were started again."""
+        """Number of times actors were started again."""
         return self._pool.restarts
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:

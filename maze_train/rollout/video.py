@@ -28,7 +28,7 @@ DEFAULT_FPS = 30.0
 """Frames per second, where an environment does not tell."""
 
 END_S = 60.0
-"""How long ffmpeg may take to finish a file."""
+"""Seconds that ffmpeg may take to finish a file."""
 
 ENDED = "ffmpeg ended"
 
@@ -155,7 +155,7 @@ class VideoWriter:
             raise self._failure(str(error)) from error
 
     def _failure(self, otherwise: str) -> RunDirectoryError:
-        """What ffmpeg tells, or something else where it tells nothing."""
+        """Error with the message of ffmpeg, or with another where it wrote none."""
         told = ""
         if self._told is not None:
             self._told.seek(0)
@@ -164,7 +164,7 @@ class VideoWriter:
 
 
 def ffmpeg_path() -> str:
-    """Where ffmpeg is.
+    """Path of ffmpeg.
 
     Raises:
         MissingExtraError: If imageio-ffmpeg is not installed, or brings no ffmpeg.

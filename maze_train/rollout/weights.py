@@ -32,7 +32,7 @@ SEQ_NO_NBYTES = CACHE_LINE
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one tensor lies in a buffer."""
+    """Place of one tensor in a buffer."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -64,7 +64,7 @@ def acting_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _places(state: Mapping[str, Tensor]) -> dict[str, Place]:
-    """Where the tensors of a state lie, in its order."""
+    """Places of the tensors of a state, in its order."""
     places, start = {}, SEQ_NO_NBYTES
     for key, value in state.items():
         stop = start + value.numel() * value.element_size()

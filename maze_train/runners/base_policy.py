@@ -68,7 +68,7 @@ PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True)
 class TakenOver:
-    """What a run has from its base.
+    """Parts of the model that a run takes from its base.
 
     Attributes:
         taken: Parts of the model with the weights of the base.
@@ -249,7 +249,7 @@ def _check_can_learn(config: TrainConfig, settings: dict[str, Any], saved: Saved
 def _refusal(
     algorithm: AlgorithmConfig, settings: dict[str, Any], saved: SavedPolicy
 ) -> ConfigError | SpaceError | None:
-    """Why an algorithm builds no such policy; None: it does."""
+    """Error that says why an algorithm builds no such policy; None: it does."""
     build_model = locate(algorithm.model_builder)
     try:
         build_model(ModelConfig(**settings), *_spaces(saved), seed=0, **algorithm.model_settings)

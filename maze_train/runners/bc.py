@@ -330,7 +330,7 @@ class BCLocalRunner(BCRunner):
 
 
 def fingerprints(dataset: TrajectoryDataset) -> list[str]:
-    """What tells the parts of a data set apart from others."""
+    """Digests that tell the parts of a data set from others."""
     return [_fingerprint(part) for part in dataset.parts]
 
 

@@ -1,4 +1,4 @@
-"""What a user will want to know about a run before it begins."""
+"""Notes for the user about a run before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who plays in a rollout: a saved policy, random actions, or a policy of the user."""
+"""Policies that play in a rollout: saved ones, random actions, or those of the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["OwnPolicy", "RandomActions", "RolloutPolicy", "TrainedActions", "cho
 
 
 class RolloutPolicy(ABC):
-    """Who plays in a rollout; can be sent to other processes."""
+    """Policy that plays in a rollout; can be sent to other processes."""
 
     @property
     @abstractmethod
@@ -49,11 +49,11 @@ class RolloutPolicy(ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What tells it apart from others, as plain values."""
+        """Plain values that tell it apart from others."""
 
     @abstractmethod
     def make_agent(self, slots: EnvSlots) -> SlotAgent:
-        """What acts in some slots."""
+        """Build the agent that acts in some slots."""
 
     @property
     def run_dir(self) -> Path | None:
@@ -186,7 +186,7 @@ class OwnPolicy(RolloutPolicy):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the configuration says."""
+        """Node of the configuration that names the policy."""
         return {"policy": self.node}
 
     def make_agent(self, slots: EnvSlots) -> SlotAgent:

@@ -1,4 +1,4 @@
-"""What a rollout tells: numbers over its episodes, files, and progress for people."""
+"""Report of a rollout: numbers over its episodes, files, and progress for people."""
 
 from __future__ import annotations
 

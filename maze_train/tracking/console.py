@@ -169,7 +169,7 @@ class Screen(Console):
 
 
 class _Status:
-    """Where a run stands, and how to say it."""
+    """Status line of a run."""
 
     def __init__(self, run: RunInfo, now: float) -> None:
         self.run = run

@@ -45,7 +45,7 @@ class Tracker:
 
     @property
     def missing(self) -> list[str]:
-        """What could not be written, by file or writer; of the display nothing is missing."""
+        """Names of the files or writers that are incomplete; the console never counts."""
         writers = [*self._dropped, *self._failing]
         return [
             str(writer.filename or type(writer).__name__) for writer in writers if writer.is_kept

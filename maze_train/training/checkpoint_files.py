@@ -46,7 +46,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What tells whether a file is the one that was written."""
+    """Size and digest by which a file is checked."""
 
     sha256: str
     nbytes: int

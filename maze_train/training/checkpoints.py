@@ -353,7 +353,7 @@ class CheckpointStore:
         return dict(sorted(found.items(), key=lambda item: position(item[0]), reverse=True))
 
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
-        """What the manifests say, the oldest first; and checkpoints that may be whole all the same.
+        """Read all manifests, the oldest first; returns also checkpoints that may still be whole.
 
         Of these nothing can be known: the disk does not answer, or a newer version wrote them.
         """
@@ -369,5 +369,5 @@ class CheckpointStore:
         return tuple(sorted(infos, key=lambda info: info.order)), unknown
 
     def list(self) -> tuple[CheckpointInfo, ...]:
-        """What the manifests say, the oldest first; damaged checkpoints are left out."""
+        """Manifests of the checkpoints, the oldest first; damaged ones are left out."""
         return self._survey()[0]

@@ -1,4 +1,4 @@
-"""How good a policy is."""
+"""Evaluators of a policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Evaluator(ABC):
         """Metrics of a policy by name, such as `eval/episode_return_mean`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from one evaluation to the next, as plain values, arrays and tensors."""
+        """State that changes between evaluations, as plain values, arrays and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most have no state)

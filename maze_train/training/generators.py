@@ -46,7 +46,7 @@ def generators_of_run(seed: int) -> Iterator[None]:
 
 
 def generator_states() -> dict[str, Any]:
-    """Where the generators stand, as plain values, arrays and tensors."""
+    """States of the random number generators, as plain values, arrays and tensors."""
     version, state, gauss = random.getstate()
     is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # it has no types
     return {

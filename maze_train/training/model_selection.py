@@ -1,4 +1,4 @@
-"""Which policy is the best so far, and when to give up hoping for a better one."""
+"""Selection of the best policy so far, and of the time to give up hoping for a better one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When things happen: epochs of updates, evaluation, selection of the best policy, metrics."""
+"""Schedule of a run: epochs of updates, evaluation, selection of the best policy, metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PROGRESS = (
 
 
 class TimeEvents(EventInterface, prefix="time"):
-    """Where the wall time of an epoch goes, in seconds."""
+    """Wall time of an epoch by what took it, in seconds."""
 
     collect_s = Event("Collecting experience.", reduce="sum")
     update_s = Event("Updating the weights.", reduce="sum")
@@ -317,7 +317,7 @@ class Trainer(ABC):
         )
 
     def progress(self, last_epoch: int = 0) -> Progress:
-        """Where training stands before the next update."""
+        """Progress of training before the next update."""
         fractions = [0.0]
         if self.limits.total_steps:
             fractions.append(self.env_steps / self.limits.total_steps)

@@ -1,4 +1,4 @@
-"""How calls, arguments and results travel between a pool and its worker processes.
+"""Messages between a pool and its worker processes: calls, arguments and results.
 
 A call without arguments, and the reply that there is nothing to tell, are one byte, which the hot
 path reads and writes without the framing of `Connection`. Both ends run the same code on the same
@@ -148,7 +148,7 @@ def send_message(conn: Connection, process: int, value: Any) -> None:
 
 
 def receive_message(conn: Connection) -> Any:
-    """What `send_message` sent."""
+    """Receive what `send_message` sent."""
     content = conn.recv_bytes()
     in_file, num_memories, content = content[0], content[1], content[2:]
     if in_file:

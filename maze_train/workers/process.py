@@ -59,11 +59,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 wants it to end. The parent decides what to do about them; it may want to save first."""
 
 ORPHAN_CHECK_S = 2.0
-"""How often a worker looks whether its parent lives."""
+"""Seconds between two checks of a worker that its parent lives."""
 
 
 PROCESS_NAME = "maze-env"
-"""How the names of processes begin."""
+"""Prefix of the names of processes."""
 
 GUARD = 'A script that starts processes needs the guard `if __name__ == "__main__":`'
 

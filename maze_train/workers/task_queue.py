@@ -19,16 +19,16 @@ __all__ = ["MOST_DEATHS", "MOST_RAISES", "TaskQueue"]
 Result = TypeVar("Result")
 
 POLL_S = 0.1
-"""How long to wait at most for news of the workers."""
+"""Longest wait for news of the workers, in seconds."""
 
 CALLS_AHEAD = 2
 """Calls that a worker has at a time, so that it need not wait for the next one."""
 
 MOST_RAISES = 2
-"""How many times an episode may raise before it ends the run."""
+"""Number of times that an episode may raise before it ends the run."""
 
 MOST_DEATHS = 3
-"""How many workers may die or hang during a task before it ends the run."""
+"""Number of workers that may die or hang during a task before it ends the run."""
 
 SEEDS_TOLD = 8
 """Seeds that a message names at most."""

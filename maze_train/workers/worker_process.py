@@ -49,10 +49,10 @@ __all__ = ["WorkerProcess", "end_all"]
 BUILDING = "building its environments"
 
 LOST_EXIT_CODE = 255
-"""What multiprocessing takes for the exit code of a process whose fork server is gone."""
+"""Exit code that multiprocessing reports for a process whose fork server is gone."""
 
 CLOSE_GRACE_S = 5.0
-"""How long workers may take to close before they are killed."""
+"""Seconds that workers may take to close before they are killed."""
 
 
 class WorkerProcess:

@@ -34,7 +34,7 @@ class ActorCriticBatch:
     log-probabilities, `[4, n]`: one tensor, so that a minibatch gathers them in one operation."""
 
     sequences: Sequences | None = None
-    """How observations lie in time; None without a memory."""
+    """Layout of observations in time; None without a memory."""
 
     @property
     def size(self) -> int:
@@ -48,7 +48,7 @@ class ActorCriticBatch:
 
     @property
     def targets(self) -> Tensor:
-        """What the critic regresses on, `[n]`."""
+        """Targets of the critic's regression, `[n]`."""
         return self.columns[TARGETS]
 
     @property

@@ -1,4 +1,4 @@
-"""What a model says about a rollout: values of states, parameters of the policy."""
+"""Outputs of a model for a rollout: values of states, parameters of the policy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_NUMBERS = 2**22
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRollout:
-    """What a model says about T steps of B environments."""
+    """Outputs of a model for T steps of B environments."""
 
     values: Tensor
     """v(s_t), `[T, B]`."""

@@ -1,4 +1,4 @@
-"""How behavioral cloning changes the policy."""
+"""Learner of behavioral cloning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well actions are imitated, part by part."""
+"""Metrics of imitated actions, part by part."""
 
 from __future__ import annotations
 

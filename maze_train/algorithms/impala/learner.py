@@ -1,4 +1,4 @@
-"""How IMPALA changes weights."""
+"""Learner of IMPALA."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return prepared
 
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
-        """What a model says about a rollout; one pass serves the targets and the loss."""
+        """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
         # With a memory the loss reads sequences; networks with modes are in another one for it.
         if model.state_size or module_id in self.modules_with_modes:
@@ -87,7 +87,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return evaluated
 
     def outputs(self, module_id: str, batch: ActorCriticBatch) -> SampleOutputs:
-        """What a model says about the batch, and what writes gradients."""
+        """Run a model on the batch; returns its outputs and what writes their gradients."""
         known = self._outputs.pop(module_id, None)
         return super().outputs(module_id, batch) if known is None else known
 

@@ -1,4 +1,4 @@
-"""How SAC changes weights."""
+"""Learner of SAC."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What every learner has, and the number of gradient steps."""
+        """State of every learner, and the number of gradient steps."""
         return {**super().state_dict(), "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
