@@ -1,4 +1,4 @@
-"""One run or rollout as Hydra starts it, and what is told when it fails."""
+"""Runs one Hydra job and reports failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Job:
     """Does what a composed configuration says; called by Hydra, several times in a sweep.
 
     Errors do not go through Hydra, which would stop a sweep and print them in its own way: they are
-    told here, and kept for the exit code.
+    printed here, and kept for the exit code.
 
     Args:
         argv: Arguments of the command as the user typed them, for messages.
@@ -122,7 +122,7 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     elif run_dir is not None and values.get("run_dir") is None and resume is None:
         values["run_dir"] = run_dir
     config = load_config(values)
-    # Only now: PyTorch takes a second to import, and a configuration error should be told at once.
+    # Only now: PyTorch takes a second to import, and a configuration error should be shown at once.
     from maze_train.runners.factory import build_runner
 
     result = build_runner(config).run()

@@ -84,7 +84,8 @@ class RolloutConfig:
     outputs/<env>-<policy>-rollout/<date>_<time>."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules beside this package, PyTorch and gymnasium that the configuration of `run` may name,
+    """Modules other than this package, PyTorch and gymnasium that the configuration of `run` may
+    name,
     such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:

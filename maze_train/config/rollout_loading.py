@@ -108,7 +108,7 @@ def policy_nearby(directory: Path) -> str:
 
 
 def plain_seeds(seeds: Any) -> Any:
-    """Seeds as a list of Python's integers; what is no integer stays, and is told later."""
+    """Seeds as a list of Python's integers; anything else stays, and is refused later."""
     if hasattr(seeds, "tolist"):  # an array, which may also be a single number
         seeds = seeds.tolist()
     if isinstance(seeds, str | bytes | Mapping) or not isinstance(seeds, Iterable):

@@ -297,7 +297,7 @@ def _part_of(key: str) -> str | None:
 def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tuple[str, str] | None:
     """Say why something is not used: a note, and the module that would have to be trusted.
 
-    None: it may be used, or is not there, which is told where it is built.
+    None: it may be used, or is not there, which is reported where it is built.
     """
     if key == "env.id":
         package = path.rpartition(":")[0] or "shimmy"

@@ -135,7 +135,7 @@ class TrainConfig:
     run_dir if there is one, else start it; null: start a new run."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules beside this package, PyTorch and gymnasium that the configuration of the run in
+    """Modules other than this package, PyTorch and gymnasium that the configuration of the run in
     `resume` or `base_run` may name, such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:

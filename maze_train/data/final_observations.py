@@ -1,4 +1,4 @@
-"""Observations that are kept beside the rows of a replay buffer."""
+"""Observations that are stored apart from the rows of a replay buffer."""
 
 from __future__ import annotations
 

@@ -384,8 +384,8 @@ def replay_nbytes(
 ) -> int:
     """Bytes of a full buffer, before one is made; arguments are those of the buffers.
 
-    Observations that are kept beside come on top: the last ones of truncated episodes, and the
-    first stack of every episode where there are stacks of frames.
+    Observations that are stored separately come on top: the last ones of truncated episodes, and
+    the first stack of every episode where there are stacks of frames.
     """
     layout = ReplayLayout(
         buffer_size, observation_space, actions, num_envs=num_envs, frame_stack=frame_stack

@@ -21,9 +21,9 @@ class FrameColumn:
     """Stacks `[n, *frame]`, newest frame last, put together from the frames of n rows.
 
     Where a stack does not go on from the one in the row before (an episode begins, or a wrapper
-    took several steps at once), it is kept beside as a whole. The `depth` of a row says how many
-    rows back that was, at most n - 1: its stack consists of the newest frames of as many rows, and
-    of what the whole stack has to give.
+    took several steps at once), it is stored separately as a whole. The `depth` of a row says how
+    many rows back that was, at most n - 1: its stack consists of the newest frames of as many rows,
+    and of what the whole stack has to give.
 
     Args:
         n: Frames per stack.

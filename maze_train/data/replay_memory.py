@@ -27,7 +27,7 @@ __all__ = ["BESIDE", "ENDS", "TERMINATED", "VALID", "ReplayMemory"]
 
 VALID, TERMINATED, TRUNCATED, BESIDE = 1, 2, 4, 8
 """Bits of the flags of a row: it is a transition; how it ended; the observation after it is not in
-the next row but beside."""
+the next row but stored separately."""
 
 ENDS = TERMINATED | TRUNCATED
 LARGE = ("obs/", "actions/")
@@ -42,7 +42,7 @@ class ReplayMemory:
 
     Row r holds the observation before an action, the action and what it brought. The observation
     after the action is that of row r + 1; the newest row, `head`, holds an observation only. True
-    last observations of truncated episodes are kept beside.
+    last observations of truncated episodes are stored separately.
 
     Args:
         layout: What is stored.
@@ -171,7 +171,7 @@ class ReplayMemory:
         """Whether what comes next may not begin with the observation of the head.
 
         So it is after steps of a lone environment, which are written with the observation after
-        them: it is in the head, and also beside unless they were terminated.
+        them: it is in the head, and also stored separately unless they were terminated.
         """
         return self.ring.num_envs == 1 and bool(self._newest_flags & (ENDS | BESIDE))
 
@@ -207,7 +207,7 @@ class ReplayMemory:
         return whole | {key: column.gather(positions) for key, column in self._stacks.items()}
 
     def put_final_obs(self, leaves: Mapping[str, Tensor], where: Array, positions: Array) -> None:
-        """Put the observations that are beside `positions` into entries of others."""
+        """Replace entries of `others` by the separately stored observations of `positions`."""
         entries = torch.from_numpy(where)
         for key, leaf in self._final_obs.gather(positions).items():
             target = leaves[key]
@@ -307,7 +307,7 @@ class ReplayMemory:
         return slice(start, min(start + self._segment_slots, self.ring.num_slots))
 
     def _read_segment(self, number: int) -> dict[str, Any]:
-        """Slots of all columns, and what is kept beside their rows."""
+        """Slots of all columns, and the observations stored apart from their rows."""
         slots = self._slots(number)
         content = {name: column.read_slots(slots) for name, column in self._columns.items()}
         # The rows in these slots are of the turn that the head is in, or of the one before.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["RolloutLayout", "RolloutSlot"]
 
 PAGE = 4096
-"""Slots begin on pages of their own, so that what is written to one takes no memory of others."""
+"""Slots begin on pages of their own, so that writing to one takes no memory of the others."""
 
 CACHE_LINE = 64
 """Every column begins on a cache line of its own."""

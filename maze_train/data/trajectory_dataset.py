@@ -73,8 +73,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
                 now in both cases, so that many small parts take no open files.
             verify: Whether every file is read once, and compared with its digest; numbers that are
                 not finite and actions that are none of the space are then refused as well.
-            on_damaged: `raise`: a part that is damaged is an error; `skip`: it is told in a warning
-                and left out.
+            on_damaged: `raise`: a part that is damaged is an error; `skip`: it is left out with a
+                warning.
 
         Raises:
             ConfigError: If `on_damaged` is neither.

@@ -119,7 +119,7 @@ class TrajectoryPart:
     """Origin of the part, for messages."""
 
     env: dict[str, Any] = field(default_factory=dict)
-    """The environment of these episodes, as plain values; empty: not told, as in manifests
+    """The environment of these episodes, as plain values; empty: unknown, as in manifests
     of earlier versions."""
 
     policy: dict[str, Any] = field(default_factory=dict)

@@ -106,7 +106,7 @@ class BaseReplayBuffer(ABC):
 
 
 def as_rollout(transition: Transition) -> Rollout:
-    """One step of one environment, with the observation after it beside."""
+    """One step of one environment, with the observation after it."""
     obs, next_obs = leaves_by_key(transition.obs), leaves_by_key(transition.next_obs)
     shapes, next_shapes = ({k: list(x.shape) for k, x in o.items()} for o in (obs, next_obs))
     if shapes != next_shapes:

@@ -1,4 +1,4 @@
-"""Vector environments of others: what they say about themselves, and how native ones are built."""
+"""Vector environments of other packages: their properties, and the building of native ones."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Backend:
 
 
 def check_settings(config: EnvConfig) -> None:
-    """Refuse settings that no vector environment of others can follow.
+    """Refuse settings that no vector environment of another package can follow.
 
     Raises:
         ConfigError: If there are wrappers or arguments that do not fit, or not exactly one of id
@@ -193,7 +193,7 @@ def create(
     if env_id is None:
         return creator(num_envs=num_envs, **kwargs)
     with warnings.catch_warnings():
-        # An unclear autoreset mode is told by our own error.
+        # Our own error reports an unclear autoreset mode.
         warnings.filterwarnings("ignore", message=r"(?s).*(AutoresetMode|autoreset_mode)")
         return gymnasium.make_vec(
             env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs

@@ -1,4 +1,4 @@
-"""Presents vector environments of others as vector environments of the package."""
+"""Presents vector environments of other packages as vector environments of this one."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ IGNORED_MASK = (
 
 
 class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Observes the legal actions that the environment tells as `info["action_mask"]`.
+    """Observes the legal actions that the environment gives as `info["action_mask"]`.
 
     They become the key `action_mask` of the observation (`maze_train.spaces.masks`): of a Dict
-    observation a further key; any other is found under the key `observation` beside it. The mask
+    observation a further key; any other is found under the key `observation` next to it. The mask
     has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
 
     Args:

@@ -120,7 +120,7 @@ class Journal:
 
     def begin(self, options: dict[str, Any] | None) -> None:
         """All environments start their first episodes."""
-        with suppress(EnvError):  # It is told when a state is asked for.
+        with suppress(EnvError):  # It is reported when a state is asked for.
             options = plain_copy(options, "options")  # The environment may change its own.
         self._restart()
         self.episodes = [1] * self._n

@@ -1,4 +1,4 @@
-"""Environments of one process that play one episode at a time, each the one that it is told to."""
+"""Environments of one process that play one episode at a time, each the one it is given."""
 
 from __future__ import annotations
 

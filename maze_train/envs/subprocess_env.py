@@ -49,9 +49,9 @@ class SubprocVectorEnv(JournaledVectorEnv):
     infos are described at `MazeVectorEnv`.
 
     A worker that raises, dies or hangs ends the whole vector environment with a `WorkerError`; no
-    process is left. With `on_worker_failure="restart"` it is told on stderr and started again; its
-    environments play their episodes again up to the step that failed, and make that step, so that
-    no number is another one. Where that fails too, the worker is started once more, and its
+    process is left. With `on_worker_failure="restart"` it is started again with a line on stderr;
+    its environments play their episodes again up to the step that failed, and make that step, so
+    that no number is another one. Where that fails too, the worker is started once more, and its
     environments begin new episodes, as described at `MazeVectorEnv`.
 
     Workers survive SIGINT, SIGTERM, SIGHUP and SIGUSR1: the parent decides.

@@ -70,7 +70,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         monitored: Whether `final_info["episode"]` alone tells the ends, returns (`r`) and lengths
             (`l`) of episodes, because wrappers end them early or change rewards for training.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
-            of others.
+            of other packages.
         first_env: Number of the first environment in messages.
         tell: Takes a line for people about what environments turn out to do; None: nobody reads it.
     """

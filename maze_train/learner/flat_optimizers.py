@@ -1,4 +1,4 @@
-"""Optimizers that treat every entry alone, and also step along a gradient that is one vector."""
+"""Element-wise optimizers that also accept a flat gradient."""
 
 from __future__ import annotations
 

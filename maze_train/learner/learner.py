@@ -349,7 +349,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Once per update, after everything: adaptive coefficients, running statistics."""
 
     def should_module_be_updated(self, module_id: str) -> bool:
-        """Whether a module learns from its experience; the experience of others is dropped."""
+        """Whether a module learns from its experience, which is dropped otherwise."""
         return True
 
     # -- state -----------------------------------------------------------------------------------

@@ -138,14 +138,14 @@ def build_own(
     output_size: int,
     action_size: int | None = None,
 ) -> nn.Module:
-    """A network of a user, which has been run once: a wrong output is told before training.
+    """Build a network of a user, and run it once: a wrong output is refused before training.
 
     Args:
         node: Names the network, see `build_target`.
         key: Where the configuration names it.
         space: Flat observation space, without masks.
         output_size: Units of its output.
-        action_size: Numbers that describe an action, which the network reads besides; None: it
+        action_size: Numbers that describe an action, which the network also reads; None: it
             reads observations only.
 
     Raises:

@@ -177,7 +177,7 @@ def build_policy(
 
     Returns:
         A `PolicyModel`, or what the wrapper returned, which has been run once: a wrong output is
-        told before training. Both in evaluation mode.
+        refused before training. Both in evaluation mode.
 
     Raises:
         ConfigError: If a setting is about a critic, a named network or the wrapper is missing,

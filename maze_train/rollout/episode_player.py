@@ -80,8 +80,8 @@ class PlaySettings:
     """Settings of the episodes, and of what is kept of them."""
 
     deterministic: bool = True
-    """Whether the most likely action is taken instead of a sampled one. It says how the agent was
-    built, which is told itself."""
+    """Whether the most likely action is taken instead of a sampled one. It describes the
+    agent, which was built with this setting."""
 
     record: bool = False
     """Whether trajectories are kept."""

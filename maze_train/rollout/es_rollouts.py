@@ -63,12 +63,12 @@ class ESRolloutResult:
 
 
 class ESDistributedRollouts:
-    """Plays the pairs of an iteration, somewhere, in any order, and tells of them in theirs.
+    """Plays the pairs of an iteration in any order, and returns their results in order.
 
     The result of a pair follows from the policy, the deviation of the noise, the iteration and the
     number of the pair. So the numbers of training do not depend on who plays.
 
-    Workers are told numbers of members and tell their returns. Members of a worker that fails are
+    Workers get numbers of members and send back returns. Members of a worker that fails are
     given to others, or to the one that takes its place with `on_worker_failure="restart"`, and do
     the same again. One that fails again after that ends it all: when an episode with its seed
     raised for the second time, or when the third worker died or hung with it.

@@ -1,4 +1,4 @@
-"""Random numbers that are drawn once, for all processes: noise is then told by its place."""
+"""Random numbers that are drawn once for all processes, which refer to noise by its index."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class ESRolloutWorkerWrapper:
 
     Member 2 k of an iteration has the parameters θ + σε of pair k, member 2 k + 1 has θ - σε; both
     play the episode with the same seed. What a member does follows from θ, σ, the statistics of
-    observations, the iteration and its number: not from which others are played beside it.
+    observations, the iteration and its number: not from which others are played with it.
 
     Parameters are perturbed, buffers are not. Statistics of observations stay as they are while
     members play; those of what a member observed are part of its result.

@@ -38,7 +38,7 @@ BUILD = 'build the environment with render_mode="rgb_array"'
 class VideoWriter:
     """Writes one video, which is complete or not there.
 
-    ffmpeg writes a file beside it, which takes its name when it is closed. The last line of
+    ffmpeg writes a temporary file, which takes its name when it is closed. The last line of
     frames whose height or width is odd is repeated, since players show even ones only.
 
     Args:

@@ -211,7 +211,7 @@ class TrainingRunner(ABC):
     def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
         """Train, and write a summary whatever happens."""
         with contextlib.closing(tracker):
-            with generators_kept():  # writers of others may draw from them
+            with generators_kept():  # writers of users may draw from them
                 tracker.start()
             try:
                 self.before_training(trainer)

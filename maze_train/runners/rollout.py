@@ -344,7 +344,7 @@ class RolloutRunner:
         assert self.config.env is not None
         return config_to_dict(self.config.env)
 
-    # -- what is told ----------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------
 
     @property
     def _title(self) -> str:

@@ -213,7 +213,7 @@ def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
     if config.run is not None:
         parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
         saved = read_saved_policy(config.run, config.trust, config, parts)
-        saved.make_model()  # what does not fit is told here, and not by a worker
+        saved.make_model()  # what does not fit fails here, and not in a worker
         return TrainedActions(saved, config.deterministic)
     if not isinstance(config.policy, dict):
         return RandomActions()

@@ -79,7 +79,7 @@ class RolloutSummary:
     length_max: float
 
     success_rate: float
-    """Share of successes among the episodes that told whether they were one."""
+    """Share of successes among the episodes that reported whether they were one."""
 
     def as_dict(self) -> dict[str, float]:
         """The numbers by name."""
@@ -160,7 +160,7 @@ class EpisodesFile:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(OSError):  # what could not be written was told, and is written once more
+        with suppress(OSError):  # a failed write was reported, and is tried once more
             self._file.close()
 
 

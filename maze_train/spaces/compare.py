@@ -1,4 +1,4 @@
-"""Whether two places have the same spaces, told in a few words."""
+"""Comparison of the spaces of two places, in a few words."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_same_spaces(
 def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[str, str]:
     """Two spaces that are not equal in a few words each: of nested ones, the first other leaf.
 
-    Bounds are told only where nothing else differs, and then those of the first other entry.
+    Bounds are named only where nothing else differs, and then those of the first such entry.
 
     Raises:
         SpaceError: If one can not be described, see `FlatView`.

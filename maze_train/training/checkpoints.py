@@ -71,7 +71,7 @@ class CheckpointStore:
         directory: `<run directory>/checkpoints`; made by the first `save` if the run directory is
             there.
         keep_last: How many of the newest checkpoints are kept. >= 1.
-        keep_best: How many of those with the best scores are kept beside them. >= 0.
+        keep_best: How many of those with the best scores are kept in addition. >= 0.
         mode: `max` if larger scores are better, `min` if smaller ones are.
         settings: Configuration of the run as text, which every checkpoint keeps.
         warn: Takes what went wrong without ending the run; None: it is printed on stderr.
@@ -139,7 +139,7 @@ class CheckpointStore:
         return self.directory / place.name
 
     def _write(self, state: dict[str, Any], place: Place) -> None:
-        """Write the files beside, put them in place, and point to them; or leave all as it was."""
+        """Write the files, move them into place, and point to them; or leave all as it was."""
         if not self.directory.is_dir():
             self.directory.mkdir()
             fsync_directory(self.directory.parent)
@@ -261,7 +261,7 @@ class CheckpointStore:
         """The newest checkpoint that is whole: every file of it is as it was written.
 
         The one that `latest` names comes first, then those before it; without a valid `latest` all
-        of them, the newest first. Each one that is damaged is told in a warning.
+        of them, the newest first. A warning names each damaged one.
 
         Args:
             name: Name of a checkpoint; then it is that one or none.

@@ -137,7 +137,7 @@ class RolloutEvaluator(Evaluator):
     def _play(
         self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
     ) -> tuple[Array, Array, Array]:
-        """Returns, lengths and successes (NaN: not told) of the n episodes."""
+        """Returns, lengths and successes (NaN: not reported) of the n episodes."""
         n, num_envs = self.n_episodes, self._num_envs
         returns, lengths, successes = np.zeros(n), np.zeros(n), np.full(n, np.nan)
         episode = np.arange(num_envs)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: the update in hand is finished and saved first."""
+"""Signals that ask a run to end: it finishes and saves the current update first."""
 
 from __future__ import annotations
 

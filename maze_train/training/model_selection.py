@@ -22,7 +22,7 @@ __all__ = ["BestModelSelection", "ModelSelectionBase", "copy_of_weights"]
 
 
 class ModelSelectionBase(ABC):
-    """Is told the score of the current policy after each evaluation."""
+    """Selection by the score of the current policy after each evaluation."""
 
     @abstractmethod
     def update(self, score: float, epoch: int = 0) -> bool:

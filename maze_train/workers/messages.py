@@ -100,7 +100,7 @@ def dumps(value: Any) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves shared memory out, whose descriptors are sent beside."""
+    """Leaves shared memory out; its descriptors are sent separately."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)

@@ -82,7 +82,7 @@ def refuse_import() -> None:
 def process_main(
     conn: Connection, inherited: Sequence[Connection], index: int, parent: int
 ) -> None:
-    """Make a worker, then call its methods until told to quit or the parent is gone.
+    """Make a worker, then call its methods until the parent asks it to quit or is gone.
 
     Args:
         conn: This end of the pipe to the parent.

@@ -85,7 +85,7 @@ class TaskQueue(Generic[Result]):
             raise
 
     def set_up(self, method: str, *args: Any) -> None:
-        """Have every worker call a method now, and again those that take the place of others."""
+        """Have every worker call a method now, and later each replacement of a worker."""
         self._setup.append((method, args))
         for index in range(len(self._pool)):
             self._call(index, _ignored, method, *args)
