@@ -36,7 +36,7 @@ WRITTEN = ("best", "checkpoints", "plots", "policies", "policies/*")
 """Directories below that of a run into which the run writes."""
 
 TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
-"""Folders that multiprocessing makes for its sockets, and the file that tells those of ours."""
+"""Folders that multiprocessing makes for its sockets, and the file that marks ours."""
 
 MAX_TEXT_NBYTES = 1 << 28
 

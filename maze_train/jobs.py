@@ -86,7 +86,7 @@ class Job:
             os.chdir(started_in)  # an environment may have left it; the next job begins here
 
     def exit_code(self) -> int:
-        """The exit code of all jobs; tells how many jobs of a sweep failed."""
+        """The exit code of all jobs; prints how many jobs of a sweep failed."""
         failed = len(self.exit_codes)
         if failed and self.is_sweep:
             print(f"{PROGRAM}: {failed} of {self.n_jobs} jobs failed", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""From plain nested values to a validated `RolloutConfig`: its environment may be that of a run."""
+"""Conversion of plain values to a `RolloutConfig`; its environment may be that of a run."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def plain_seeds(seeds: Any) -> Any:
 
 
 def recorded_in(settings: Mapping[str, Any]) -> str:
-    """In which environment the data set of a run was recorded, for people; empty: not known."""
+    """Name the environment in which the data set of a run was recorded; empty: not known."""
     from maze_train.data.trajectory_files import read_metadata  # needs PyTorch
 
     runner = settings.get("runner")

@@ -1,4 +1,4 @@
-"""The configuration in the directory of a run, which may be that of a stranger.
+"""Configuration in the directory of a run, which may come from a stranger.
 
 Reading it takes bounded time and memory and calls nothing. What it names is imported only where it
 is a class of this package, PyTorch or gymnasium of the kind that belongs there, or the user named

@@ -100,7 +100,7 @@ class FrameMemory:
         self._write_newest(row, obs)
         numbers = self._number_rows
         numbers[row, :, :-1] = numbers[row - 1, :, 1:]
-        # Flags of episodes do not tell: wrappers may take several steps between observations.
+        # Flags of episodes do not say: wrappers may take several steps between observations.
         for env, older in enumerate(numbers[row, :, :-1]):
             if not np.array_equal(self._array[older], obs[env, :-1]):
                 self._begin(row, env, obs[env])

@@ -261,7 +261,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):
-    """A replay buffer that samples transitions in proportion to how wrong they were predicted.
+    """A replay buffer that samples transitions in proportion to the errors of their predictions.
 
         P(i) = p_i^alpha / Σ_j p_j^alpha,  p_i = |error_i| + epsilon
         w_i = (N P(i))^-beta / max_j w_j

@@ -187,7 +187,7 @@ class Column:
         """The slots that have memory, by index: `[size, *shape]`."""
 
     def resize(self, num_slots: int) -> None:
-        """Have memory for so many slots, at least those that have some; what they hold stays."""
+        """Allocate memory for so many slots, at least those in use; what they hold stays."""
         rows = self._allocated(num_slots)
         rows[: len(self._rows)].copy_(self._rows)
         self._rows = rows

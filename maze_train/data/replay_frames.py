@@ -74,7 +74,7 @@ class FrameColumn:
     def gather(self, positions: Array) -> Tensor:
         """Stacks `[k, n, *frame]` of the positions `[k]`."""
         n, num_envs, size = self.n, self._ring.num_envs, self._ring.size
-        # What lies before the first row is replaced below; it has to be some entry.
+        # Entries before the first row are replaced below; any entry will do.
         window = (positions[:, None] + np.arange(1 - n, 1) * num_envs) % len(self._frames.entries)
         frames = self._frames.gather(window.ravel())
         stacks = frames.view(-1, n, *frames.shape[1:])

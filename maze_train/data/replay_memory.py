@@ -101,7 +101,7 @@ class ReplayMemory:
         self._versions = np.zeros(-(-self.ring.num_slots // self._segment_slots), np.int64)
 
     def reserve(self, num_rows: int) -> None:
-        """Have memory for so many rows; without it, the first row takes the memory of all."""
+        """Allocate memory for so many rows; otherwise the first row allocates that of all."""
         num_slots = min(num_rows, self.ring.num_slots)
         if num_slots > self._num_allocated:
             for column in self._large:
@@ -109,7 +109,7 @@ class ReplayMemory:
             self._num_allocated = num_slots
 
     def _make_room(self, num_rows: int) -> None:
-        """Have memory for the first so many rows, and for some more if that is not foreseen."""
+        """Allocate memory for the first so many rows, and for some more if that is not foreseen."""
         allocated = self._num_allocated
         if num_rows > allocated < self.ring.num_slots:
             self.reserve(max(num_rows, allocated * 5 // 4) if allocated else self.ring.num_slots)
@@ -207,7 +207,7 @@ class ReplayMemory:
         return whole | {key: column.gather(positions) for key, column in self._stacks.items()}
 
     def put_final_obs(self, leaves: Mapping[str, Tensor], where: Array, positions: Array) -> None:
-        """Replace entries of `others` by the separately stored observations of `positions`."""
+        """Write the last observations of `positions` into the entries `where` of `leaves`."""
         entries = torch.from_numpy(where)
         for key, leaf in self._final_obs.gather(positions).items():
             target = leaves[key]
@@ -219,7 +219,7 @@ class ReplayMemory:
         return {key: column.gather(indices) for key, column in self._actions.items()}
 
     def positions(self, indices: Array) -> Array:
-        """Positions of what lies at indices `[k]`."""
+        """Positions of the entries at indices `[k]`."""
         last = (self.head + 1) * self.ring.num_envs - 1
         return last - (last - indices) % self.ring.size
 
@@ -282,7 +282,7 @@ class ReplayMemory:
             column.write(row, leaf[begin:])
 
     def _expire(self, head: int) -> Array:
-        """Forget what is overwritten when the head moves; indices of the rows that are."""
+        """Drop what the moving head overwrites; returns the indices of those rows."""
         num_envs, new = self.ring.num_envs, max(0, head - self.ring.rows)
         stop = min(new, self.head)
         indices = np.arange(self.oldest * num_envs, stop * num_envs) % self.ring.size

@@ -37,7 +37,7 @@ class Column:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    """Of one row."""
+    """Shape of one row."""
 
     leaf: spaces.Space[Any] | None
     """The space of a row; None: rewards."""

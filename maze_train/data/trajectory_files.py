@@ -1,4 +1,4 @@
-"""The files of a data set of trajectories: arrays with their digests, and what says of them.
+"""Files of a data set of trajectories: arrays with their digests, and their manifests.
 
 Both JSON files are sealed: the digest in them is that of their text without it, so a change is
 noticed. docs/trajectories.md describes the format.

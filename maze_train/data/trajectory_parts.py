@@ -51,10 +51,10 @@ class DatasetMetadata:
     """
 
     observation_space: spaces.Space[Any]
-    """Of one environment, nested."""
+    """Observation space of one environment, nested."""
 
     action_space: spaces.Space[Any]
-    """Of one environment, nested."""
+    """Action space of one environment, nested."""
 
     env: dict[str, Any] = field(default_factory=dict)
     """The environment (`id`, `kwargs` and the like), as plain values."""

@@ -82,7 +82,7 @@ class Backend:
     frame_stack: dict[str, int] = field(default_factory=dict)
     """Number of stacked frames by leaf of the observation."""
     limit_left: int | None = None
-    """A limit of episodes that the environment does not see to."""
+    """Limit of episodes that the environment does not enforce."""
 
 
 def check_settings(config: EnvConfig) -> None:
@@ -284,7 +284,7 @@ def built(name: str, config: EnvConfig, make: Callable[[], Any]) -> VectorEnv[An
 
 
 def parameters_of(creator: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a class or function; none if it does not tell them."""
+    """Parameters of a class or function; empty if its signature is unknown."""
     try:
         return inspect.signature(creator).parameters
     except ValueError:

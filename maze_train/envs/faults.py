@@ -28,7 +28,7 @@ SHIMMY = (
 def explained(error: BaseException) -> str:
     """Describe what an environment raised, with the remedy where it is known.
 
-    Whoever catches everything that an environment raises asks here what to tell.
+    Every caller that catches all exceptions of an environment gets its message here.
 
     Raises:
         KeyboardInterrupt: The error itself, if it is one: Ctrl-C is no fault of an environment.

@@ -204,7 +204,7 @@ class ForeignVectorEnv(MazeVectorEnv):
             truncated |= self._lengths >= self.max_episode_steps
         ended = terminated | truncated
         same_step = self.mode is AutoresetMode.SAME_STEP
-        # Else the rows of episodes that ended are their last ones; nobody asks for terminal ones.
+        # Else the rows of episodes that ended are their last ones; terminal ones are not used.
         acting = None if same_step else ~terminated
         check_columns(columns, self._lengths, acting, rewards, first=self.first_env)
         self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting

@@ -135,7 +135,7 @@ class Journal:
         self._valid = True
 
     def invalidate(self) -> None:
-        """Say that what is kept does not tell any more where the environments are."""
+        """Mark the record as invalid: it no longer says where the environments are."""
         self._valid = False
 
     def record(self) -> None:
@@ -166,7 +166,7 @@ class Journal:
                 self._bases[i] = Base(self.episodes[i], now)
 
     def rebase(self, i: int, own: dict[str, Any]) -> None:
-        """Let the record of an environment begin now, with what it tells of itself."""
+        """Let the record of an environment begin now, with the state that it gives of itself."""
         self._bases[i] = Base(self.episodes[i], self._first + self._row, own=own)
 
     def load(self, records: Sequence[EpisodeRecord]) -> None:

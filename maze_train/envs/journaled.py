@@ -100,7 +100,7 @@ class JournaledVectorEnv(MazeVectorEnv):
         return [self._journal.record_of(i, obs, rewards) for i in range(self.num_envs)]
 
     def _step_result(self, report: StepReport | None) -> StepResult:
-        """Keep what was done in the journal; returns what `step` returns."""
+        """Record the step in the journal; returns the result of `step`."""
         buffers, journal = self._buffers, self._journal
         journal.record()
         if report is not None:

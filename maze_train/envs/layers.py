@@ -85,7 +85,7 @@ def continuing_layers(env: gymnasium.Env[Any, Any]) -> list[Any]:
 
 
 def offers_own_state(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether the environment and all its wrappers can tell their state."""
+    """Whether the environment and all its wrappers can give their state."""
     *around, inner = layers_of(env)
     return has_methods(inner) and all(
         has_methods(layer) or type(layer) in STATELESS or remembered_by(layer) for layer in around
@@ -147,7 +147,7 @@ def restore_attribute(layer: Any, name: str, value: Any) -> None:
 
 
 def has_methods(layer: Any) -> bool:
-    """Whether a layer tells its state itself."""
+    """Whether a layer gives its state itself."""
     return all(callable(getattr(layer, name, None)) for name in ("state_dict", "load_state_dict"))
 
 

@@ -57,7 +57,7 @@ class EpisodeError(EnvError):
 class EnvSlots:
     """Slots with an environment each; episodes begin and end in one slot without the others.
 
-    Vector environments begin the next episode where one ended. Here whoever plays says which
+    Vector environments begin the next episode where one ended. Here the caller says which
     episode a slot plays, by its seed, and steps the first slots only, so that slots which have
     nothing to play cost nothing. Where a wrapper ends an episode without a new game
     (`EpisodicLifeWrapper`), the episode of the slot goes on until the game is over.
@@ -353,7 +353,7 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def watched_game(continuing: Sequence[Any]) -> _Game | None:
-    """Have the game watched that the layers go on with; None if there are none."""
+    """Watch the game that the layers go on with; None if there are none."""
     if not continuing or not isinstance(continuing[-1], gymnasium.Wrapper):
         return None
     continuing[-1].env = game = _Game(continuing[-1].env)

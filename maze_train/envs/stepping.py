@@ -227,7 +227,7 @@ class EnvSlice:
         """Ask each environment for its own state; None from one that has none to give.
 
         Raises:
-            EnvError: If an environment raises, or tells something else than plain values.
+            EnvError: If an environment raises, or gives something else than plain values.
         """
         states: list[dict[str, Any] | None] = []
         for i, env in enumerate(self.envs):
@@ -286,7 +286,7 @@ class EnvSlice:
         return info
 
     def _let_go(self, i: int) -> None:
-        """Have the next reset begin a new game, whatever wrappers want."""
+        """Make the next reset begin a new game, whatever wrappers want."""
         for layer in self._continuing[i]:
             layer.goes_on = False
 
@@ -368,7 +368,7 @@ class EnvSlice:
 
 
 def no_progress() -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 def report_broken_off(final_info: dict[str, Any], reset_info: dict[str, Any]) -> None:

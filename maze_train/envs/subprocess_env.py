@@ -241,7 +241,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
             self._before.append((self._rewards_before, buffers.rewards))
 
     def _call(self, method: str, *args: Any) -> None:
-        """Have all workers begin to call a method."""
+        """Start a call in all workers."""
         if self.closed:
             raise WorkerError("this vector environment is closed: build a new one")
         try:
@@ -329,7 +329,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
         return report
 
     def _begin_anew(self, index: int, method: str, given_up: int) -> StepReport:
-        """Begin new episodes in a new worker, after so many were given up."""
+        """Begin new episodes in a new worker, after `given_up` attempts."""
         started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
         report: StepReport = self._ask(index, "begin", self.root_seed, started)
         report.lost *= given_up

@@ -287,7 +287,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def preprocess(
         self, module_id: str, experience: Experience, statistics: Statistics
     ) -> Prepared:
-        """From experience to what minibatches are taken of: device, values, advantages, targets."""
+        """Turn experience into the input of minibatches: device, values, advantages, targets."""
 
     @abstractmethod
     def minibatches(

@@ -1,4 +1,4 @@
-"""Whether training and evaluation make a difference to a module."""
+"""Modules that do not care about training and evaluation mode."""
 
 from __future__ import annotations
 

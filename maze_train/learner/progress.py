@@ -28,7 +28,7 @@ class Progress:
     """Epochs finished."""
 
     fraction: float = 0.0
-    """Share of the run that lies behind, in [0, 1); 0 when no limit is known."""
+    """Share of the run that is done, in [0, 1); 0 when no limit is known."""
 
 
 def scheduled_value(setting: float | Schedule, progress: Progress) -> float:

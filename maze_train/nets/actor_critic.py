@@ -1,4 +1,4 @@
-"""Policy and critic in one module, and how they are built from spaces."""
+"""Policy and critic in one module, and their builder from spaces."""
 
 from __future__ import annotations
 

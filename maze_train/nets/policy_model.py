@@ -1,4 +1,4 @@
-"""A policy without a critic, and how it is built from spaces."""
+"""A policy without a critic, and its builder from spaces."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Memory(nn.Module):
         self.state_size = config.size * config.layers * (2 if self.is_lstm else 1)
 
     def _weights(self) -> list[tuple[Tensor, ...]]:
-        """Of each layer: weights of input and state, biases of input and state."""
+        """Weights of each layer: weights of input and state, biases of input and state."""
         # Reading `layers.weight_ih_l0` goes through a slow attribute look-up of nn.Module.
         flat: list[Tensor] = list(self.layers._parameters.values())  # type: ignore[arg-type]  # no None
         return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]

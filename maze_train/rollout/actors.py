@@ -150,7 +150,7 @@ class DistributedActors(ABC):
         # How often each actor began anew, after a failure or with a run that is continued: with
         # other random numbers then.
         self._generations = [0] * num_actors
-        # What became known between two calls of `gather`.
+        # News between two calls of `gather`.
         self._news = FinishedEpisodes()
         self.has_weights = False
 
@@ -243,7 +243,7 @@ class SequentialDistributedActors(DistributedActors):
     A rollout is collected when the learner asks for it, so none ever waits.
 
     Args:
-        envs: The environments of each actor; whoever made them closes them.
+        envs: The environments of each actor; the caller closes them.
         num_steps: Steps T of each environment per rollout.
         seed_of: Gives the seed of a named stream of random numbers.
         allow_new_episodes: See `RolloutCollector`.

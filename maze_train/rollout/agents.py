@@ -270,7 +270,7 @@ class UniformPolicy:
 
 
 class _Actor:
-    """A policy of a user, in whatever form."""
+    """A policy of a user, in any form that is accepted."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy

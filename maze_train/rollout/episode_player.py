@@ -50,7 +50,7 @@ class PlayedEpisode:
     """Its seed."""
 
     episode_return: float
-    """Undiscounted sum of the rewards, of raw ones where the environment tells them."""
+    """Undiscounted sum of the rewards, of raw ones where the environment reports them."""
 
     length: int
     """Number of steps, >= 1."""
@@ -69,7 +69,7 @@ class PlayedEpisode:
     came."""
 
     trajectory: Trajectory | None
-    """All that was observed and done, where that is recorded and the episode was not lost."""
+    """Observations and actions, where they are recorded and the episode was not lost."""
 
     video: str | None
     """Path of its video, where there is one."""
@@ -91,7 +91,7 @@ class PlaySettings:
     environment has to be `rgb_array`. None: there are none."""
 
     video_every: int = 1
-    """Every how many episodes there is a video: of those whose number it divides. >= 1."""
+    """Interval of videos in episodes: those whose number it divides are filmed. >= 1."""
 
     action_seed: int = 0
     """Number that, with the seed of an episode, determines the random choices in it. >= 0."""
@@ -164,7 +164,7 @@ class EpisodePlayer:
         return len(self._playing) + len(self._waiting)
 
     def add(self, jobs: Iterable[tuple[int, int]]) -> None:
-        """Have episodes played, in this order, as soon as there are slots.
+        """Add episodes, which play in this order as soon as there are slots.
 
         Args:
             jobs: Number and seed of each.

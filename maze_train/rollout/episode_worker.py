@@ -1,4 +1,4 @@
-"""Workers that play episodes, many at a time, and tell of those that ended."""
+"""Workers that play episodes, many at a time, and report those that ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Plays(Protocol[Task, Result]):
         ...
 
     def add(self, tasks: Iterable[Task], /) -> None:
-        """Have episodes played."""
+        """Add episodes to play."""
         ...
 
     def step(self) -> list[Result]:

@@ -70,7 +70,7 @@ class ESDistributedRollouts:
 
     Workers get numbers of members and send back returns. Members of a worker that fails are
     given to others, or to the one that takes its place with `on_worker_failure="restart"`, and do
-    the same again. One that fails again after that ends it all: when an episode with its seed
+    the same again. One that fails again after that ends training: when an episode with its seed
     raised for the second time, or when the third worker died or hung with it.
 
     Args:
@@ -115,7 +115,7 @@ class ESDistributedRollouts:
 
     @property
     def steps_made(self) -> int:
-        """Environment steps made so far, those included that nobody asked for."""
+        """Environment steps made so far, those of unused episodes included."""
         return sum(map(self._pool.steps, range(self._num_workers)))
 
     @property

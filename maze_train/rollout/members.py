@@ -1,4 +1,4 @@
-"""Members of a population: which random numbers belong to them, and how they act."""
+"""Members of a population: their random numbers, and their actions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MemberResult:
     """Undiscounted sum of the rewards that the member got."""
 
     episode_return: float
-    """The same of raw rewards, where the environment tells it."""
+    """The same of raw rewards, where the environment reports it."""
 
     length: int
     """Number of steps."""
@@ -69,7 +69,7 @@ class MemberResult:
     """Whether the episode was given up: a number in it was not finite."""
 
     moments: ObservationMoments | None
-    """Of the observations, where they are normalised."""
+    """Moments of the observations, where they are normalised."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ time: what is done waits in memory until it is its turn."""
 
 
 class RolloutPlayer:
-    """Plays the episodes of given seeds, somewhere, in any order, and tells of them in theirs.
+    """Plays the episodes of given seeds in any order, and returns them in the order of the seeds.
 
     An episode follows from the policy, its seed and the settings, to the bit: not from who plays
     it, nor from what else is played. The exception are environments which a reset with a seed does

@@ -139,11 +139,11 @@ class ESRolloutWorkerWrapper:
         self._aborted = False
 
     def add(self, members: Iterable[int]) -> None:
-        """Have members play, in this order, as soon as there are slots."""
+        """Add members, which play in this order as soon as there are slots."""
         self._waiting.extend(members)
 
     def set_abort(self) -> None:
-        """Have the next step raise; may be called from anywhere."""
+        """Make the next step raise; may be called from anywhere."""
         self._aborted = True
 
     def clear_abort(self) -> None:

@@ -151,7 +151,7 @@ class RolloutGenerator:
 
 
 def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
-    """A function that builds what acts in slots, for whatever a caller names a policy by.
+    """A function that builds the agent for slots, for any form in which a caller names a policy.
 
     Args:
         policy: See `RolloutGenerator`.
@@ -194,7 +194,7 @@ def acts(model: nn.Module) -> bool:
 
 
 def check_policy_spaces(policy: Any, spaces: tuple[Any, Any]) -> None:
-    """Refuse a policy that tells other spaces than those of the environment.
+    """Refuse a policy with other spaces than those of the environment.
 
     Raises:
         ConfigError: Naming both.
@@ -203,14 +203,14 @@ def check_policy_spaces(policy: Any, spaces: tuple[Any, Any]) -> None:
 
 
 def told_spaces(policy: Any) -> tuple[Any, Any]:
-    """Observation and action space that a policy tells; None: it does not."""
+    """Observation and action space that a policy names; None: it names none."""
     if isinstance(policy, type):
         return None, None
     return getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
 
 
 def check_told_spaces(told: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
-    """Refuse spaces that a policy tells, if those of the environment are others.
+    """Refuse spaces that a policy names, if those of the environment are others.
 
     Raises:
         ConfigError: Naming both.

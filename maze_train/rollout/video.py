@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["VideoWriter", "check_render_mode", "ffmpeg_path", "frames_per_second"]
 
 DEFAULT_FPS = 30.0
-"""Frames per second, where an environment does not tell."""
+"""Frames per second, where an environment names none."""
 
 END_S = 60.0
 """Seconds that ffmpeg may take to finish a file."""
@@ -187,7 +187,7 @@ def check_render_mode(env: gymnasium.Env[Any, Any]) -> None:
 
 
 def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
-    """Frames per second that the metadata of an environment tells under `render_fps`, or 30.
+    """Frames per second that the metadata of an environment name under `render_fps`, or 30.
 
     Raises:
         EnvError: If it is no number > 0.

@@ -88,7 +88,7 @@ def with_base_model(config: TrainConfig, resumed_dir: Path | None) -> TrainConfi
 
     Where no setting of `model` about the policy is given, all of these become what they were in the
     base, with the defaults of its algorithm filled in. Where one is given, all stay as they are,
-    and `take_over` tells what does not fit.
+    and `take_over` says what does not fit.
 
     Args:
         config: The configuration; `base_run` is set.

@@ -153,7 +153,7 @@ class SACRunner(TrainingRunner):
             raise self._too_large(model, f"{readable_nbytes(free)} are free ({storage})")
 
     def _too_large(self, model: SoftActorCriticModel, problem: str) -> ConfigError:
-        """The error for a replay buffer that does not fit where it is to lie."""
+        """The error for a replay buffer that does not fit its storage."""
         needed = readable_nbytes(self._buffer_nbytes(model))
         remedy = "set algorithm.replay_buffer_storage=disk"
         if self.algorithm.replay_buffer_storage == "disk":

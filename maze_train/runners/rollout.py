@@ -1,4 +1,4 @@
-"""Plays the episodes that a configuration asks for, and writes what came of them."""
+"""Plays the episodes that a configuration asks for, and writes the results."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class OwnPolicy(RolloutPolicy):
     Args:
         node: What the configuration says, with the key `_target_`.
         agent: Builds what acts in some slots.
-        spaces: Observation and action space that the policy tells; None: it does not.
+        spaces: Observation and action space that the policy names; None: it names none.
         deterministic: Whether the most likely action is taken; None: it is not for a model.
     """
 
@@ -194,7 +194,7 @@ class OwnPolicy(RolloutPolicy):
         return self.agent(slots)
 
     def check_spaces(self, env: str, observation_space: Any, action_space: Any) -> None:
-        """Refuse an environment with other spaces than a policy tells, see `RolloutPolicy`."""
+        """Refuse an environment with other spaces than those of a policy, see `RolloutPolicy`."""
         check_told_spaces(self.spaces, (observation_space, action_space))
 
 

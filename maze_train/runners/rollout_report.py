@@ -54,7 +54,7 @@ INTERVAL_S = {"bar": 0.1, "lines": 1.0}
 
 @dataclass(frozen=True)
 class RolloutSummary:
-    """Numbers over the episodes of a rollout; NaN where there is nothing to tell.
+    """Numbers over the episodes of a rollout; NaN where there is none.
 
     Episodes that were lost count in `lost` and `env_steps` only. Deviations are those of the
     episodes themselves (divided by n).
@@ -200,7 +200,7 @@ def write_summary(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def tell_stop(played: int, requested: int, output_dir: Path) -> None:
-    """Say where a rollout stopped that did not come to its end.
+    """Print where an unfinished rollout stopped.
 
     Args:
         played: Episodes that were played.
@@ -278,7 +278,7 @@ class RolloutProgress:
             self._print(line)
 
     def steps(self, count: int) -> None:
-        """Take in that so many steps were made."""
+        """Count so many steps."""
         self._steps += count
         self._show()
 

@@ -49,7 +49,7 @@ class SavedPolicy:
 
     @property
     def run_dir(self) -> Path:
-        """Directory of the run that saved it, as far as the name of its own directory tells."""
+        """Directory of the run that saved it, as far as its own directory's name says."""
         if self.directory.name == BEST:
             return self.directory.parent
         if self.directory.parent.name == POLICIES:

@@ -1,4 +1,4 @@
-"""The vector environments of runners, and what they collect with them."""
+"""Vector environments of runners, and their collectors."""
 
 from __future__ import annotations
 

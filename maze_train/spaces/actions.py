@@ -1,4 +1,4 @@
-"""Actions that come from elsewhere: whether they are ones of the space."""
+"""Checks that actions from elsewhere are ones of the space."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _outline(space: spaces.Space[Any]) -> str:
 
 
 def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
-    """A leaf in short, with what tells it apart from another one."""
+    """A leaf in short, with what distinguishes it from another one."""
     if leaf is None:
         return "nothing"
     if isinstance(leaf, spaces.Box):

@@ -1,6 +1,6 @@
-"""Legal actions as part of the observation: where they stand, and whether there are any.
+"""Legal actions as part of the observation: their layout, and whether there are any.
 
-An environment whose legal actions depend on the state tells them in its Dict observation under the
+An environment whose legal actions depend on the state gives them in its Dict observation under the
 top-level key `action_mask`, as numbers that are not 0 for legal actions:
 
 - one array for a lone Discrete action space, [n], or MultiDiscrete one, [Σ n_k] with one choice
@@ -41,7 +41,7 @@ def is_mask_key(key: str) -> bool:
 
 @dataclass(frozen=True)
 class MaskedPart:
-    """One part of the action space whose legal actions are told."""
+    """One part of the action space with legal actions in the observation."""
 
     part: str
     """Key of the part in the flat action space; empty for a lone one."""

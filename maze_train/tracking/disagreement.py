@@ -1,4 +1,4 @@
-"""Whether evaluations that take the most likely action fall far behind training."""
+"""Check whether evaluations with the most likely action fall far behind training."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Tracker:
 
     def _drop(self, writer: MetricsWriter, error: OSError) -> None:
         self._writers.remove(writer)
-        # It could not write before, so it may not be able to write what is left.
+        # It failed to write before, so it may fail to write the rest.
         with contextlib.suppress(OSError):
             writer.close()
         self._report(writer, error)
@@ -139,6 +139,6 @@ class Tracker:
 
 
 def _print_to_stderr(message: str) -> None:
-    # If the terminal itself is gone, there is nobody left to tell.
+    # If the terminal itself is gone, nobody reads the message.
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr, flush=True)

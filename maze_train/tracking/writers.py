@@ -121,7 +121,7 @@ class CSVWriter(MetricsWriter):
             raise
 
     def sync(self) -> None:
-        """Have the system write the file; an `OSError` tells that it is gone."""
+        """Make the system write the file; an `OSError` means that it is gone."""
         if self._path is None or not self._lines:
             return
         if self._file is None:

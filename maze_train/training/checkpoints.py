@@ -100,7 +100,7 @@ class CheckpointStore:
         self._sign = 1.0 if mode == "max" else -1.0
         self._warn = warn or _print_warning
         self._parts: Parts = {}
-        """Those of the checkpoint that was written or loaded last."""
+        """Parts of the checkpoint that was written or loaded last."""
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class CheckpointStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def load(self, name: str | None = None) -> Checkpoint | None:
-        """The newest checkpoint that is whole: every file of it is as it was written.
+        """Load the newest undamaged checkpoint: every file of it is as it was written.
 
         The one that `latest` names comes first, then those before it; without a valid `latest` all
         of them, the newest first. A warning names each damaged one.

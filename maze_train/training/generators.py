@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["generator_states", "generators_kept", "generators_of_run", "load_generator_states"]
 
 LOCKS: dict[int, Any] = {}
-"""By process, as a fork has generators of its own: held by the thread whose run uses them."""
+"""Locks by process, as a fork has generators of its own: held by the thread whose run uses them."""
 
 
 @contextmanager

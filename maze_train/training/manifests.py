@@ -58,7 +58,7 @@ SCHEMA = 1
 """Version of the content of a state; it grows when what trainers save means something else."""
 
 MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({})
-"""By schema: a function that turns a state of it into one of the next schema."""
+"""Functions by schema, each of which turns a state of it into one of the next schema."""
 
 NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?")
 
@@ -120,7 +120,7 @@ class CheckpointInfo(Place):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(CheckpointInfo):
-    """A checkpoint whose files are whole, with the state that was saved."""
+    """An undamaged checkpoint, with its saved state."""
 
     state: dict[str, Any] = field(repr=False, compare=False)
 

@@ -1,4 +1,4 @@
-"""Selection of the best policy so far, and of the time to give up hoping for a better one."""
+"""Selection of the best policy so far, and the patience after which training gives up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelSelectionBase(ABC):
 
 
 class BestModelSelection(ModelSelectionBase):
-    """Keeps a copy of the best weights, on disk as well if told how.
+    """Keeps a copy of the best weights, on disk as well if there is a function for it.
 
     A score that is NaN is never the best; of equal scores the earlier one stays.
 

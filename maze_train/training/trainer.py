@@ -305,7 +305,7 @@ class Trainer(ABC):
 
     def _check_metric(self, present: set[str]) -> None:
         """Refuse a metric that is never reported: it would select nothing, in silence."""
-        # These are absent until an episode ends, or until one tells of success.
+        # These are absent until an episode ends, or until one reports success.
         known = present | {event.tag for event in TrainingEpisodeEvents.events()}
         known.add("eval/success_rate")
         if self.model_selection is None or self.selection_metric in known:

@@ -69,7 +69,7 @@ GUARD = 'A script that starts processes needs the guard `if __name__ == "__main_
 
 
 def refuse_import() -> None:
-    """End a new process that runs a script which should only be imported; its parent tells.
+    """End a new process that runs a script which should only be imported; its parent reports it.
 
     Raises:
         SystemExit: In a process that is about to begin, and imports the script of its parent.
@@ -226,7 +226,7 @@ def _encoded(result: Any) -> bytes:
 
 
 def prepare_process() -> None:
-    """Give up what a worker process must not have from its parent."""
+    """Set the signal handlers and thread counts of a worker process."""
     for number in SIGNALS:
         # Not SIG_IGN, which programs that an environment starts would inherit.
         signal.signal(number, _survive)

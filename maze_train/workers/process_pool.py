@@ -131,7 +131,7 @@ class ProcessPool(WorkerPool):
         return self._processes[index].receive(self._calls, self.timeout_s)
 
     def cancel(self, index: int) -> None:
-        """Have a worker end the calls that it was sent."""
+        """Make a worker end the calls that it was sent."""
         self._processes[index].cancel()
 
     def steps(self, index: int) -> int:

@@ -220,9 +220,9 @@ class WorkerProcess:
                 os.kill(self.process.pid or 0, signal.SIGKILL)
 
     def _lost_sight(self) -> bool:
-        """Whether the process runs, although multiprocessing holds that it ended.
+        """Whether the process runs, although multiprocessing reports that it ended.
 
-        That is so when the fork server is gone from which it comes, and which tells of its end.
+        That is so when its fork server is gone, which would report its end.
         """
         lost = self.process.exitcode == LOST_EXIT_CODE
         return lost and self.process.pid is not None and process_runs(self.process.pid)

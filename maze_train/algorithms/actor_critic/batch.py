@@ -1,4 +1,4 @@
-"""The samples that actor-critic losses are taken of."""
+"""Samples for actor-critic losses."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PreparedRollout:
         return ActorCriticBatch(obs, self._actions, self.columns)
 
     def transitions(self, column: Tensor) -> Tensor:
-        """Those of `T * B` values that belong to transitions."""
+        """Values of those of `T * B` samples that belong to transitions."""
         return column if self._kept is None else column[self._kept.flatten()]
 
     def _batch(

@@ -164,7 +164,7 @@ def _with_final_values(
 
 @torch.no_grad()
 def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
-    """The rollout with what the model as it is now would have remembered since its first row."""
+    """The rollout with the memory that the current model would have had since its first row."""
     if rollout.states is None:
         return rollout
     obs, n = rollout.flat_obs(), rollout.num_envs

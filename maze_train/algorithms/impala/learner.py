@@ -63,11 +63,11 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
                 "the rollout has no log_probs, expected those of the policy that acted: collect it "
                 "with RolloutCollector(..., records_log_probs=True)"
             )
-        # What the policy remembers is that of the actor in the first row only.
+        # The policy's memory is that of the actor in the first row only.
         rollout = with_new_states(self.model(module_id), experience.to(self.device))
         prepared = super().preprocess(module_id, rollout, statistics)
         new = _new_columns(rollout)
-        # What is learned from again is in the statistics of observations already.
+        # Replayed observations are in the statistics already.
         self._observed[module_id] = new
         if prepared.num_units:
             self._record_importance(prepared, rollout, statistics)

@@ -74,7 +74,7 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         self.config = config
         self.gradient_steps = 0
         self.errors: Tensor | None = None
-        """|Q - y| of the last batch, mean over critics, `[n]`: what prioritised replay asks for."""
+        """|Q - y| of the last batch, mean over critics, `[n]`, for prioritised replay."""
         super().__init__(
             modules,
             optimizer=config.optimizer,
