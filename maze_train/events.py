@@ -29,7 +29,7 @@ class Event:
     """One statistic, declared as an attribute of an `EventInterface`.
 
     Args:
-        doc: What the number means, with its unit.
+        doc: Meaning of the number, with its unit.
         reduce: How values recorded within an epoch become one number: their weighted `mean`, their
             `sum`, the `max`, the `min`, or the `last` one.
     """
@@ -142,7 +142,7 @@ class Statistics:
         """Add one value of an event.
 
         Args:
-            event: What the value is a value of.
+            event: Event of the value.
             value: A number or a tensor of one element, any device, kept without its graph. It is
                 read later: pass a clone of a tensor that is written to again.
             weight: How much the value counts in a mean, such as the number of samples behind it,

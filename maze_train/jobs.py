@@ -107,9 +107,9 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     """Run a composed configuration and return its best metric.
 
     Args:
-        composed: What Hydra composed.
+        composed: Hydra's configuration.
         run_dir: Directory of the run, unless the configuration names one.
-        overrides: What the user set, a list in Hydra's spelling. A run that is continued by its
+        overrides: Settings of the user, a list in Hydra's spelling. A run that is continued by its
             directory has its own settings, changed by these.
 
     Raises:
@@ -138,7 +138,7 @@ def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
     """Play the episodes of a composed configuration and return their mean return.
 
     Args:
-        composed: What Hydra composed.
+        composed: Hydra's configuration.
         output_dir: Directory of the results, unless the configuration names one.
     """
     values = plain_values(composed)
@@ -162,8 +162,8 @@ def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[s
     """Settings by dotted name, of a group the name of its option.
 
     Args:
-        overrides: What the user set, in Hydra's spelling.
-        composed: What Hydra composed of it, where interpolations are resolved.
+        overrides: Settings of the user, in Hydra's spelling.
+        composed: Its configuration as Hydra composed it, where interpolations are resolved.
 
     Raises:
         ConfigError: If one deletes a setting.
@@ -194,7 +194,7 @@ def report(
         error: The error.
         argv: Arguments of the command as the user typed them, for messages.
         debug: Whether to show the traceback in any case.
-        label: What comes before the message, such as the job of a sweep.
+        label: Prefix of the message, such as the job of a sweep.
 
     Returns:
         The exit code that belongs to the error.

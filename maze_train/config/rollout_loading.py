@@ -35,7 +35,7 @@ def is_rollout(name: str | None, values: Mapping[str, Any]) -> bool:
 
     Args:
         name: Name of the primary config.
-        values: What was composed; a primary config of the user may extend ours.
+        values: Composed values; a primary config of the user may extend ours.
     """
     return name == "rollout" or {"run", "policy", "n_episodes"} <= values.keys()
 

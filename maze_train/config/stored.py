@@ -197,7 +197,7 @@ def settings_of_run(
         path: Its `config.yaml`, or the file that `text` comes from.
         config: Configuration of the user, who trusts what it names.
         uses: Parts that are taken from there and built, of `PARTS`.
-        text: What the file says; None: it is read.
+        text: Content of the file; None: it is read.
 
     Raises:
         ConfigError: If it names what is neither offered nor trusted.

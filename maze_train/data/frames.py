@@ -62,7 +62,7 @@ class FrameMemory:
 
     An observation that goes on from the one before shares all frames but the newest with it. Where
     it does not (an episode begins, or a wrapper around the stack takes several steps at once), its
-    older frames are kept besides, unless they repeat the newest one or a frame before.
+    older frames are kept in addition, unless they repeat the newest one or a frame before.
 
     Args:
         space: Space of one stacked observation, `[n, *frame]`, newest frame last.
@@ -131,7 +131,7 @@ class FrameMemory:
             numbers[age] = self._keep(stack[age]) if number is None else number
 
     def _keep(self, frame: Array) -> int:
-        """Store a frame besides the rows; returns its number."""
+        """Store a frame in addition to the rows; returns its number."""
         if self._used == len(self._array):
             self._grow()
         self._array[self._used] = frame

@@ -167,8 +167,8 @@ def save_minari(
     Args:
         dataset: The episodes.
         dataset_id: `<name>-v<number>`, with folders before the name if wanted.
-        algorithm_name: What acted.
-        author: Who made it.
+        algorithm_name: Algorithm of the policy that acted.
+        author: Author of the data set.
         author_email: How to reach them.
         code_permalink: Where the code lies.
         description: A sentence. Details that are None are taken from `metadata.policy` where it has

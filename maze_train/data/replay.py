@@ -275,7 +275,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         actions: As for `UniformReplayBuffer`.
         alpha: How far priorities matter, >= 0; 0: samples are uniform.
         beta: How far weights correct for it at first, in [0, 1]; it grows linearly to 1.
-        epsilon: What every error is enlarged by, > 0, so that no transition is never sampled.
+        epsilon: Addend to every error, > 0, so that no transition is never sampled.
         **settings: All other arguments of `UniformReplayBuffer`.
 
     Raises:

@@ -164,7 +164,7 @@ class Column:
 
     Args:
         ring: The ring that it lies in.
-        spec: What an entry is.
+        spec: Shape and dtype of an entry.
         storage: Where it lies.
         directory: Where files are mapped from. They have no name, so nothing is left behind.
         device: Where it lies if `storage` is `device`.

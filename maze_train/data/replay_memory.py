@@ -45,7 +45,7 @@ class ReplayMemory:
     last observations of truncated episodes are stored separately.
 
     Args:
-        layout: What is stored.
+        layout: Layout of the stored columns.
         storage: Where observations and actions lie; everything else is in memory.
         directory: Where files are mapped from if `storage` is `disk`.
         device: Where they lie if `storage` is `device`.

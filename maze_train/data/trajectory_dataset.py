@@ -118,7 +118,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
             trajectories: The episodes, which are copied. Those of a generator are in memory
                 once, apart from the last 64 MiB.
             metadata: Spaces, environment and policy.
-            name: What messages call it.
+            name: Name in messages.
 
         Raises:
             DatasetError: If there are no episodes.

@@ -87,7 +87,7 @@ def checked_episode(trajectory: Trajectory, columns: Sequence[Column], name: str
     Args:
         trajectory: The episode.
         columns: The arrays of the data set.
-        name: What it is, for messages.
+        name: Name in messages.
 
     Raises:
         ShapeError: If keys or shapes are not those of the spaces.

@@ -231,7 +231,7 @@ def write_part(
     Args:
         directory: The directory of the part.
         columns: The arrays of the data set.
-        episodes: What they hold, one after the other.
+        episodes: Their content, one after the other.
         metadata: Environment and policy of these episodes.
 
     Raises:

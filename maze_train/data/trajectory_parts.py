@@ -187,7 +187,7 @@ def make_part(
         ends: Lists `lengths`, `terminated`, `truncated` and `seeds`, an entry per episode.
         name: Where it came from.
         env: The environment.
-        policy: What acted.
+        policy: Settings of the policy that acted.
 
     Raises:
         DatasetError: If these do not fit together.

@@ -53,7 +53,7 @@ def open_dataset(
         action_space: Likewise.
         mmap: See `TrajectoryDataset.open`, as for the next two; they are for directories.
         verify: Whether files are compared with their digests.
-        on_damaged: What happens with parts that are damaged.
+        on_damaged: Treatment of damaged parts.
 
     Raises:
         DatasetError: If there is no such data set, it is damaged, or the function returned

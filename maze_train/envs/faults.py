@@ -62,7 +62,7 @@ def episode_fault(number: int, step: int, seed: int, error: BaseException) -> st
         number: Number of the environment.
         step: Steps of the episode, with the one that failed; 0: its reset.
         seed: Seed of the episode.
-        error: What was raised.
+        error: The exception.
 
     Raises:
         KeyboardInterrupt: The error itself, if it is one.

@@ -81,7 +81,7 @@ def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
 
     Args:
         columns: Leaves by key; the key of a lone leaf is empty.
-        what: What the message calls it.
+        what: Name in the message.
 
     Raises:
         NonFiniteError: Naming the leaf, the value and its index.

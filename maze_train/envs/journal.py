@@ -246,7 +246,7 @@ def read_state(
     """Root seed and records of the state of a vector environment; no records before a reset.
 
     Args:
-        state: What `MazeVectorEnv.state_dict` returned.
+        state: Result of `MazeVectorEnv.state_dict`.
         actions: Arrays of actions of the environments that it is for, [n, ...] per part.
         obs: Arrays of observations of these.
 

@@ -115,7 +115,7 @@ def load_own_state(env: gymnasium.Env[Any, Any], state: Any) -> None:
 
     Args:
         env: The environment, after a reset with the seed of the episode.
-        state: What `own_state` returned.
+        state: Result of `own_state`.
 
     Raises:
         EnvError: If the state is of an environment with other layers.
@@ -160,8 +160,8 @@ def plain_copy(value: Any, path: str) -> Any:
     """A deep copy of plain values, lists, tuples, dicts with keys of text, and arrays of numbers.
 
     Args:
-        value: What to copy.
-        path: What messages call it.
+        value: The value to copy.
+        path: Name in messages.
 
     Raises:
         EnvError: If there is anything else in it, naming its path.

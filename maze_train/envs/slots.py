@@ -42,7 +42,7 @@ class EpisodeError(EnvError):
     """An episode failed.
 
     Args:
-        text: What happened, where and when.
+        text: Description of the failure, with place and time.
         seed: Seed of the episode.
     """
 
@@ -67,7 +67,7 @@ class EnvSlots:
         rows: Rows of the arrays, at least the number of slots; those of no slot hold what networks
             can read.
         first: Number of the first environment in messages.
-        on_non_finite: What to do about NaN and infinities in rewards and observations: `raise`, or
+        on_non_finite: Reaction to NaN and infinities in rewards and observations: `raise`, or
             `skip`: the episode ends and counts as lost.
 
     Attributes:
@@ -138,7 +138,7 @@ class EnvSlots:
 
         Args:
             slot: Where.
-            seed: What follows from it and the actions is the episode.
+            seed: Seed; with the actions, it determines the episode.
 
         Raises:
             EnvError: If the environment raises or returns something invalid.

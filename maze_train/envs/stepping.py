@@ -73,7 +73,7 @@ class EnvSlice:
         num_envs: Number of environments of the whole vector environment.
         step_infos: Whether to report the infos of every step and autoreset, not only those of last
             steps.
-        on_non_finite: What to do about a step that returns NaN or an infinity: `raise`, or `skip`:
+        on_non_finite: Reaction to a step that returns NaN or an infinity: `raise`, or `skip`:
             the episode is given up, and the next one begins.
 
     Raises:

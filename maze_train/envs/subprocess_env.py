@@ -71,7 +71,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
         on_worker_failure: `fail`, or `restart` a worker that raises, dies or hangs in a step or a
             reset. A number that is not finite is no failure of the worker.
         max_worker_restarts: How many times workers are started again at most, >= 0.
-        on_non_finite: What to do about NaN and infinities in rewards, observations, and last
+        on_non_finite: Reaction to NaN and infinities in rewards, observations, and last
             observations of truncated episodes: `raise`, or `skip`: the episode is given up. In the
             first observation of an episode they are always an error.
 

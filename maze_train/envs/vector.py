@@ -181,7 +181,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Put every environment where it was.
 
         Args:
-            state: What `state_dict` returned, of as many environments of the same kind.
+            state: Result of `state_dict`, of as many environments of the same kind.
             allow_new_episodes: Whether an environment that does not do the same again begins its
                 next episode instead.
 

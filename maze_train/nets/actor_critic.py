@@ -89,7 +89,7 @@ class ActorCriticModel(PolicyModel):
 
         Args:
             obs: Observations, `[..., *obs shape]`.
-            state: What is remembered before them, `[n, S]`; needed with a memory only.
+            state: Memory before them, `[n, S]`; needed with a memory only.
         """
         if state is None:
             return self.value_head.values(self.critic(self._trunk_features(obs)))

@@ -118,7 +118,7 @@ class ModelConfig:
     template network."""
 
     critic: dict[str, Any] | None = None
-    """Own critic network, called like `policy`; for SAC with `action_size` besides, and maps
+    """Own critic network, called like `policy`; for SAC also with `action_size`, and maps
     observations and numbers that describe an action to `[..., output_size]`. null: a template
     network."""
 

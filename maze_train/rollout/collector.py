@@ -91,7 +91,7 @@ class RolloutCollector:
         """Collect one rollout.
 
         Args:
-            model: What acts.
+            model: The acting model.
             meanwhile: Called once, with gradients enabled, while the environments make the last
                 step, whose actions are chosen by then: so weights may change in it. It must not
                 use the environments. What it raises goes through, and ends the step half-way: the

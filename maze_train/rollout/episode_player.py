@@ -303,7 +303,7 @@ def build_player(
         env_factories: One function per slot, each of which returns a new environment.
         make_agent: Builds what acts in the slots.
         settings: How episodes are played.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         on_step: See `EpisodePlayer`.
         first: Number of the first environment in messages.
 

@@ -48,7 +48,7 @@ def play_on(player: Plays[Task, Result], tasks: Iterable[Task], tell_s: float) -
     """Take episodes over, and play for a while.
 
     Args:
-        player: What plays.
+        player: The player.
         tasks: Further episodes.
         tell_s: Seconds for which results wait for others, while there is something to play: each
             message takes time from those who play.
@@ -73,7 +73,7 @@ class PlayerWorker:
         factories: Functions that build its environments.
         make_agent: Builds what acts in their slots.
         settings: How episodes are played.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         context: Where it lives.
     """
 

@@ -79,7 +79,7 @@ class ESDistributedRollouts:
         noise_table: The noise.
         settings: How members act.
         place: Where they play.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Raises:
         EnvError: If an environment can not be built; it is a WorkerError where a worker process
@@ -220,7 +220,7 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
         num_envs: Environments of all processes together.
         noise_table: The noise.
         settings: How members act.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         **processes: Further settings of `LocalProcesses`.
     """
 

@@ -56,7 +56,7 @@ class RolloutPlayer:
         place: Where they are played.
         concurrency: Episodes that are played at a time by all workers together, >= 1, rounded up to
             equally many in each; one is begun where one ended.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Attributes:
         waiting: Episodes of the last call of `play` that are done and were not taken, by number;

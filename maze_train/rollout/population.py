@@ -231,7 +231,7 @@ class PopulationWorker:
 
     Args:
         factories: Functions that build its environments.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         context: Where it lives.
     """
 

@@ -61,7 +61,7 @@ class EpisodeRecording:
         """The whole episode.
 
         Args:
-            last_obs: What was observed after the last step, by leaf.
+            last_obs: Observation after the last step, by leaf.
             terminated: Whether the last step led to a terminal state.
             truncated: Whether the episode was cut off after it.
         """

@@ -50,7 +50,7 @@ class RolloutGenerator:
     Args:
         env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
             environment. Wrappers for training are left out.
-        policy: Who acts: `"random"`; a model, or an object with a model as its attribute `model`,
+        policy: The policy: `"random"`; a model, or an object with a model as its attribute `model`,
             such as a `TrainedPolicy`; an object with a method `act(observation)`, a function of one
             observation, or a class of such objects. See `PolicyAgent`. Of an object, each
             environment gets a copy. Models act with the weights that they have now.
@@ -62,7 +62,7 @@ class RolloutGenerator:
             says.
         settings: How episodes are played; None: they are recorded. Its `deterministic` has no
             meaning here.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         **processes: With processes, further settings of `LocalProcesses`: `start_method`,
             `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
 

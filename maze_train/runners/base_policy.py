@@ -142,7 +142,7 @@ def take_over(config: TrainConfig, model: nn.Module) -> TakenOver:
 
     Args:
         config: Configuration of the new run, whose spaces are those of its base.
-        model: What is to be trained; changed in place.
+        model: The model to be trained; changed in place.
 
     Raises:
         ConfigError: If there is no policy, or its networks do not fit.

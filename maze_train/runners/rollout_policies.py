@@ -168,7 +168,7 @@ class OwnPolicy(RolloutPolicy):
     """A policy of the user.
 
     Args:
-        node: What the configuration says, with the key `_target_`.
+        node: Node of the configuration, with the key `_target_`.
         agent: Builds what acts in some slots.
         spaces: Observation and action space that the policy names; None: it names none.
         deterministic: Whether the most likely action is taken; None: it is not for a model.

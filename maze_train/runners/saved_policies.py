@@ -37,7 +37,7 @@ class SavedPolicy:
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         weights: Weights by name, on the CPU.
-        score: What selected it: `score` (null: nothing) and `epoch`; empty if it is not known.
+        score: Score that selected it: `score` (null: none) and `epoch`; empty if it is not known.
     """
 
     directory: Path

@@ -30,7 +30,7 @@ def check_same_spaces(
 
     Args:
         key: Dotted name of the setting.
-        problem: What is wrong, with the places of three words in braces: `{kind}` (observation or
+        problem: The fault, with the places of three words in braces: `{kind}` (observation or
             action), `{found}` and `{wanted}` (the spaces in short), such as `"its policy has the
             {kind} space {found}, the environment has {wanted}"`.
         found: Observation and action space that the setting brings.

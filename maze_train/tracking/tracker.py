@@ -26,7 +26,7 @@ class Tracker:
 
     Args:
         writers: Where metrics go.
-        run_info: What the writers should know about the run.
+        run_info: Description of the run for the writers.
         warn: Takes the line about a dropped writer; None: it is printed to stderr.
     """
 

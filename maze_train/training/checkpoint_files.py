@@ -165,7 +165,7 @@ class FilesWriter:
 
     Args:
         directory: Where they are written; it is empty.
-        final: What the directory will be called.
+        final: Final name of the directory.
         earlier: Parts of a checkpoint that were written, or verified: the same place and version
             means the same content.
     """

@@ -116,7 +116,7 @@ class CheckpointStore:
         share the file. All others are read and written one after the other.
 
         Args:
-            state: What `load` gives back, see `state_files.dumps`.
+            state: Content that `load` gives back, see `state_files.dumps`.
             place: Where training stands.
 
         Returns:

@@ -207,7 +207,7 @@ class CheckpointConfig:
     """Newest checkpoints that are kept. >= 1."""
 
     keep_best: int = 0
-    """Checkpoints with the best scores that are kept besides. >= 0."""
+    """Checkpoints with the best scores that are kept in addition. >= 0."""
 
     allow_new_episodes: bool = False
     """Whether environments that can not be put back where they were begin new episodes when a run

@@ -68,7 +68,7 @@ class Trainer(ABC):
 
     Args:
         config: Settings of the algorithm.
-        learners: What changes the weights.
+        learners: Learners that change the weights.
         model: The policy, for evaluation.
         tracker: Takes the metrics.
         evaluator: Judges the policy; None: the training return selects the best one.

@@ -59,7 +59,7 @@ class Portable(Generic[T]):
     """Something that may have to go to another process; lambdas and local classes are fine.
 
     Args:
-        value: What it is.
+        value: The value.
         key: Name of the setting that it comes from, for the message if it can not be sent.
     """
 
@@ -129,7 +129,7 @@ def send_message(conn: Connection, process: int, value: Any) -> None:
     Args:
         conn: The pipe.
         process: The process at its other end.
-        value: What to send.
+        value: The value to send.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)

@@ -40,7 +40,7 @@ class WorkerFailedError(Exception):
 
     Args:
         index: Number of the worker.
-        text: What happened, in one line.
+        text: Description of the failure, in one line.
         trace: Traceback of what the environment raised.
         error: The error of the configuration that it is.
         final: Whether starting the worker again is no remedy.
@@ -188,8 +188,8 @@ class WorkerPool(ABC):
 
         Args:
             failure: The failure.
-            told: What happened.
-            outlook: What becomes of its work, for the warning.
+            told: Description of the failure.
+            outlook: Fate of its work, for the warning.
 
         Raises:
             MazeTrainError: If it is not to be started again.

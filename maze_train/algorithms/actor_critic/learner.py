@@ -155,7 +155,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
         Args:
             rollout: T steps of B environments; rewards as the learner takes them.
-            evaluated: What the model says about them.
+            evaluated: Outputs of the model for them.
             log_probs: Result of `old_log_probs`, `[T * B]`.
 
         Returns:

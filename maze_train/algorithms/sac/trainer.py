@@ -42,7 +42,7 @@ class SAC(Trainer):
         tracker: Takes the metrics.
         collector: Collects rollouts.
         replay_buffer: Holds transitions.
-        initial_policy: What acts until the buffer holds `initial_buffer_size` transitions.
+        initial_policy: Policy that acts until the buffer holds `initial_buffer_size` transitions.
         **kwargs: See `Trainer`.
     """
 
