@@ -20,7 +20,7 @@ help: ## List the targets.
 train: $(VENV)/.installed ## Train PPO on CartPole-v1; ARGS are further overrides.
 	$(BIN)/maze-run $(RUN) $(ARGS)
 
-test: $(VENV)/.installed-test ## Run the tests of every day, on all cores; with ARGS what pytest is told.
+test: $(VENV)/.installed-test ## Run the everyday tests, on all cores; ARGS replaces the arguments of pytest.
 	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
 
 test-all: $(VENV)/.installed-test ## Run every test, on all cores, as CI does.
@@ -38,7 +38,7 @@ conf: $(VENV)/.installed ## Write conf/ and the tables of settings in docs/ from
 docs: $(VENV)/.installed-test ## Check links, commands and code of the documentation.
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
 
-bench: $(VENV)/.installed-benchmark ## Measure throughput beside other libraries.
+bench: $(VENV)/.installed-benchmark ## Measure throughput against other libraries.
 	$(BIN)/python benchmarks/throughput.py $(ARGS)
 
 clean: ## Remove the virtual environment, builds and caches; runs in outputs/ stay.

@@ -1,4 +1,4 @@
-"""Transitions per second that IMPALA learns from, beside Sample Factory's APPO and RLlib's IMPALA.
+"""Transitions per second that IMPALA learns from, against Sample Factory's APPO and RLlib's IMPALA.
 
     python benchmarks/asynchronous.py [--rounds 1] [--seconds 20] [--only pong]
         [--actors 1 2 4] [--peers-python sf=VENV/bin/python rllib=VENV/bin/python]

@@ -1,4 +1,4 @@
-"""Samples per second of behavioral cloning, beside the library imitation.
+"""Samples per second of behavioral cloning, against the library imitation.
 
     python benchmarks/cloning.py [--rounds 3] [--seconds 3] [--only cartpole] [--sizes 32 256]
         [--batch-sizes 32 256 2048] [--peers-python imitation=VENV/bin/python]

@@ -1,4 +1,4 @@
-"""Steps and episodes per second of evolution strategies, beside EvoTorch and sb3-contrib's ARS.
+"""Steps and episodes per second of evolution strategies, against EvoTorch and sb3-contrib's ARS.
 
     python benchmarks/evolution.py [--rounds 1] [--seconds 10] [--only long] [--workers 1 2]
         [--sides ours sb3] [--peers-python evotorch=VENV/bin/python sb3=VENV/bin/python]
@@ -11,8 +11,8 @@ which every episode has 200 steps. EvoTorch has two ways to step single environm
 and `VecGymNE` (batch), and a third, `native`: `VecGymNE` with gymnasium's CartPole that steps all
 environments as arrays, which few environments have and the other sides have no use for.
 
-With one worker all happens in one process, with more in so many processes beside it. Each peer runs
-in a virtual environment of its own, each side from its script in `evolution_peers/`. Each
+With one worker all happens in one process, with more in so many additional processes. Each peer
+runs in a virtual environment of its own, each side from its script in `evolution_peers/`. Each
 measurement is a fresh process, the sides in turn, with one thread of PyTorch in each process. What
 is counted are whole updates after a warm-up; start-up is outside. The table shows medians over the
 rounds, and medians of the ratios of steps/s to the best peer of the same round: of those that step

@@ -1,4 +1,4 @@
-"""PPO that starts from a cloned policy beside PPO from scratch, at equal steps: the curve in docs.
+"""PPO that starts from a cloned policy against PPO from scratch, at equal steps: the curve in docs.
 
     maze-run experiment=ppo/LunarLander-v3 seed=0 run_dir=teacher
     maze-run -cn rollout run=teacher n_episodes=100 record=true output_dir=records

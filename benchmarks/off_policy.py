@@ -1,4 +1,4 @@
-"""Environment steps per second of SAC beside Stable-Baselines3, same settings, in one run.
+"""Environment steps per second of SAC against Stable-Baselines3, same settings, in one run.
 
     python benchmarks/off_policy.py [--rounds 3] [--seconds 12] [--threads 1]
 

@@ -3,7 +3,7 @@
     python benchmarks/replay.py
 
 Fills buffers of growing size with HalfCheetah-like transitions, and prints bytes per transition
-beside the arithmetic minimum (observation, action, reward, two flags), growth of resident memory,
+next to the arithmetic minimum (observation, action, reward, two flags), growth of resident memory,
 and microseconds for a sample of 256.
 """
 

@@ -1,4 +1,4 @@
-"""Environment steps per second of PPO beside Stable-Baselines3, same settings, in one run.
+"""Environment steps per second of PPO against Stable-Baselines3, same settings, in one run.
 
     python benchmarks/throughput.py [--rounds 3] [--seconds 12] [--only CartPole-v1]
 

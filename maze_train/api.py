@@ -89,7 +89,7 @@ def run_rollout(
     env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
     **settings: Any,
 ) -> RolloutResult:
-    """Let a policy play, and write what came of it: `maze-run -cn rollout`.
+    """Play episodes with a policy, and write the results: `maze-run -cn rollout`.
 
         result = run_rollout(run="outputs/a", n_episodes=20, runner="local")
         result.summary.return_mean

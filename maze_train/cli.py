@@ -2,7 +2,7 @@
 
 0    done
 1    failure
-2    configuration error, told in one message
+2    configuration error, reported in one message
 130  interrupted (Ctrl-C)
 143  terminated (SIGTERM)
 129  the terminal was closed (SIGHUP)

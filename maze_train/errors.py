@@ -44,7 +44,7 @@ class ConfigError(MazeTrainError):
 
     Args:
         key: Dotted name of the setting, such as `algorithm.lr`.
-        problem: What is wrong, what is allowed, and the remedy, in one or two sentences.
+        problem: The fault, the allowed values, and the remedy, in one or two sentences.
         value: The value that was given; left out of the message when it is not passed.
     """
 
@@ -101,7 +101,7 @@ class MissingExtraError(MazeTrainError):
     Args:
         package: Name of the package.
         extra: Name of the extra of `maze-train` that installs it.
-        purpose: What needs it.
+        purpose: Feature that needs it.
         problem: Why it does not work; None: it is not installed.
     """
 

@@ -29,7 +29,7 @@ class Event:
     """One statistic, declared as an attribute of an `EventInterface`.
 
     Args:
-        doc: What the number means, with its unit.
+        doc: Meaning of the number, with its unit.
         reduce: How values recorded within an epoch become one number: their weighted `mean`, their
             `sum`, the `max`, the `min`, or the `last` one.
     """
@@ -98,7 +98,7 @@ class EventInterface:
 
 
 class _Total:
-    """What is known of the values of one event: enough to go on, and to be merged exactly."""
+    """Running totals of one event: enough to go on, and to be merged exactly."""
 
     __slots__ = ("reduce", "value", "weight")
 
@@ -142,7 +142,7 @@ class Statistics:
         """Add one value of an event.
 
         Args:
-            event: What the value is a value of.
+            event: Event of the value.
             value: A number or a tensor of one element, any device, kept without its graph. It is
                 read later: pass a clone of a tensor that is written to again.
             weight: How much the value counts in a mean, such as the number of samples behind it,
@@ -194,7 +194,7 @@ class Statistics:
         self._totals.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was recorded so far, by tag, as plain values."""
+        """Totals recorded so far, by tag, as plain values."""
         self._settle()
         return {
             tag: {"reduce": total.reduce, "value": total.value, "weight": total.weight}

@@ -16,7 +16,7 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
     Args:
         package: Name of the package, as pip knows it.
         extra: Name of the extra that installs it.
-        purpose: What needs it.
+        purpose: Feature that needs it.
         module: Name of the module; None: that of the package.
 
     Raises:

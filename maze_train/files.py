@@ -36,12 +36,12 @@ WRITTEN = ("best", "checkpoints", "plots", "policies", "policies/*")
 """Directories below that of a run into which the run writes."""
 
 TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
-"""Folders that multiprocessing makes for its sockets, and the file that tells those of ours."""
+"""Folders that multiprocessing makes for its sockets, and the file that marks ours."""
 
 MAX_TEXT_NBYTES = 1 << 28
 
 LOCK_GRACE_S = 3.0
-"""How long the workers of a dead process may keep its lock."""
+"""Seconds for which the workers of a dead process may keep its lock."""
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -241,7 +241,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _owner(descriptor: int) -> str:
-    """Who wrote the lock file, as it says itself."""
+    """Process that wrote the lock file, as the file says."""
     text = os.pread(descriptor, 400, 0).decode(errors="replace").strip()
     return text if re.fullmatch(r"pid \d+ on host \S+", text) else "pid unknown"
 

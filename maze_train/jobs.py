@@ -1,4 +1,4 @@
-"""One run or rollout as Hydra starts it, and what is told when it fails."""
+"""Runs one Hydra job and reports failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Job:
     """Does what a composed configuration says; called by Hydra, several times in a sweep.
 
     Errors do not go through Hydra, which would stop a sweep and print them in its own way: they are
-    told here, and kept for the exit code.
+    printed here, and kept for the exit code.
 
     Args:
         argv: Arguments of the command as the user typed them, for messages.
@@ -86,7 +86,7 @@ class Job:
             os.chdir(started_in)  # an environment may have left it; the next job begins here
 
     def exit_code(self) -> int:
-        """The exit code of all jobs; tells how many jobs of a sweep failed."""
+        """The exit code of all jobs; prints how many jobs of a sweep failed."""
         failed = len(self.exit_codes)
         if failed and self.is_sweep:
             print(f"{PROGRAM}: {failed} of {self.n_jobs} jobs failed", file=sys.stderr)
@@ -107,9 +107,9 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     """Run a composed configuration and return its best metric.
 
     Args:
-        composed: What Hydra composed.
+        composed: Hydra's configuration.
         run_dir: Directory of the run, unless the configuration names one.
-        overrides: What the user set, a list in Hydra's spelling. A run that is continued by its
+        overrides: Settings of the user, a list in Hydra's spelling. A run that is continued by its
             directory has its own settings, changed by these.
 
     Raises:
@@ -122,7 +122,7 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     elif run_dir is not None and values.get("run_dir") is None and resume is None:
         values["run_dir"] = run_dir
     config = load_config(values)
-    # Only now: PyTorch takes a second to import, and a configuration error should be told at once.
+    # Only now: PyTorch takes a second to import, and a configuration error should be shown at once.
     from maze_train.runners.factory import build_runner
 
     result = build_runner(config).run()
@@ -138,7 +138,7 @@ def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
     """Play the episodes of a composed configuration and return their mean return.
 
     Args:
-        composed: What Hydra composed.
+        composed: Hydra's configuration.
         output_dir: Directory of the results, unless the configuration names one.
     """
     values = plain_values(composed)
@@ -152,7 +152,7 @@ def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
 
 
 def plain_values(composed: DictConfig) -> dict[str, Any]:
-    """What Hydra composed as plain values, with interpolations resolved."""
+    """Convert Hydra's configuration to plain values, with interpolations resolved."""
     node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(node, dict)
     return {str(key): value for key, value in node.items()}
@@ -162,8 +162,8 @@ def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[s
     """Settings by dotted name, of a group the name of its option.
 
     Args:
-        overrides: What the user set, in Hydra's spelling.
-        composed: What Hydra composed of it, where interpolations are resolved.
+        overrides: Settings of the user, in Hydra's spelling.
+        composed: Its configuration as Hydra composed it, where interpolations are resolved.
 
     Raises:
         ConfigError: If one deletes a setting.
@@ -194,7 +194,7 @@ def report(
         error: The error.
         argv: Arguments of the command as the user typed them, for messages.
         debug: Whether to show the traceback in any case.
-        label: What comes before the message, such as the job of a sweep.
+        label: Prefix of the message, such as the job of a sweep.
 
     Returns:
         The exit code that belongs to the error.

@@ -67,7 +67,7 @@ def maker_of(path: str, key: str, kind: type | None = None) -> Callable[..., Any
     Args:
         path: The dotted path.
         key: Dotted name of the setting, for error messages.
-        kind: What a class has to derive from; None: anything. A function may return such an object,
+        kind: Base that a class must have; None: anything. A function may return such an object,
             but those of Python's standard library do not, and are refused.
 
     Raises:

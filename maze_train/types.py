@@ -48,7 +48,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """How the samples of a batch lie in time, for networks with a memory.
+    """Layout of the samples of a batch in time, for networks with a memory.
 
     The batch has L * n samples: step l of sequence i is sample `l * n + i`.
     """

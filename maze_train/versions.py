@@ -1,4 +1,4 @@
-"""Which versions wrote a file."""
+"""Versions that wrote a file."""
 
 from __future__ import annotations
 

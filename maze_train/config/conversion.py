@@ -34,7 +34,7 @@ ConfigT = TypeVar("ConfigT")
 
 
 class UnknownKeyError(ConfigError):
-    """A key that names no setting; `allowed` are the keys that stand beside it."""
+    """A key that names no setting; `allowed` are the keys allowed in its place."""
 
     allowed: Iterable[str] = ()
 

@@ -1,6 +1,6 @@
-"""Generates what repeats the configuration dataclasses: YAML in `conf/`, tables in `docs/`.
+"""Generator of text that repeats the configuration dataclasses: `conf/`, tables in `docs/`.
 
-`make conf` writes the files, `python -m maze_train.config.documentation --check` tells whether they
+`make conf` writes the files, `python -m maze_train.config.documentation --check` says whether they
 are current. An algorithm is found by its folder, so a new one needs no change here.
 """
 

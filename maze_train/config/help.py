@@ -69,7 +69,7 @@ expected failures are told in one message; HYDRA_FULL_ERROR=1 shows the tracebac
 
 
 def help_text(folders: Sequence[str] = ()) -> str:
-    """What `maze-run` is, the groups with their options, common keys and examples.
+    """Return the text of `maze-run --help`: groups with their options, common keys, examples.
 
     Args:
         folders: Folders with configuration of the user, whose options are listed too.

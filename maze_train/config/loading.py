@@ -1,4 +1,4 @@
-"""From plain nested values to validated configuration dataclasses, and back."""
+"""Conversion of plain nested values to validated configuration dataclasses, and back."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 
 
 def choose_one(group: str, folders: Iterable[str] = ()) -> ConfigError:
-    """The error for a choice that was not made: its options, each with what it is."""
+    """The error for a missing choice: its options, each with a description."""
     return ConfigError(group, f"choose one: {group}=<name>{_listing(group, folders)}")
 
 
@@ -156,7 +156,7 @@ def _listing(group: str, folders: Iterable[str]) -> str:
 
 
 def named_option(group: str, name: str) -> dict[str, Any]:
-    """What the option `name` of a group sets.
+    """Return the settings of the option `name` of a group.
 
     Raises:
         ConfigError: If there is no such option.

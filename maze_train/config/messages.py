@@ -26,7 +26,7 @@ CONFIGURATION_ERRORS = (
     OmegaConfBaseException,
     yaml.YAMLError,
 )
-"""What counts as an error of the configuration: exit code 2."""
+"""Errors of the configuration: `maze-run` ends with exit code 2."""
 
 
 def explain(error: BaseException, argv: Sequence[str] = ()) -> str:

@@ -1,6 +1,6 @@
 """Names of settings in other libraries: Stable-Baselines3, CleanRL, RLlib, TorchRL, Sample Factory.
 
-Who types one of them is told ours. A word may stand in several lines: all that exist in the
+A message suggests ours for them. A word may stand in several lines: all that exist in the
 configuration at hand are suggested.
 """
 

@@ -1,4 +1,4 @@
-"""What `maze-run` adds to Hydra: registered environments, and settings that leave no trace.
+"""Extensions of Hydra: registered environments, and settings that leave no trace.
 
 `env=CartPole-v1` needs no YAML: a source of configuration, `gymnasium://`, serves `env/<id>` from
 gymnasium's registry, which is imported only when no folder before it in the search path has the
@@ -192,7 +192,7 @@ def _sweep_direction(*, _root_: DictConfig) -> str:
     """Whether a larger or a smaller objective of a job is better: `maximize` or `minimize`.
 
     Args:
-        _root_: What Hydra composed, of a sweep without the values that vary.
+        _root_: Hydra's configuration, of a sweep without the values that vary.
     """
     if "evaluation" not in _root_:  # a rollout: the mean return
         return "maximize"

@@ -196,7 +196,7 @@ def _matters(key: str, config: TrainConfig) -> bool:
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings by dotted name; lists are settings, and tuples are told as such."""
+    """The settings by dotted name; lists and tuples are settings, too."""
     found: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, Mapping) and TUPLE in value:

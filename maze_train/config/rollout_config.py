@@ -37,7 +37,7 @@ class RolloutConfig:
     """The environment; null: that of the run. With `run` only what is given differs from it."""
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
-    """Where episodes are played: `runner=dev` in this process, `runner=local` in several.
+    """Place of the episodes: `runner=dev` in this process, `runner=local` in several.
     `max_wall_time_s`, `dataset` and `fast_dev_run` are for training, and refused here."""
 
     n_episodes: int = 50
@@ -72,8 +72,8 @@ class RolloutConfig:
     """`human`: show a window; for `runner=dev` with one environment."""
 
     on_non_finite: Literal["raise", "skip"] = "raise"
-    """What to do about NaN and infinities of the environment: raise: the rollout ends; skip: the
-    episode ends, and is counted as lost."""
+    """Reaction to NaN and infinities of the environment: raise: the rollout ends; skip: the episode
+    ends, and is counted as lost."""
 
     progress: Literal["auto", "bar", "lines", "quiet"] = "auto"
     """Display of progress: a bar, lines, or nothing (quiet); auto: a bar on a terminal, else lines
@@ -84,7 +84,8 @@ class RolloutConfig:
     outputs/<env>-<policy>-rollout/<date>_<time>."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules beside this package, PyTorch and gymnasium that the configuration of `run` may name,
+    """Modules other than this package, PyTorch and gymnasium that the configuration of `run` may
+    name,
     such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
@@ -105,7 +106,7 @@ class RolloutConfig:
 
     @property
     def render_mode(self) -> str | None:
-        """What the environments are asked to render; None: nothing."""
+        """Render mode of the environments; None: nothing is rendered."""
         if self.video:
             return "rgb_array"
         return "human" if self.render == "human" else None

@@ -1,4 +1,4 @@
-"""From plain nested values to a validated `RolloutConfig`: its environment may be that of a run."""
+"""Conversion of plain values to a `RolloutConfig`; its environment may be that of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_rollout(name: str | None, values: Mapping[str, Any]) -> bool:
 
     Args:
         name: Name of the primary config.
-        values: What was composed; a primary config of the user may extend ours.
+        values: Composed values; a primary config of the user may extend ours.
     """
     return name == "rollout" or {"run", "policy", "n_episodes"} <= values.keys()
 
@@ -80,7 +80,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
 
 
 def policy_directory(run: str | os.PathLike[str]) -> Path:
-    """Where the policy of a run lies: its best one, or the saved one that was named.
+    """Find the policy of a run: its best one, or the saved one that was named.
 
     Raises:
         ConfigError: If there is none.
@@ -100,7 +100,7 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
 
 
 def policy_nearby(directory: Path) -> str:
-    """Which saved policy may be meant by a directory below that of a run; empty: none."""
+    """Suggest the best policy of a run above the directory; empty: there is none."""
     for parent in directory.parents[:2]:
         if (parent / BEST / WEIGHTS_FILE).is_file():
             return f"; did you mean {parent / BEST}?"
@@ -108,7 +108,7 @@ def policy_nearby(directory: Path) -> str:
 
 
 def plain_seeds(seeds: Any) -> Any:
-    """Seeds as a list of Python's integers; what is no integer stays, and is told later."""
+    """Seeds as a list of Python's integers; anything else stays, and is refused later."""
     if hasattr(seeds, "tolist"):  # an array, which may also be a single number
         seeds = seeds.tolist()
     if isinstance(seeds, str | bytes | Mapping) or not isinstance(seeds, Iterable):
@@ -120,7 +120,7 @@ def plain_seeds(seeds: Any) -> Any:
 
 
 def recorded_in(settings: Mapping[str, Any]) -> str:
-    """In which environment the data set of a run was recorded, for people; empty: not known."""
+    """Name the environment in which the data set of a run was recorded; empty: not known."""
     from maze_train.data.trajectory_files import read_metadata  # needs PyTorch
 
     runner = settings.get("runner")

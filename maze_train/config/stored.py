@@ -1,4 +1,4 @@
-"""The configuration in the directory of a run, which may be that of a stranger.
+"""Configuration in the directory of a run, which may come from a stranger.
 
 Reading it takes bounded time and memory and calls nothing. What it names is imported only where it
 is a class of this package, PyTorch or gymnasium of the kind that belongs there, or the user named
@@ -99,7 +99,7 @@ COMPATIBILITY = ("GymV21Environment-v0", "GymV26Environment-v0")
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """What the configuration of a run or of a saved policy says, but for `trust`.
+    """Read the configuration of a run or of a saved policy, without `trust`.
 
     Raises:
         RunDirectoryError: If it is missing or damaged, or holds what this package does not write.
@@ -130,7 +130,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 def _problem_of(node: Any) -> str:
-    """Why values are not those of a configuration that was written; empty: they are."""
+    """Name the reason why values can not be those of a written configuration; empty: they can."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
     for key, value in node.items():
@@ -197,7 +197,7 @@ def settings_of_run(
         path: Its `config.yaml`, or the file that `text` comes from.
         config: Configuration of the user, who trusts what it names.
         uses: Parts that are taken from there and built, of `PARTS`.
-        text: What the file says; None: it is read.
+        text: Content of the file; None: it is read.
 
     Raises:
         ConfigError: If it names what is neither offered nor trusted.
@@ -295,9 +295,9 @@ def _part_of(key: str) -> str | None:
 
 
 def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tuple[str, str] | None:
-    """Why something is not used: a note, and the module that would have to be trusted.
+    """Say why something is not used: a note, and the module that would have to be trusted.
 
-    None: it may be used, or is not there, which is told where it is built.
+    None: it may be used, or is not there, which is reported where it is built.
     """
     if key == "env.id":
         package = path.rpartition(":")[0] or "shimmy"

@@ -68,15 +68,15 @@ class LocalRunnerConfig(RunnerConfig):
     """Processes that step environments, several environments each; 0: one per core."""
 
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
-    """How worker processes start."""
+    """Start method of worker processes."""
 
     worker_timeout_s: float = 300.0
     """Seconds without an answer after which a worker counts as hung. > 0."""
 
     on_worker_failure: Literal["fail", "restart"] = "fail"
-    """What happens when a worker raises, dies or hangs: fail: the run ends; restart: the worker is
-    started again and its environments are put back where they were, or, where that fails too,
-    begin new episodes, and the lost ones are counted."""
+    """Reaction when a worker raises, dies or hangs: fail: the run ends; restart: the worker is
+    started again and its environments are put back where they were, or, where that fails too, begin
+    new episodes, and the lost ones are counted."""
 
     max_worker_restarts: int = 10
     """Restarts of workers, of training or of an evaluator, after which the run ends. >= 0."""
@@ -104,7 +104,7 @@ class TrainConfig:
     """The algorithm: `algorithm=<name>`."""
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
-    """Where the run takes place: `runner=<name>`."""
+    """Place of the run: `runner=<name>`."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation and selection of the best policy."""
@@ -135,7 +135,7 @@ class TrainConfig:
     run_dir if there is one, else start it; null: start a new run."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules beside this package, PyTorch and gymnasium that the configuration of the run in
+    """Modules other than this package, PyTorch and gymnasium that the configuration of the run in
     `resume` or `base_run` may name, such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ AHEAD = 4
 
 
 class BatchSource(Protocol):
-    """What minibatches are taken of."""
+    """Source of minibatches."""
 
     num_samples: int
     """Number of samples."""
@@ -109,7 +109,7 @@ class BatchLoader:
         return torch.randperm(self.source.num_samples, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many minibatches were given."""
+        """Number of minibatches given so far."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Observations that are kept beside the rows of a replay buffer."""
+"""Observations that are stored apart from the rows of a replay buffer."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class KeptObservations:
         self._end = added.stop
 
     def drop_before(self, position: int) -> None:
-        """Forget what belongs before a position."""
+        """Drop the observations before a position."""
         self._begin += self._count_before(position)
 
     def drop_from(self, position: int) -> None:
-        """Forget what belongs to a position or beyond."""
+        """Drop the observations at a position or beyond."""
         self._end = self._begin + self._count_before(position)
 
     def gather(self, positions: Array) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class KeptObservations:
         return {"positions": self._positions[start:end].copy(), **parts}
 
     def restore(self, pieces: list[dict[str, Array]]) -> None:
-        """Keep what the results of `between` hold, and nothing else."""
+        """Replace the content by results of `between`."""
         self._begin = self._end = 0
         if not pieces:
             return

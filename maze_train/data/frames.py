@@ -29,7 +29,7 @@ class FrameStacks:
     """All frames, `[M, *frame]`."""
 
     numbers: Tensor
-    """Which frames an observation consists of, oldest first, `[rows * envs, n]` int64."""
+    """Indices of the frames of each observation, oldest first, `[rows * envs, n]` int64."""
 
     num_envs: int
 
@@ -62,7 +62,7 @@ class FrameMemory:
 
     An observation that goes on from the one before shares all frames but the newest with it. Where
     it does not (an episode begins, or a wrapper around the stack takes several steps at once), its
-    older frames are kept besides, unless they repeat the newest one or a frame before.
+    older frames are kept in addition, unless they repeat the newest one or a frame before.
 
     Args:
         space: Space of one stacked observation, `[n, *frame]`, newest frame last.
@@ -100,7 +100,7 @@ class FrameMemory:
         self._write_newest(row, obs)
         numbers = self._number_rows
         numbers[row, :, :-1] = numbers[row - 1, :, 1:]
-        # Flags of episodes do not tell: wrappers may take several steps between observations.
+        # Flags of episodes do not say: wrappers may take several steps between observations.
         for env, older in enumerate(numbers[row, :, :-1]):
             if not np.array_equal(self._array[older], obs[env, :-1]):
                 self._begin(row, env, obs[env])
@@ -131,7 +131,7 @@ class FrameMemory:
             numbers[age] = self._keep(stack[age]) if number is None else number
 
     def _keep(self, frame: Array) -> int:
-        """Store a frame besides the rows; returns its number."""
+        """Store a frame in addition to the rows; returns its number."""
         if self._used == len(self._array):
             self._grow()
         self._array[self._used] = frame

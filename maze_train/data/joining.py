@@ -178,7 +178,7 @@ def _joined_leaf(name: str, parts: list[Any], dim: int) -> Any:
 
 
 def _form(leaf: Tensor | FrameStacks, dim: int) -> tuple[str, list[int | str], torch.dtype]:
-    """What has to agree: the type, the shape but for the dimension that is joined, the dtype."""
+    """Properties that must agree: the type, the shape but for the joined dimension, the dtype."""
     dtype = leaf.frames.dtype if isinstance(leaf, FrameStacks) else leaf.dtype
     return type(leaf).__name__, [*leaf.shape[:dim], "*", *leaf.shape[dim + 1 :]], dtype
 

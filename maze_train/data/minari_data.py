@@ -40,7 +40,7 @@ OWN = "maze_train"
 """Under this key of the metadata, Minari keeps what only this package knows."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
-"""What Minari and h5py raise for data that are damaged or of another version."""
+"""Errors of Minari and h5py for data that are damaged or of another version."""
 
 
 def load_minari(dataset_id: str) -> TrajectoryDataset:
@@ -68,7 +68,7 @@ def load_minari(dataset_id: str) -> TrajectoryDataset:
 
 
 def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajectory]]:
-    """What a Minari data set of this machine holds, episode by episode.
+    """Read a local Minari data set, episode by episode.
 
     Args:
         dataset_id: Such as `D4RL/door/human-v2`.
@@ -107,7 +107,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
 
 
 def _origin(dataset_id: str, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is known of environment and policy."""
+    """Return the known settings of environment and policy."""
     own = known.get(OWN)
     if isinstance(own, dict) and all(isinstance(own.get(key), dict) for key in ("env", "policy")):
         return own["env"], own["policy"]
@@ -167,8 +167,8 @@ def save_minari(
     Args:
         dataset: The episodes.
         dataset_id: `<name>-v<number>`, with folders before the name if wanted.
-        algorithm_name: What acted.
-        author: Who made it.
+        algorithm_name: Algorithm of the policy that acted.
+        author: Author of the data set.
         author_email: How to reach them.
         code_permalink: Where the code lies.
         description: A sentence. Details that are None are taken from `metadata.policy` where it has

@@ -51,7 +51,7 @@ class SumTree:
         """Change priorities, finite and >= 0; of an index that comes twice, the last one stays."""
         nodes = indices + self._size
         self._nodes[nodes] = priorities
-        # Leaves lie on two levels: whoever is at the root already sums it up once more.
+        # Leaves lie on two levels: the shorter paths sum up the root once more.
         for _ in range((2 * self._size - 1).bit_length() - 1):
             nodes = np.maximum(nodes >> 1, 1)
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]

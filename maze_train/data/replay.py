@@ -261,7 +261,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):
-    """A replay buffer that samples transitions in proportion to how wrong they were predicted.
+    """A replay buffer that samples transitions in proportion to the errors of their predictions.
 
         P(i) = p_i^alpha / Σ_j p_j^alpha,  p_i = |error_i| + epsilon
         w_i = (N P(i))^-beta / max_j w_j
@@ -275,7 +275,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         actions: As for `UniformReplayBuffer`.
         alpha: How far priorities matter, >= 0; 0: samples are uniform.
         beta: How far weights correct for it at first, in [0, 1]; it grows linearly to 1.
-        epsilon: What every error is enlarged by, > 0, so that no transition is never sampled.
+        epsilon: Addend to every error, > 0, so that no transition is never sampled.
         **settings: All other arguments of `UniformReplayBuffer`.
 
     Raises:
@@ -384,8 +384,8 @@ def replay_nbytes(
 ) -> int:
     """Bytes of a full buffer, before one is made; arguments are those of the buffers.
 
-    Observations that are kept beside come on top: the last ones of truncated episodes, and the
-    first stack of every episode where there are stacks of frames.
+    Observations that are stored separately come on top: the last ones of truncated episodes, and
+    the first stack of every episode where there are stacks of frames.
     """
     layout = ReplayLayout(
         buffer_size, observation_space, actions, num_envs=num_envs, frame_stack=frame_stack

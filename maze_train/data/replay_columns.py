@@ -40,14 +40,14 @@ __all__ = [
 ]
 
 Storage: TypeAlias = Literal["memory", "disk", "device"]
-"""Where observations and actions lie: in memory, in files that are mapped into it, or on the device
-that learns from them."""
+"""Storage of observations and actions: memory, memory-mapped files, or the device that learns from
+them."""
 
 STORAGES = ("memory", "disk", "device")
 
 
 class Spec(NamedTuple):
-    """What one entry of a column is."""
+    """Shape and dtype of one entry of a column."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -60,7 +60,7 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """How many rows of how many environments are kept."""
+    """Number of rows and of environments of a ring buffer."""
 
     rows: int
     """Rows of transitions."""
@@ -92,7 +92,7 @@ class Ring:
 
 
 class ReplayLayout:
-    """What a replay buffer stores, known before anything is allocated.
+    """Contents of a replay buffer, known before anything is allocated.
 
     Args:
         buffer_size: Transitions, >= 1; `max(1, buffer_size // num_envs)` rows are kept.
@@ -152,7 +152,7 @@ class ReplayLayout:
         return self.ring.size * sum(spec.nbytes for spec in self.columns().values())
 
     def describe(self) -> dict[str, str]:
-        """What has to be equal for one buffer to take the content of another."""
+        """Properties that must be equal for one buffer to load the content of another."""
         sizes = {"rows": str(self.ring.rows), "num_envs": str(self.ring.num_envs)}
         stacks = {f"frame_stack/{key}": str(n) for key, n in self.frame_stack.items()}
         columns = {name: f"{s.dtype.name} {list(s.shape)}" for name, s in self.columns().items()}
@@ -164,7 +164,7 @@ class Column:
 
     Args:
         ring: The ring that it lies in.
-        spec: What an entry is.
+        spec: Shape and dtype of an entry.
         storage: Where it lies.
         directory: Where files are mapped from. They have no name, so nothing is left behind.
         device: Where it lies if `storage` is `device`.
@@ -187,7 +187,7 @@ class Column:
         """The slots that have memory, by index: `[size, *shape]`."""
 
     def resize(self, num_slots: int) -> None:
-        """Have memory for so many slots, at least those that have some; what they hold stays."""
+        """Allocate memory for so many slots, at least those in use; what they hold stays."""
         rows = self._allocated(num_slots)
         rows[: len(self._rows)].copy_(self._rows)
         self._rows = rows

@@ -21,9 +21,9 @@ class FrameColumn:
     """Stacks `[n, *frame]`, newest frame last, put together from the frames of n rows.
 
     Where a stack does not go on from the one in the row before (an episode begins, or a wrapper
-    took several steps at once), it is kept beside as a whole. The `depth` of a row says how many
-    rows back that was, at most n - 1: its stack consists of the newest frames of as many rows, and
-    of what the whole stack has to give.
+    took several steps at once), it is stored separately as a whole. The `depth` of a row says how
+    many rows back that was, at most n - 1: its stack consists of the newest frames of as many rows,
+    and of what the whole stack has to give.
 
     Args:
         n: Frames per stack.
@@ -74,7 +74,7 @@ class FrameColumn:
     def gather(self, positions: Array) -> Tensor:
         """Stacks `[k, n, *frame]` of the positions `[k]`."""
         n, num_envs, size = self.n, self._ring.num_envs, self._ring.size
-        # What lies before the first row is replaced below; it has to be some entry.
+        # Entries before the first row are replaced below; any entry will do.
         window = (positions[:, None] + np.arange(1 - n, 1) * num_envs) % len(self._frames.entries)
         frames = self._frames.gather(window.ravel())
         stacks = frames.view(-1, n, *frames.shape[1:])

@@ -1,4 +1,4 @@
-"""What a replay buffer holds: columns in a ring, and the observations that are kept beside."""
+"""Memory of a replay buffer: columns in a ring, and observations that are stored separately."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["BESIDE", "ENDS", "TERMINATED", "VALID", "ReplayMemory"]
 
 VALID, TERMINATED, TRUNCATED, BESIDE = 1, 2, 4, 8
 """Bits of the flags of a row: it is a transition; how it ended; the observation after it is not in
-the next row but beside."""
+the next row but stored separately."""
 
 ENDS = TERMINATED | TRUNCATED
 LARGE = ("obs/", "actions/")
@@ -42,10 +42,10 @@ class ReplayMemory:
 
     Row r holds the observation before an action, the action and what it brought. The observation
     after the action is that of row r + 1; the newest row, `head`, holds an observation only. True
-    last observations of truncated episodes are kept beside.
+    last observations of truncated episodes are stored separately.
 
     Args:
-        layout: What is stored.
+        layout: Layout of the stored columns.
         storage: Where observations and actions lie; everything else is in memory.
         directory: Where files are mapped from if `storage` is `disk`.
         device: Where they lie if `storage` is `device`.
@@ -101,7 +101,7 @@ class ReplayMemory:
         self._versions = np.zeros(-(-self.ring.num_slots // self._segment_slots), np.int64)
 
     def reserve(self, num_rows: int) -> None:
-        """Have memory for so many rows; without it, the first row takes the memory of all."""
+        """Allocate memory for so many rows; otherwise the first row allocates that of all."""
         num_slots = min(num_rows, self.ring.num_slots)
         if num_slots > self._num_allocated:
             for column in self._large:
@@ -109,7 +109,7 @@ class ReplayMemory:
             self._num_allocated = num_slots
 
     def _make_room(self, num_rows: int) -> None:
-        """Have memory for the first so many rows, and for some more if that is not foreseen."""
+        """Allocate memory for the first so many rows, and for some more if that is not foreseen."""
         allocated = self._num_allocated
         if num_rows > allocated < self.ring.num_slots:
             self.reserve(max(num_rows, allocated * 5 // 4) if allocated else self.ring.num_slots)
@@ -171,7 +171,7 @@ class ReplayMemory:
         """Whether what comes next may not begin with the observation of the head.
 
         So it is after steps of a lone environment, which are written with the observation after
-        them: it is in the head, and also beside unless they were terminated.
+        them: it is in the head, and also stored separately unless they were terminated.
         """
         return self.ring.num_envs == 1 and bool(self._newest_flags & (ENDS | BESIDE))
 
@@ -207,7 +207,7 @@ class ReplayMemory:
         return whole | {key: column.gather(positions) for key, column in self._stacks.items()}
 
     def put_final_obs(self, leaves: Mapping[str, Tensor], where: Array, positions: Array) -> None:
-        """Put the observations that are beside `positions` into entries of others."""
+        """Write the last observations of `positions` into the entries `where` of `leaves`."""
         entries = torch.from_numpy(where)
         for key, leaf in self._final_obs.gather(positions).items():
             target = leaves[key]
@@ -219,7 +219,7 @@ class ReplayMemory:
         return {key: column.gather(indices) for key, column in self._actions.items()}
 
     def positions(self, indices: Array) -> Array:
-        """Positions of what lies at indices `[k]`."""
+        """Positions of the entries at indices `[k]`."""
         last = (self.head + 1) * self.ring.num_envs - 1
         return last - (last - indices) % self.ring.size
 
@@ -282,7 +282,7 @@ class ReplayMemory:
             column.write(row, leaf[begin:])
 
     def _expire(self, head: int) -> Array:
-        """Forget what is overwritten when the head moves; indices of the rows that are."""
+        """Drop what the moving head overwrites; returns the indices of those rows."""
         num_envs, new = self.ring.num_envs, max(0, head - self.ring.rows)
         stop = min(new, self.head)
         indices = np.arange(self.oldest * num_envs, stop * num_envs) % self.ring.size
@@ -307,7 +307,7 @@ class ReplayMemory:
         return slice(start, min(start + self._segment_slots, self.ring.num_slots))
 
     def _read_segment(self, number: int) -> dict[str, Any]:
-        """Slots of all columns, and what is kept beside their rows."""
+        """Slots of all columns, and the observations stored apart from their rows."""
         slots = self._slots(number)
         content = {name: column.read_slots(slots) for name, column in self._columns.items()}
         # The rows in these slots are of the turn that the head is in, or of the one before.

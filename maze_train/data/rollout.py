@@ -55,7 +55,7 @@ class Rollout:
     """True last observations of the K truncated episodes, `[K, ...]`."""
 
     final_positions: Tensor
-    """Where they belong: `t * B + b`, `[K]` int64."""
+    """Their positions in the rollout: `t * B + b`, `[K]` int64."""
 
     ignored: Tensor | None = None
     """Rows that are no transitions, because the environment only began a new episode, `[T, B]`
@@ -63,7 +63,7 @@ class Rollout:
     episode before either ended in an earlier row, or was lost."""
 
     states: Tensor | None = None
-    """What a policy with a memory remembered before each observation, `[T + 1, B, S]`."""
+    """Memory of a recurrent policy before each observation, `[T + 1, B, S]`."""
 
     log_probs: Tensor | None = None
     """Log-probabilities of the actions under the policy that took them, `[T, B]`; None: it is the

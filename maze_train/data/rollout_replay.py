@@ -61,7 +61,7 @@ class RolloutReplay:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The kept rollouts, each as a part of its own, and what is drawn next."""
+        """The kept rollouts, each as a part of its own, and the random state."""
         return {
             "generator": self.generator.get_state(),
             "added": self._added,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["RolloutLayout", "RolloutSlot"]
 
 PAGE = 4096
-"""Slots begin on pages of their own, so that what is written to one takes no memory of others."""
+"""Slots begin on pages of their own, so that writing to one takes no memory of the others."""
 
 CACHE_LINE = 64
 """Every column begins on a cache line of its own."""
@@ -36,7 +36,7 @@ OPTIONAL = ("ignored", "log_probs", "weights_seq_no")
 
 
 class RolloutLayout:
-    """Where everything of a rollout of T steps of B environments lies in a slot of memory.
+    """Layout of a rollout of T steps of B environments in a slot of memory.
 
     It follows from the arguments alone, so processes that know these agree on it. A slot has room
     for the worst case: every step truncated, every stack of n frames without a frame of another.

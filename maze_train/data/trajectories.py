@@ -158,7 +158,7 @@ def _rows(tree: TensorTree, rows: slice) -> TensorTree:
 
 
 def _pieces(start: int, stop: int, length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Where steps lie that are laid end to end into columns: column, rows, steps of the episode."""
+    """Yield pieces of steps laid end to end into columns: column, rows, steps of the episode."""
     at = start
     while at < stop:
         env, row = divmod(at, length)

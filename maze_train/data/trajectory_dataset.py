@@ -73,8 +73,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
                 now in both cases, so that many small parts take no open files.
             verify: Whether every file is read once, and compared with its digest; numbers that are
                 not finite and actions that are none of the space are then refused as well.
-            on_damaged: `raise`: a part that is damaged is an error; `skip`: it is told in a warning
-                and left out.
+            on_damaged: `raise`: a part that is damaged is an error; `skip`: it is left out with a
+                warning.
 
         Raises:
             ConfigError: If `on_damaged` is neither.
@@ -118,7 +118,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
             trajectories: The episodes, which are copied. Those of a generator are in memory
                 once, apart from the last 64 MiB.
             metadata: Spaces, environment and policy.
-            name: What messages call it.
+            name: Name in messages.
 
         Raises:
             DatasetError: If there are no episodes.
@@ -182,7 +182,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
 
 def _remedy(error: OSError) -> str:
-    """What helps against a limit of the system."""
+    """Name the remedy for a limit of the system."""
     if error.errno not in LIMITS:
         return ""
     return (

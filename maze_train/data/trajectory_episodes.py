@@ -37,7 +37,7 @@ class Column:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    """Of one row."""
+    """Shape of one row."""
 
     leaf: spaces.Space[Any] | None
     """The space of a row; None: rewards."""
@@ -55,7 +55,7 @@ class Column:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the column in messages."""
         return f"{self.group}[{self.key!r}]" if self.key else self.group
 
     def num_rows(self, lengths: Iterable[int]) -> int:
@@ -87,7 +87,7 @@ def checked_episode(trajectory: Trajectory, columns: Sequence[Column], name: str
     Args:
         trajectory: The episode.
         columns: The arrays of the data set.
-        name: What it is, for messages.
+        name: Name in messages.
 
     Raises:
         ShapeError: If keys or shapes are not those of the spaces.
@@ -142,7 +142,7 @@ def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
 
 
 def ends_of(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
-    """What is known of each episode besides its arrays, as lists."""
+    """Return the lengths, seeds and ends of episodes, as lists."""
     return {
         "lengths": [episode.length for episode in episodes],
         "seeds": [episode.seed for episode in episodes],

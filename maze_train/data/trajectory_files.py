@@ -1,4 +1,4 @@
-"""The files of a data set of trajectories: arrays with their digests, and what says of them.
+"""Files of a data set of trajectories: arrays with their digests, and their manifests.
 
 Both JSON files are sealed: the digest in them is that of their text without it, so a change is
 noticed. docs/trajectories.md describes the format.
@@ -144,7 +144,7 @@ def metadata_text(metadata: DatasetMetadata) -> bytes:
 
 
 def read_metadata(directory: Path) -> DatasetMetadata:
-    """What `dataset.json` says.
+    """Read `dataset.json`.
 
     Raises:
         DatasetError: If the directory is not there or no data set, or the file is damaged or of a
@@ -177,7 +177,7 @@ def read_metadata(directory: Path) -> DatasetMetadata:
 
 
 def nearby(directory: Path) -> str:
-    """Which data set may be meant: one right above or below a place that is none; or nothing."""
+    """Suggest a data set right above or below a directory that is none; empty: there is none."""
     try:
         below = sorted(directory.iterdir()) if directory.is_dir() else []
         found = [path for path in (directory.parent, *below) if (path / DATASET).is_file()]
@@ -187,7 +187,7 @@ def nearby(directory: Path) -> str:
 
 
 def differences(first: DatasetMetadata, other: DatasetMetadata) -> list[str]:
-    """What is another in `env` and `policy`, key by key, for people."""
+    """Describe the differences in `env` and `policy`, key by key."""
     found = []
     for name in ("env", "policy"):
         texts = [
@@ -205,7 +205,7 @@ def differences(first: DatasetMetadata, other: DatasetMetadata) -> list[str]:
 
 
 def part_paths(directory: Path) -> dict[int, Path]:
-    """What is named like a part, by number, in ascending order.
+    """List the paths that are named like a part, by number, in ascending order.
 
     Raises:
         OSError: If the directory can not be read.
@@ -231,7 +231,7 @@ def write_part(
     Args:
         directory: The directory of the part.
         columns: The arrays of the data set.
-        episodes: What they hold, one after the other.
+        episodes: Their content, one after the other.
         metadata: Environment and policy of these episodes.
 
     Raises:
@@ -251,7 +251,7 @@ def write_part(
 
 
 def _entry(column: Column, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What the manifest says of an array whatever its content."""
+    """Return the manifest entry of an array, without what depends on its content."""
     return {
         "file": column.file,
         "column": column.group,

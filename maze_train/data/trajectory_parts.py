@@ -39,28 +39,28 @@ PART_NBYTES = 64 * 2**20
 """Size from which episodes become a part."""
 
 CHECKED_NBYTES = 1 << 20
-"""How much of an array is checked at once."""
+"""Bytes of an array that are checked at once."""
 
 
 @dataclass(frozen=True)
 class DatasetMetadata:
-    """What is the same for all episodes of a data set.
+    """Properties that all episodes of a data set share.
 
     Raises:
         SpaceError: If a space has a leaf that can not be described.
     """
 
     observation_space: spaces.Space[Any]
-    """Of one environment, nested."""
+    """Observation space of one environment, nested."""
 
     action_space: spaces.Space[Any]
-    """Of one environment, nested."""
+    """Action space of one environment, nested."""
 
     env: dict[str, Any] = field(default_factory=dict)
     """The environment (`id`, `kwargs` and the like), as plain values."""
 
     policy: dict[str, Any] = field(default_factory=dict)
-    """What acted, as plain values."""
+    """Settings of the policy that acted, as plain values."""
 
     def __post_init__(self) -> None:
         for space in (self.observation_space, self.action_space):
@@ -116,14 +116,14 @@ class TrajectoryPart:
     """Seed of each episode; None: unknown."""
 
     name: str
-    """Where it came from, for messages."""
+    """Origin of the part, for messages."""
 
     env: dict[str, Any] = field(default_factory=dict)
-    """The environment of these episodes, as plain values; empty: not told, as in manifests
+    """The environment of these episodes, as plain values; empty: unknown, as in manifests
     of earlier versions."""
 
     policy: dict[str, Any] = field(default_factory=dict)
-    """What acted in these episodes, likewise."""
+    """Settings of the policy that acted in these episodes, likewise."""
 
     @property
     def num_episodes(self) -> int:
@@ -187,7 +187,7 @@ def make_part(
         ends: Lists `lengths`, `terminated`, `truncated` and `seeds`, an entry per episode.
         name: Where it came from.
         env: The environment.
-        policy: What acted.
+        policy: Settings of the policy that acted.
 
     Raises:
         DatasetError: If these do not fit together.

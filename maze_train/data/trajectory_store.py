@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MINARI = "minari:"
-"""What the name of a Minari data set begins with."""
+"""Prefix of the names of Minari data sets."""
 
 
 def open_dataset(
@@ -53,7 +53,7 @@ def open_dataset(
         action_space: Likewise.
         mmap: See `TrajectoryDataset.open`, as for the next two; they are for directories.
         verify: Whether files are compared with their digests.
-        on_damaged: What happens with parts that are damaged.
+        on_damaged: Treatment of damaged parts.
 
     Raises:
         DatasetError: If there is no such data set, it is damaged, or the function returned
@@ -80,7 +80,7 @@ def _from_target(
     observation_space: spaces.Space[Any] | None,
     action_space: spaces.Space[Any] | None,
 ) -> TrajectoryDataset:
-    """What the function that a mapping names returns, as a data set."""
+    """Call the function that a mapping names, and return its data set."""
     if TARGET not in node:
         raise DatasetError(
             f"{dict(node)!r} names no data set: a mapping has to have the key {TARGET}, the dotted "
@@ -105,7 +105,7 @@ def _from_target(
 
 
 def _checked(items: Iterable[Any], name: str) -> Iterator[Trajectory]:
-    """What a function gave, one after the other, which have to be episodes."""
+    """Yield the items that a function gave, which must be episodes."""
     iterator = iter(items)
     for number in count():
         try:

@@ -69,7 +69,7 @@ class TrajectoryWriter:
     Args:
         directory: The data set. It is created where it is missing; an existing one has to have the
             same spaces. Its `dataset.json` stays; each part has the `env` and `policy` of its own
-            writer, and a warning tells where they are others than in `dataset.json`.
+            writer, and a warning says where they differ from `dataset.json`.
         metadata: Spaces, and what is known of environment and policy.
         part_nbytes: Size from which a part is written, in bytes, > 0.
         part_seconds: Age of the first episode in memory from which a part is written, in seconds,

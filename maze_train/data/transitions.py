@@ -1,4 +1,4 @@
-"""Transitions, and what every buffer that replays them offers."""
+"""Transitions, and the contract of buffers that replay them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Transitions:
     one; where it was terminated, any."""
 
     indices: Tensor
-    """Where they lie, for `update_priorities`, `[n]` int64."""
+    """Positions in the buffer, for `update_priorities`, `[n]` int64."""
 
     weights: Tensor | None = None
     """Importance weights in (0, 1], `[n]` float32; None: all are 1."""
@@ -75,7 +75,7 @@ class BaseReplayBuffer(ABC):
         """Say that all environments begin new episodes before the next rollout."""
 
     def reserve(self, n_transitions: int) -> None:  # noqa: B027
-        """Say how many transitions will come at most, before the first: no more need memory."""
+        """Announce the most transitions that will come, before the first; limits memory."""
 
     @abstractmethod
     def sample_batch(self, n_samples: int) -> Transitions:
@@ -86,7 +86,7 @@ class BaseReplayBuffer(ABC):
         """Number of transitions that can be sampled."""
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:  # noqa: B027
-        """Say how wrong predictions were for samples; ignored by buffers without priorities.
+        """Take the errors of predictions for samples; buffers without priorities ignore them.
 
         Args:
             indices: `Transitions.indices`, `[n]`.
@@ -94,7 +94,7 @@ class BaseReplayBuffer(ABC):
         """
 
     def set_progress(self, fraction: float) -> None:  # noqa: B027
-        """Say which part of the training is over, in [0, 1]; for what changes over time."""
+        """Set the share of training that is over, in [0, 1], for what changes over time."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class BaseReplayBuffer(ABC):
 
 
 def as_rollout(transition: Transition) -> Rollout:
-    """One step of one environment, with the observation after it beside."""
+    """One step of one environment, with the observation after it."""
     obs, next_obs = leaves_by_key(transition.obs), leaves_by_key(transition.next_obs)
     shapes, next_shapes = ({k: list(x.shape) for k, x in o.items()} for o in (obs, next_obs))
     if shapes != next_shapes:

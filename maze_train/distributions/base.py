@@ -1,4 +1,4 @@
-"""What every family of action distributions offers.
+"""Base of all families of action distributions.
 
 A `Distribution` is a *family bound to one action space*. It is built once and holds no parameters:
 the policy computes one tensor `params` of shape [..., param_size], and every method is a plain
@@ -68,9 +68,9 @@ class Distribution(ABC):
     param_size: int
     """Size of the last dimension of `params`."""
     noise_size: int
-    """How many random numbers one action needs."""
+    """Number of random numbers that one action needs."""
     free_param_size: int = 0
-    """How many of the last entries of `params` are independent of the state."""
+    """Number of entries at the end of `params` that are independent of the state."""
     free_params_move_mode: bool = True
     """Whether the mode depends on the state-independent parameters."""
     action_shape: tuple[int, ...]
@@ -78,12 +78,13 @@ class Distribution(ABC):
     action_dtype: torch.dtype
     """Data type of the agent's actions. Single-part families only."""
     critic_input_size: int = 0
-    """How many numbers a critic reads of one action, D; 0 for discrete families."""
+    """Number of features that a critic reads of one action, D; 0 for discrete families."""
     log_scale: float = 0.0
-    """What turns `log_prob` into the log-density of the action scaled to [-1, 1]: Σ_i log of half
-    the width of the interval of dimension i; 0 where `log_prob` is not one of bounded actions."""
+    """Offset that turns `log_prob` into the log-density of the action scaled to [-1, 1]: Σ_i log of
+    half the width of the interval of dimension i; 0 where `log_prob` is not one of bounded
+    actions."""
     num_choices: int = 0
-    """How many choices there are, N, over all that are made at once; 0 for continuous families."""
+    """Number of choices, N, over all that are made at once; 0 for continuous families."""
 
     def initial_free_params(self) -> Tensor:
         """Start of the state-independent parameters, float32, [free_param_size]."""
@@ -331,7 +332,7 @@ class Distribution(ABC):
         return probs.detach(), log_probs.detach(), gradient
 
     def choices(self, actions: Actions) -> Tensor:
-        """Which of the N choices the actions are. Discrete families only.
+        """Indices of the actions among the N choices. Discrete families only.
 
         Args:
             actions: The agent's actions, [..., *action_shape].

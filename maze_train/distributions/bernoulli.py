@@ -123,7 +123,7 @@ class Bernoulli(Distribution):
         return actions.to(self.action_dtype)
 
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Of 0 and 1 for the first bit, then for the second and so on, each [..., 2 D]."""
+        """Probabilities of 0 and 1 for the first bit, then for the second, ..., each [..., 2 D]."""
         return finite_log_probs(logsigmoid(torch.stack((-params, params), -1)).flatten(-2))
 
     def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:

@@ -1,4 +1,4 @@
-"""What continuous families know of the box that they act in."""
+"""Layout of the actions and parameters of continuous families over a box."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["BoxBounds", "BoxLayout", "BoxScale", "VectorLayout"]
 
 
 class VectorLayout:
-    """How vectors [..., D] relate to actions [..., *space.shape]."""
+    """Conversion between vectors [..., D] and actions [..., *space.shape]."""
 
     def __init__(self, space: Space[Any]) -> None:
         self._shape = space.shape or ()
@@ -47,7 +47,7 @@ class VectorLayout:
 
 
 class BoxLayout(VectorLayout):
-    """Where params hold the mean and log σ of each element of a box."""
+    """Layout of params with the mean and log σ of each element of a box."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ ATANH_MARGIN = 1e-6
 
 
 class GaussianFamily(Distribution):
-    """What the families over boxes share whose params are μ ++ log σ, [..., 2 D].
+    """Base of the families over boxes with params μ ++ log σ, [..., 2 D].
 
     Args:
         space: The action space.

@@ -1,4 +1,4 @@
-"""Which family of distributions each action space gets."""
+"""Mapping from action spaces to families of distributions."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _type_name(space: Space[Any]) -> str:
 
 
 def _expected(word: str, allowed: Iterable[str]) -> str:
-    """What is allowed instead of `word`, with the nearest one."""
+    """Name the words allowed instead of `word`, with the nearest one."""
     names = list(allowed)
     close = nearest(word, names, count=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""

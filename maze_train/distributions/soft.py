@@ -1,4 +1,4 @@
-"""What soft actor-critics read of action distributions: features, choices, entropies by part."""
+"""Views of action distributions for soft actor-critics: features, choices, entropies by part."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SoftSample:
     """Actions drawn for n observations: continuous parts sampled, discrete ones in full."""
 
     features: Tensor
-    """What critics read of the continuous parts, [n, D]."""
+    """Features of the continuous parts for critics, [n, D]."""
 
     log_probs: Tensor
     """Log-densities of the C continuous parts, each scaled to [-1, 1], [n, C]."""
@@ -84,7 +84,7 @@ class SoftActions:
         return _joined(pieces) if pieces else own[0].new_empty((len(own[0]), 0), dtype=torch.float)
 
     def choices(self, actions: TensorTree) -> Tensor:
-        """Which of the N choices the K discrete ones of actions are, int64, [n, K]."""
+        """Indices of the K discrete parts of actions among the N choices, int64, [n, K]."""
         own, pieces, offset = self._own(actions), [], 0
         for part, part_actions in zip(self.parts, own, strict=True):
             if part.num_choices:

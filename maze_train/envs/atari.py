@@ -1,4 +1,4 @@
-"""Preprocessing of Atari games, and what training adds to it.
+"""Preprocessing of Atari games, and additions to it for training.
 
 Sources: Mnih et al., "Human-level control through deep reinforcement learning", Nature 518, 2015
 (Methods: skip 4, maximum of two frames, 84x84 luminance, stack 4, no-ops, life loss, signs of
@@ -181,7 +181,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
         return screen
 
     def _info(self) -> dict[str, Any]:
-        """What the game itself tells in its info."""
+        """Info of the game itself."""
         return {
             "lives": self._lives,
             "episode_frame_number": self._ale.getEpisodeFrameNumber(),
@@ -228,7 +228,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step; terminated also tells that a life was lost."""
+        """Step; terminated also where a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = lives_of(info)
         # Some games go on for a few frames after the last life.
@@ -252,7 +252,7 @@ class SignRewardWrapper(gymnasium.RewardWrapper[Any, Any]):
 
 
 def lives_of(info: dict[str, Any]) -> int:
-    """The number of lives that an info tells."""
+    """Number of lives in an info."""
     if "lives" not in info:
         raise EnvError(
             f"EpisodicLifeWrapper needs the key 'lives' in infos, got {sorted(info)}: leave it out"

@@ -1,4 +1,4 @@
-"""Vector environments of others: what they say about themselves, and how native ones are built."""
+"""Vector environments of other packages: their properties, and the building of native ones."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class Backend:
     frame_stack: dict[str, int] = field(default_factory=dict)
     """Number of stacked frames by leaf of the observation."""
     limit_left: int | None = None
-    """A limit of episodes that the environment does not see to."""
+    """Limit of episodes that the environment does not enforce."""
 
 
 def check_settings(config: EnvConfig) -> None:
-    """Refuse settings that no vector environment of others can follow.
+    """Refuse settings that no vector environment of another package can follow.
 
     Raises:
         ConfigError: If there are wrappers or arguments that do not fit, or not exactly one of id
@@ -193,7 +193,7 @@ def create(
     if env_id is None:
         return creator(num_envs=num_envs, **kwargs)
     with warnings.catch_warnings():
-        # An unclear autoreset mode is told by our own error.
+        # Our own error reports an unclear autoreset mode.
         warnings.filterwarnings("ignore", message=r"(?s).*(AutoresetMode|autoreset_mode)")
         return gymnasium.make_vec(
             env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs
@@ -201,7 +201,7 @@ def create(
 
 
 def vector_spec(env_id: str) -> EnvSpec:
-    """What is registered under an id, which has a vector entry point.
+    """Return the registered specification of an id that has a vector entry point.
 
     Raises:
         ConfigError: If the id is unknown, or has no vector entry point.
@@ -284,7 +284,7 @@ def built(name: str, config: EnvConfig, make: Callable[[], Any]) -> VectorEnv[An
 
 
 def parameters_of(creator: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a class or function; none if it does not tell them."""
+    """Parameters of a class or function; empty if its signature is unknown."""
     try:
         return inspect.signature(creator).parameters
     except ValueError:
@@ -346,7 +346,7 @@ def distinct_seeds(root: int, count: int) -> list[int]:
 
 
 def seed_for(env: VectorEnv[Any, Any, Any], root: int) -> Any:
-    """What `env.reset(seed=...)` is given: one seed per environment if it says that it takes them.
+    """Return the seed for `env.reset`: one per environment if it says that it takes them.
 
     Given one integer s, gymnasium's environments use s, s + 1, ...: neighbouring runs would share
     episodes, hence the single seed is a drawn one as well.

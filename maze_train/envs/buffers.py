@@ -24,7 +24,7 @@ others."""
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """What one step of `n` environments reads and writes.
+    """Buffers that one step of `n` environments reads and writes.
 
     Observations and actions are keyed by leaf; a space that is one leaf has the key `""`.
     """

@@ -14,7 +14,7 @@ __all__ = ["EnvConfig"]
 
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:
-    """Which environment to train on: a registered id, or a class or function of one's own."""
+    """Environment to train on: a registered id, or a class or function of one's own."""
 
     id: str | None = None
     """Registered gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`; `my_module:MyEnv-v0` imports
@@ -25,9 +25,9 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for `gymnasium.make` or for the target."""
     backend: Literal["gymnasium", "native", "envpool"] = "gymnasium"
-    """What steps many environments: `gymnasium`: one object per environment, in this process or in
-    workers, as the runner says; `native`: the vector environment that is registered under the id;
-    `envpool`: EnvPool's environment of that name (extra `envpool`)."""
+    """Implementation that steps many environments: `gymnasium`: one object per environment, in this
+    process or in workers, as the runner says; `native`: the vector environment that is registered
+    under the id; `envpool`: EnvPool's environment of that name (extra `envpool`)."""
     preprocessing: Literal["auto", "atari", "none"] = "auto"
     """`atari`: the standard preprocessing of Atari games (no-ops, skip 4, 84x84 grey, stack 4; in
     training only, the loss of a life ends an episode and rewards are signs); `auto`: that for

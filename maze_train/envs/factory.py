@@ -33,7 +33,7 @@ REMEDIES = (
     ("box2d", 'pip install "maze-train[box2d]"'),
     ("mujoco", 'pip install "maze-train[mujoco]"'),
 )
-"""What to do about an import error, by a word of its text."""
+"""Remedies for an import error, by a word of its text."""
 
 
 ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
@@ -59,7 +59,7 @@ class EnvFactory:
 
     @classmethod
     def from_any(cls, env: Any, **kwargs: Any) -> EnvFactory:
-        """A factory from whatever a caller names an environment by.
+        """A factory for any form in which a caller names an environment.
 
         Args:
             env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an

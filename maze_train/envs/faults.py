@@ -1,4 +1,4 @@
-"""What is told of environments that fail."""
+"""Messages about environments that fail."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SHIMMY = (
     "shimmy.GymV21CompatibilityV0(env=...), or as env=shimmy:GymV21Environment-v0 "
     "env.kwargs.env_id=<its id> (pip install shimmy gym)"
 )
-"""Which wrapper brings an environment of the old interface into the new one."""
+"""Remedy for environments of the old interface: a compatibility wrapper."""
 
 
 def explained(error: BaseException) -> str:
-    """What an environment raised, with the remedy where it is known.
+    """Describe what an environment raised, with the remedy where it is known.
 
-    Whoever catches everything that an environment raises asks here what to tell.
+    Every caller that catches all exceptions of an environment gets its message here.
 
     Raises:
         KeyboardInterrupt: The error itself, if it is one: Ctrl-C is no fault of an environment.
@@ -56,13 +56,13 @@ def is_number(reward: Any) -> bool:
 
 
 def episode_fault(number: int, step: int, seed: int, error: BaseException) -> str:
-    """What is told of an environment that failed in an episode.
+    """Describe the failure of an environment in an episode.
 
     Args:
         number: Number of the environment.
         step: Steps of the episode, with the one that failed; 0: its reset.
         seed: Seed of the episode.
-        error: What was raised.
+        error: The exception.
 
     Raises:
         KeyboardInterrupt: The error itself, if it is one.

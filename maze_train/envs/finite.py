@@ -81,7 +81,7 @@ def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
 
     Args:
         columns: Leaves by key; the key of a lone leaf is empty.
-        what: What the message calls it.
+        what: Name in the message.
 
     Raises:
         NonFiniteError: Naming the leaf, the value and its index.
@@ -108,12 +108,12 @@ def check_finite_reward(reward: float) -> None:
 
 
 def non_finite_rewards(rewards: Array) -> Mask:
-    """Which rewards [n] `check_finite_reward` refuses, [n]."""
+    """Mask of the rewards [n] that `check_finite_reward` refuses, [n]."""
     return ~(np.abs(rewards) <= MAX_REWARD)
 
 
 def non_finite_rows(columns: Mapping[str, Array]) -> Mask:
-    """Which rows of arrays [n, ...] hold NaN or infinities, [n]."""
+    """Mask of the rows of arrays [n, ...] that hold NaN or infinities, [n]."""
     bad = np.zeros(len(next(iter(columns.values()))), np.bool_)
     for column in columns.values():
         if column.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""Presents vector environments of others as vector environments of the package."""
+"""Presents vector environments of other packages as vector environments of this one."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class ForeignVectorEnv(MazeVectorEnv):
             truncated |= self._lengths >= self.max_episode_steps
         ended = terminated | truncated
         same_step = self.mode is AutoresetMode.SAME_STEP
-        # Else the rows of episodes that ended are their last ones; nobody asks for terminal ones.
+        # Else the rows of episodes that ended are their last ones; terminal ones are not used.
         acting = None if same_step else ~terminated
         check_columns(columns, self._lengths, acting, rewards, first=self.first_env)
         self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
@@ -292,7 +292,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         return columns
 
     def _order(self, infos: Mapping[str, Any]) -> Array | None:
-        """Where the row of each environment is, if rows came in another order."""
+        """Row of each environment, if rows came in another order."""
         env_id = infos.get("env_id")
         if env_id is None or np.array_equal(env_id, self._indices):
             return None
@@ -308,7 +308,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         return np.array(infos["lives"])
 
     def _lost_lives(self, infos: Mapping[str, Any], excluded: Mask) -> Mask:
-        """Where a life was lost while the game goes on."""
+        """Mask of the environments where a life was lost while the game goes on."""
         before, self._lives = self._lives, self._read_lives(infos)
         # At 0 lives some games show a few more frames before they end, which then is the end.
         lost: Mask = (self._lives < before) & (self._lives > 0) & ~excluded

@@ -1,4 +1,4 @@
-"""Legal actions that an environment tells in its infos instead of its observations."""
+"""Legal actions that an environment gives in its infos instead of its observations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ IGNORED_MASK = (
     f"info[{MASK_KEY!r}] of the environment is not used: with env.wrappers="
     "'[{_target_: maze_train.ActionMaskWrapper}]' the policy chooses among legal actions only"
 )
-"""The line about legal actions that nobody reads."""
+"""Line about legal actions that are not used."""
 
 
 class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Observes the legal actions that the environment tells as `info["action_mask"]`.
+    """Observes the legal actions that the environment gives as `info["action_mask"]`.
 
     They become the key `action_mask` of the observation (`maze_train.spaces.masks`): of a Dict
-    observation a further key; any other is found under the key `observation` beside it. The mask
+    observation a further key; any other is found under the key `observation` next to it. The mask
     has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
 
     Args:
@@ -92,7 +92,7 @@ def ignores_mask(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
 ) -> bool:
-    """Whether environments tell legal actions in their infos that `ActionMaskWrapper` could use.
+    """Whether environments give legal actions in their infos that `ActionMaskWrapper` could use.
 
     Args:
         infos: Infos of vector environments.

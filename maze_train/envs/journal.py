@@ -1,4 +1,4 @@
-"""What was done to each environment since its running episode began, so that it can be done again.
+"""Journal of each environment's actions since its running episode began, to repeat them.
 
 An episode follows from its seed and the actions. The journal keeps the number of the episode and
 the actions; what is to be replayed is an `EpisodeRecord`.
@@ -31,7 +31,7 @@ CHUNK_ROWS = (16, 1024)
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """What puts one environment back where it was.
+    """Record from which one environment is put back where it was.
 
     The record starts at its base: the start of the running episode, or an earlier one where the
     running episode went on with the game of those before, or the state that the environment gave of
@@ -47,7 +47,7 @@ class EpisodeRecord:
     options: dict[str, Any] | None
     """Options of the reset at the base."""
     own: dict[str, Any] | None
-    """What the environment told of itself at the base, if it did."""
+    """State that the environment itself gave at the base, if it did."""
     actions: dict[str, Array]
     """Actions since the base, [k, ...] per part."""
     obs: dict[str, Array]
@@ -61,7 +61,7 @@ class EpisodeRecord:
         return min((len(part) for part in self.actions.values()), default=0)
 
     def difference(self, obs: Mapping[str, Array], reward: float) -> str | None:
-        """What is different after these actions, in words; None if every byte is the same."""
+        """Describe the difference after these actions; None if every byte is the same."""
         for key, expected in self.obs.items():
             if obs[key].tobytes() != expected.tobytes():
                 name = f"observation {key!r}" if key else "the observation"
@@ -84,7 +84,7 @@ class EpisodeRecord:
 
 @dataclass(slots=True)
 class Base:
-    """Where the record of an environment begins."""
+    """Start of the record of an environment."""
 
     episodes: int
     step: int
@@ -120,7 +120,7 @@ class Journal:
 
     def begin(self, options: dict[str, Any] | None) -> None:
         """All environments start their first episodes."""
-        with suppress(EnvError):  # It is told when a state is asked for.
+        with suppress(EnvError):  # It is reported when a state is asked for.
             options = plain_copy(options, "options")  # The environment may change its own.
         self._restart()
         self.episodes = [1] * self._n
@@ -135,7 +135,7 @@ class Journal:
         self._valid = True
 
     def invalidate(self) -> None:
-        """Say that what is kept does not tell any more where the environments are."""
+        """Mark the record as invalid: it no longer says where the environments are."""
         self._valid = False
 
     def record(self) -> None:
@@ -166,7 +166,7 @@ class Journal:
                 self._bases[i] = Base(self.episodes[i], now)
 
     def rebase(self, i: int, own: dict[str, Any]) -> None:
-        """Let the record of an environment begin now, with what it tells of itself."""
+        """Let the record of an environment begin now, with the state that it gives of itself."""
         self._bases[i] = Base(self.episodes[i], self._first + self._row, own=own)
 
     def load(self, records: Sequence[EpisodeRecord]) -> None:
@@ -180,7 +180,7 @@ class Journal:
         ]
 
     def record_of(self, i: int, obs: Mapping[str, Array], rewards: Array) -> EpisodeRecord:
-        """What puts an environment back.
+        """Return the record from which an environment is put back.
 
         Args:
             i: The environment.
@@ -246,7 +246,7 @@ def read_state(
     """Root seed and records of the state of a vector environment; no records before a reset.
 
     Args:
-        state: What `MazeVectorEnv.state_dict` returned.
+        state: Result of `MazeVectorEnv.state_dict`.
         actions: Arrays of actions of the environments that it is for, [n, ...] per part.
         obs: Arrays of observations of these.
 

@@ -36,7 +36,7 @@ class JournaledVectorEnv(MazeVectorEnv):
     _journal: Journal
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every environment is, see `MazeVectorEnv.state_dict`.
+        """State of every environment, see `MazeVectorEnv.state_dict`.
 
         Returns:
             `root_seed` and, in `envs`, one dict per environment: the fields of
@@ -87,7 +87,7 @@ class JournaledVectorEnv(MazeVectorEnv):
 
     @abstractmethod
     def _own_states(self) -> Sequence[dict[str, Any] | None]:
-        """What each environment tells of its own state."""
+        """State that each environment gives of itself."""
 
     @abstractmethod
     def _restore(
@@ -96,11 +96,11 @@ class JournaledVectorEnv(MazeVectorEnv):
         """Put the environments where their records say, see `EnvSlice.restore`."""
 
     def _records(self, obs: Mapping[str, Array], rewards: Array) -> list[EpisodeRecord]:
-        """What puts each environment where it is, or was when these were its last numbers."""
+        """Records that put environments back where they are, or were with these numbers."""
         return [self._journal.record_of(i, obs, rewards) for i in range(self.num_envs)]
 
     def _step_result(self, report: StepReport | None) -> StepResult:
-        """Keep what was done in the journal; returns what `step` returns."""
+        """Record the step in the journal; returns the result of `step`."""
         buffers, journal = self._buffers, self._journal
         journal.record()
         if report is not None:

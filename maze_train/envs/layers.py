@@ -85,7 +85,7 @@ def continuing_layers(env: gymnasium.Env[Any, Any]) -> list[Any]:
 
 
 def offers_own_state(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether the environment and all its wrappers can tell their state."""
+    """Whether the environment and all its wrappers can give their state."""
     *around, inner = layers_of(env)
     return has_methods(inner) and all(
         has_methods(layer) or type(layer) in STATELESS or remembered_by(layer) for layer in around
@@ -115,7 +115,7 @@ def load_own_state(env: gymnasium.Env[Any, Any], state: Any) -> None:
 
     Args:
         env: The environment, after a reset with the seed of the episode.
-        state: What `own_state` returned.
+        state: Result of `own_state`.
 
     Raises:
         EnvError: If the state is of an environment with other layers.
@@ -147,7 +147,7 @@ def restore_attribute(layer: Any, name: str, value: Any) -> None:
 
 
 def has_methods(layer: Any) -> bool:
-    """Whether a layer tells its state itself."""
+    """Whether a layer gives its state itself."""
     return all(callable(getattr(layer, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -160,8 +160,8 @@ def plain_copy(value: Any, path: str) -> Any:
     """A deep copy of plain values, lists, tuples, dicts with keys of text, and arrays of numbers.
 
     Args:
-        value: What to copy.
-        path: What messages call it.
+        value: The value to copy.
+        path: Name in messages.
 
     Raises:
         EnvError: If there is anything else in it, naming its path.

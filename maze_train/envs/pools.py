@@ -39,7 +39,7 @@ stand for (Machado et al. 2018, section 5); EnvPool's own default is 0."""
 class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     """An EnvPool whose seeds are given at reset: each reset builds it anew.
 
-    A step that ends an episode at the time limit is told as truncated, also where the episode would
+    A step that ends an episode at the time limit counts as truncated, also where the episode would
     have ended by itself: EnvPool does not tell these apart.
 
     Args:

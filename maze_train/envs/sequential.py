@@ -37,7 +37,7 @@ class SequentialVectorEnv(JournaledVectorEnv):
         env_factories: One function per environment, each of which returns a new environment.
         copy: Whether to return copies of the observations instead of the internal buffers.
         step_infos: Whether to return the infos of every step.
-        on_non_finite: What to do about NaN and infinities in rewards, observations, and last
+        on_non_finite: Reaction to NaN and infinities in rewards, observations, and last
             observations of truncated episodes: `raise`, or `skip`: the episode is given up as
             described at `MazeVectorEnv`. In the first observation of an episode they are always an
             error.

@@ -1,4 +1,4 @@
-"""Environments of one process that play one episode at a time, each the one that it is told to."""
+"""Environments of one process that play one episode at a time, each the one it is given."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EpisodeError(EnvError):
     """An episode failed.
 
     Args:
-        text: What happened, where and when.
+        text: Description of the failure, with place and time.
         seed: Seed of the episode.
     """
 
@@ -57,7 +57,7 @@ class EpisodeError(EnvError):
 class EnvSlots:
     """Slots with an environment each; episodes begin and end in one slot without the others.
 
-    Vector environments begin the next episode where one ended. Here whoever plays says which
+    Vector environments begin the next episode where one ended. Here the caller says which
     episode a slot plays, by its seed, and steps the first slots only, so that slots which have
     nothing to play cost nothing. Where a wrapper ends an episode without a new game
     (`EpisodicLifeWrapper`), the episode of the slot goes on until the game is over.
@@ -67,7 +67,7 @@ class EnvSlots:
         rows: Rows of the arrays, at least the number of slots; those of no slot hold what networks
             can read.
         first: Number of the first environment in messages.
-        on_non_finite: What to do about NaN and infinities in rewards and observations: `raise`, or
+        on_non_finite: Reaction to NaN and infinities in rewards and observations: `raise`, or
             `skip`: the episode ends and counts as lost.
 
     Attributes:
@@ -138,7 +138,7 @@ class EnvSlots:
 
         Args:
             slot: Where.
-            seed: What follows from it and the actions is the episode.
+            seed: Seed; with the actions, it determines the episode.
 
         Raises:
             EnvError: If the environment raises or returns something invalid.
@@ -219,7 +219,7 @@ class EnvSlots:
         items[i], items[j] = items[j], items[i]
 
     def last_observation(self, slot: int) -> dict[str, Array] | None:
-        """What was observed after the last step of an episode that ended, as a copy by leaf.
+        """Return a copy, by leaf, of the observation after the last step of an episode that ended.
 
         Returns:
             The leaves; None if a number in them is not finite and `on_non_finite` is `skip`: the
@@ -241,7 +241,7 @@ class EnvSlots:
         return found
 
     def render(self, slot: int) -> Any:
-        """What the environment shows now: a picture, where its render mode is `rgb_array`.
+        """Render the environment: a picture, where its render mode is `rgb_array`.
 
         Raises:
             EpisodeError: If the environment raises.
@@ -258,7 +258,7 @@ class EnvSlots:
         self.terminations[slot], self.truncations[slot] = terminated, truncated
 
     def _next_life(self, slot: int, obs: Any, info: Any) -> Any:
-        """What is observed where a game goes on; None: it did not, and the episode ended.
+        """Go on with a game; returns the observation, or None if the episode ended instead.
 
         Going on takes steps without the agent, which may end the game. The last observation is then
         the one after the last step of the agent.
@@ -353,7 +353,7 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def watched_game(continuing: Sequence[Any]) -> _Game | None:
-    """Have the game watched that the layers go on with; None if there are none."""
+    """Watch the game that the layers go on with; None if there are none."""
     if not continuing or not isinstance(continuing[-1], gymnasium.Wrapper):
         return None
     continuing[-1].env = game = _Game(continuing[-1].env)
@@ -361,7 +361,7 @@ def watched_game(continuing: Sequence[Any]) -> _Game | None:
 
 
 def going_on(env: gymnasium.Env[Any, Any]) -> Any:
-    """What is observed where a game goes on; limits of steps around it count on."""
+    """Go on with a game; returns the observation. Limits of steps around it count on."""
     around = takewhile(lambda layer: not hasattr(layer, "goes_on"), layers_of(env))
     limits = [layer for layer in around if isinstance(layer, TimeLimit)]
     elapsed = [layer._elapsed_steps for layer in limits]
@@ -381,6 +381,6 @@ def blank(leaf: gymnasium.Space[Any]) -> Array:
 
 
 def monitor_of(env: gymnasium.Env[Any, Any]) -> MonitoringWrapper | None:
-    """What counts raw rewards within the wrappers of training, if there is something."""
+    """Return the monitor of raw rewards within the wrappers of training, if there is one."""
     found = [layer for layer in layers_of(env) if isinstance(layer, MonitoringWrapper)]
     return found[-1] if found else None

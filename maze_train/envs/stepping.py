@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["ON_NON_FINITE", "EnvSlice", "StepReport"]
 
 ON_NON_FINITE = ("raise", "skip")
-"""What may be done about numbers that are not finite."""
+"""Reactions to numbers that are not finite."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class EnvSlice:
         num_envs: Number of environments of the whole vector environment.
         step_infos: Whether to report the infos of every step and autoreset, not only those of last
             steps.
-        on_non_finite: What to do about a step that returns NaN or an infinity: `raise`, or `skip`:
+        on_non_finite: Reaction to a step that returns NaN or an infinity: `raise`, or `skip`:
             the episode is given up, and the next one begins.
 
     Raises:
@@ -224,10 +224,10 @@ class EnvSlice:
         return report
 
     def own_states(self) -> list[dict[str, Any] | None]:
-        """What each environment tells of its own state, None from one that does not.
+        """Ask each environment for its own state; None from one that has none to give.
 
         Raises:
-            EnvError: If an environment raises, or tells something else than plain values.
+            EnvError: If an environment raises, or gives something else than plain values.
         """
         states: list[dict[str, Any] | None] = []
         for i, env in enumerate(self.envs):
@@ -286,7 +286,7 @@ class EnvSlice:
         return info
 
     def _let_go(self, i: int) -> None:
-        """Have the next reset begin a new game, whatever wrappers want."""
+        """Make the next reset begin a new game, whatever wrappers want."""
         for layer in self._continuing[i]:
             layer.goes_on = False
 
@@ -368,7 +368,7 @@ class EnvSlice:
 
 
 def no_progress() -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 def report_broken_off(final_info: dict[str, Any], reset_info: dict[str, Any]) -> None:

@@ -49,9 +49,9 @@ class SubprocVectorEnv(JournaledVectorEnv):
     infos are described at `MazeVectorEnv`.
 
     A worker that raises, dies or hangs ends the whole vector environment with a `WorkerError`; no
-    process is left. With `on_worker_failure="restart"` it is told on stderr and started again; its
-    environments play their episodes again up to the step that failed, and make that step, so that
-    no number is another one. Where that fails too, the worker is started once more, and its
+    process is left. With `on_worker_failure="restart"` it is started again with a line on stderr;
+    its environments play their episodes again up to the step that failed, and make that step, so
+    that no number is another one. Where that fails too, the worker is started once more, and its
     environments begin new episodes, as described at `MazeVectorEnv`.
 
     Workers survive SIGINT, SIGTERM, SIGHUP and SIGUSR1: the parent decides.
@@ -71,7 +71,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
         on_worker_failure: `fail`, or `restart` a worker that raises, dies or hangs in a step or a
             reset. A number that is not finite is no failure of the worker.
         max_worker_restarts: How many times workers are started again at most, >= 0.
-        on_non_finite: What to do about NaN and infinities in rewards, observations, and last
+        on_non_finite: Reaction to NaN and infinities in rewards, observations, and last
             observations of truncated episodes: `raise`, or `skip`: the episode is given up. In the
             first observation of an episode they are always an error.
 
@@ -241,7 +241,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
             self._before.append((self._rewards_before, buffers.rewards))
 
     def _call(self, method: str, *args: Any) -> None:
-        """Have all workers begin to call a method."""
+        """Start a call in all workers."""
         if self.closed:
             raise WorkerError("this vector environment is closed: build a new one")
         try:
@@ -273,7 +273,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
         return joined(told) if told else None
 
     def _results(self, method: str) -> list[Any]:
-        """What each worker returns of a call; a failure ends this vector environment."""
+        """Receive the result of each worker; a failure ends this vector environment."""
         try:
             return [self._pool.receive(index) for index in range(len(self._slices))]
         except WorkerFailedError as failure:
@@ -329,14 +329,14 @@ class SubprocVectorEnv(JournaledVectorEnv):
         return report
 
     def _begin_anew(self, index: int, method: str, given_up: int) -> StepReport:
-        """Begin new episodes in a new worker, after so many were given up."""
+        """Begin new episodes in a new worker, after `given_up` attempts."""
         started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
         report: StepReport = self._ask(index, "begin", self.root_seed, started)
         report.lost *= given_up
         return report
 
     def _started(self, i: int, method: str) -> int:
-        """How many episodes an environment has started when it does the call."""
+        """Number of episodes that an environment has started when it does the call."""
         return 1 if method == "reset" else self._journal.episodes[i]
 
     def _seeds_of(self, failure: WorkerFailedError, method: str) -> str:
@@ -351,7 +351,7 @@ class SubprocVectorEnv(JournaledVectorEnv):
 
 
 def joined(reports: Sequence[StepReport]) -> StepReport:
-    """What several workers report, in one."""
+    """Join the reports of several workers."""
     return StepReport(
         final=sum_lists([report.final for report in reports]),
         ordinary=sum_lists([report.ordinary for report in reports]),

@@ -1,4 +1,4 @@
-"""What all vector environments of the package have in common."""
+"""Base of all vector environments of the package."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         monitored: Whether `final_info["episode"]` alone tells the ends, returns (`r`) and lengths
             (`l`) of episodes, because wrappers end them early or change rewards for training.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
-            of others.
+            of other packages.
         first_env: Number of the first environment in messages.
         tell: Takes a line for people about what environments turn out to do; None: nobody reads it.
     """
@@ -166,7 +166,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Where every environment is, as plain values and arrays; between two steps only.
+        """State of every environment, as plain values and arrays; between two steps only.
 
         It does not depend on how the environments are spread over processes.
 
@@ -181,7 +181,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Put every environment where it was.
 
         Args:
-            state: What `state_dict` returned, of as many environments of the same kind.
+            state: Result of `state_dict`, of as many environments of the same kind.
             allow_new_episodes: Whether an environment that does not do the same again begins its
                 next episode instead.
 

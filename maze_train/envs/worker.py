@@ -33,7 +33,7 @@ class EnvWorker:
         first: Index of the first one.
         num_envs: Number of environments of the whole vector environment.
         step_infos: Whether to report the infos of every step.
-        on_non_finite: What to do about numbers that are not finite.
+        on_non_finite: Reaction to numbers that are not finite.
         context: Where it lives.
     """
 
@@ -94,7 +94,7 @@ class EnvWorker:
         )
 
     def own_states(self) -> list[dict[str, Any] | None] | str:
-        """What environments tell of themselves; a text if they can not."""
+        """States that environments give of themselves; a text if they can not."""
         try:
             return self._slice.own_states()
         except EnvError as error:

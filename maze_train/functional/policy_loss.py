@@ -144,7 +144,7 @@ def approximate_kl(log_ratios: Tensor) -> Tensor:
 
 
 def clip_fraction(log_ratios: Tensor, clip_range: float) -> Tensor:
-    """Share of samples whose probability ratio lies outside of the band.
+    """Share of samples whose probability ratio is outside of the band.
 
     mean(|rho - 1| > c),  rho = exp(log ratio)
 

@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class EntropyTerms:
-    """What the value of a state says of the policy there."""
+    """Terms of the policy in the value of a state."""
 
     log_probs: Tensor
     """Log-densities of the sampled continuous parts, `[N, C]`."""

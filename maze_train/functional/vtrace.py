@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class ActionDistribution(Protocol):
-    """What has log-probabilities of actions under parameters, as `Distribution` does."""
+    """Log-probabilities of actions under parameters; every `Distribution` has them."""
 
     def log_prob(self, params: Tensor, actions: Any) -> Tensor:
         """Log-probability of the whole action, [...], for `params` [..., param_size]."""
@@ -242,7 +242,7 @@ def from_logits(
             part of the action; constants.
         target_policy_logits: Parameters of the policy that learns, likewise.
         actions: The agent's actions, [T, B, ...] or by part.
-        distribution: What the parameters are of; a mapping where they are given by part.
+        distribution: Distribution of the parameters; a mapping where they are given by part.
         discounts: As in `from_importance_weights`.
         rewards: As in `from_importance_weights`.
         values: As in `from_importance_weights`.
@@ -325,7 +325,7 @@ def log_probs_from_logits_and_actions_and_spaces(
         policy_logits: Parameters, [T, B, param_size], or by part of the action.
         actions: The agent's actions, [T, B, ...]; by part where the parameters are, or where one
             distribution takes them so.
-        distribution: What the parameters are of: anything with `log_prob(params, actions)`. A
+        distribution: Distribution of the parameters: anything with `log_prob(params, actions)`. A
             mapping of such where the parameters are given by part.
 
     Returns:

@@ -37,7 +37,7 @@ class Schedule:
     """Pairs [x, value] with growing x, instead of `start` and `end`; constant before and after."""
 
     by: Literal["progress", "env_steps", "updates"] = "progress"
-    """What x counts: the share of the run in [0, 1], environment steps, or updates."""
+    """Unit of x: the share of the run in [0, 1], environment steps, or updates."""
 
     def __post_init__(self) -> None:
         check_one_of("by", self.by, ("progress", "env_steps", "updates"))

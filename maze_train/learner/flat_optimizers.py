@@ -1,4 +1,4 @@
-"""Optimizers that treat every entry alone, and also step along a gradient that is one vector."""
+"""Element-wise optimizers that also accept a flat gradient."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
         Args:
             gradient: Its gradient, any shape; not to be changed.
-            state: What is remembered of it from step to step, empty at first; to be changed.
+            state: Statistics kept of it from step to step, empty at first; to be changed.
             group: The settings: `lr` and the others of `defaults`.
 
         Returns:

@@ -1,4 +1,4 @@
-"""One interface to learners, wherever they live."""
+"""One interface to learners, in this process or elsewhere."""
 
 from __future__ import annotations
 

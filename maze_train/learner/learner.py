@@ -1,4 +1,4 @@
-"""How weights change: the contract of all learners, in its single-process form."""
+"""Contract of all learners, in its single-process form."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def preprocess(
         self, module_id: str, experience: Experience, statistics: Statistics
     ) -> Prepared:
-        """From experience to what minibatches are taken of: device, values, advantages, targets."""
+        """Turn experience into the input of minibatches: device, values, advantages, targets."""
 
     @abstractmethod
     def minibatches(
@@ -349,7 +349,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Once per update, after everything: adaptive coefficients, running statistics."""
 
     def should_module_be_updated(self, module_id: str) -> bool:
-        """Whether a module learns from its experience; the experience of others is dropped."""
+        """Whether a module learns from its experience, which is dropped otherwise."""
         return True
 
     # -- state -----------------------------------------------------------------------------------

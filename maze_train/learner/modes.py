@@ -1,4 +1,4 @@
-"""Whether training and evaluation make a difference to a module."""
+"""Modules that do not care about training and evaluation mode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def has_modes(module: nn.Module) -> bool:
     """Whether a module, or one within it, may do different things in training and evaluation.
 
     Switching takes longer than a small network, so it is left out where it does nothing. Networks
-    of the package make no difference, and some layers of PyTorch; of others it is not known.
+    of the package make no difference, nor do some layers of PyTorch; others may.
     """
     return not all(
         type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)

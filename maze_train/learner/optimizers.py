@@ -28,7 +28,7 @@ __all__ = ["ModuleOptimizer"]
 EPSILON = 1e-5
 
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
-"""Optimizers of `torch.optim` that treat every entry alone: a flat vector gives the same steps."""
+"""Element-wise optimizers of `torch.optim`: a flat vector gives the same steps."""
 
 
 class ModuleOptimizer:

@@ -1,4 +1,4 @@
-"""How exactly products of matrices are computed."""
+"""Precision of matrix products."""
 
 from __future__ import annotations
 

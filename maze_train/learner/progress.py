@@ -1,4 +1,4 @@
-"""How far training is, and settings that depend on it."""
+"""Progress of training, and settings that depend on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Progress", "scheduled_value"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands before an update.
+    """Progress of training before an update.
 
     The first update of a run sees zeros, so a schedule starts at its first value; the last one sees
     a fraction below 1, so a learning rate that falls to 0 is never 0.
@@ -28,7 +28,7 @@ class Progress:
     """Epochs finished."""
 
     fraction: float = 0.0
-    """Share of the run that lies behind, in [0, 1); 0 when no limit is known."""
+    """Share of the run that is done, in [0, 1); 0 when no limit is known."""
 
 
 def scheduled_value(setting: float | Schedule, progress: Progress) -> float:

@@ -30,7 +30,7 @@ class RewardScaler:
 
     G_t = r_t + gamma * G_{t-1} * (1 - done_{t-1}),  scaled r_t = r_t / sqrt(var(G) + 1e-8)
 
-    then clipped. The variance is that of all G so far, the ones of the rollout in hand included.
+    then clipped. The variance is that of all G so far, the current rollout included.
     Nothing is subtracted, so the sign of a reward remains.
 
     While all G are equal there is no deviation to divide by, and rewards are only clipped. That is

@@ -45,7 +45,7 @@ class Activation:
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether somebody records or replaces the operations on x: then all must be PyTorch's.
+    """Whether the operations on x are recorded or replaced: then all must be PyTorch's.
 
     So it is under `torch.jit.trace`, `torch.export`, `torch.compile`, the transformations of
     `torch.func`, forward-mode differentiation, and modes such as that of fake tensors.

@@ -1,4 +1,4 @@
-"""Policy and critic in one module, and how they are built from spaces."""
+"""Policy and critic in one module, and their builder from spaces."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ActorCriticModel(PolicyModel):
 
         Args:
             obs: Observations, `[..., *obs shape]`.
-            state: What is remembered before them, `[n, S]`; needed with a memory only.
+            state: Memory before them, `[n, S]`; needed with a memory only.
         """
         if state is None:
             return self.value_head.values(self.critic(self._trunk_features(obs)))

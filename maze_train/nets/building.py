@@ -1,4 +1,4 @@
-"""How networks are built from spaces and settings."""
+"""Builders of networks from spaces and settings."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Policy(nn.Module):
 
 
 def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """What networks read of a flat observation space: all but masks."""
+    """Part of a flat observation space that networks read: all but masks."""
     if not isinstance(space, Dict):
         return space
     parts = OrderedDict((k, leaf) for k, leaf in space.spaces.items() if not is_mask_key(k))
@@ -107,7 +107,7 @@ def build_normalizer(config: ModelConfig, space: spaces.Space[Any]) -> Observati
 def readable(
     obs: TensorTree, normalizer: ObservationNormalizer | None, has_masks: bool
 ) -> TensorTree:
-    """What networks read of observations: no masks, normalised."""
+    """Part of observations that networks read: no masks, normalised."""
     if has_masks:
         assert isinstance(obs, dict)
         obs = {key: leaf for key, leaf in obs.items() if not is_mask_key(key)}
@@ -138,14 +138,14 @@ def build_own(
     output_size: int,
     action_size: int | None = None,
 ) -> nn.Module:
-    """A network of a user, which has been run once: a wrong output is told before training.
+    """Build a network of a user, and run it once: a wrong output is refused before training.
 
     Args:
         node: Names the network, see `build_target`.
         key: Where the configuration names it.
         space: Flat observation space, without masks.
         output_size: Units of its output.
-        action_size: Numbers that describe an action, which the network reads besides; None: it
+        action_size: Numbers that describe an action, which the network also reads; None: it
             reads observations only.
 
     Raises:

@@ -86,7 +86,7 @@ class ModelConfig:
     are set or `hidden_sizes` is `[]`; else false."""
 
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
-    """What reads an image (a uint8 Box of two to four dimensions, the first of four: frames):
+    """Encoder of an image (a uint8 Box of two to four dimensions, the first of four: frames):
     `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
     2018); `flat`: its pixels as one vector. Images below 36 pixels get smaller convolutions."""
 
@@ -118,7 +118,7 @@ class ModelConfig:
     template network."""
 
     critic: dict[str, Any] | None = None
-    """Own critic network, called like `policy`; for SAC with `action_size` besides, and maps
+    """Own critic network, called like `policy`; for SAC also with `action_size`, and maps
     observations and numbers that describe an action to `[..., output_size]`. null: a template
     network."""
 

@@ -78,7 +78,7 @@ class TemplateCritics(nn.Module):
         return outputs
 
     def encode(self, obs: TensorTree) -> EncodedObservations:
-        """What critics read of observations, for `vjp` and `action_vjp`."""
+        """Encode observations, for `vjp` and `action_vjp`."""
         return EncodedObservations(*encoder_vjp(self.encoder, obs))
 
     def vjp(self, encoded: EncodedObservations, actions: Tensor) -> tuple[Tensor, WriteGradients]:

@@ -1,4 +1,4 @@
-"""From observations to vectors of floats, by the space of each observation."""
+"""Encoders from observations to vectors of floats, by the space of each observation."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class ImageEncoder(nn.Module):
         channels, height, width = self.image_shape
         if self.channels_last and obs.ndim == 5:
             obs = obs.permute(0, 2, 3, 1, 4)
-        # Of one channel, PyTorch can tell only from strides that it is the innermost dimension.
+        # With one channel, only strides show PyTorch that it is the innermost dimension.
         if self.channels_last or channels == 1:
             return obs.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
         return obs.reshape(-1, channels, height, width)

@@ -68,7 +68,7 @@ class ActionMasking:
         return torch.where(self._legal(d_params, obs), d_params, 0.0)
 
     def _legal(self, params: Tensor, obs: TensorTree) -> Tensor:
-        """Which of the params are kept, bool, [..., param_size]."""
+        """Mask of the params that are kept, bool, [..., param_size]."""
         assert isinstance(obs, dict), "masks are entries of a Dict observation"
         batch = params.shape[:-1]
         masks = {k: obs[k].reshape((*batch, size)) != 0 for k, size in self._sizes.items()}
@@ -92,7 +92,7 @@ class _Segment:
 
 
 def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segment]:
-    """What `params` consist of, in their order."""
+    """Yield the segments of `params`, in their order."""
     parts = (
         distribution.parts if isinstance(distribution, JointDistribution) else {"": distribution}
     )

@@ -1,4 +1,4 @@
-"""A policy without a critic, and how it is built from spaces."""
+"""A policy without a critic, and its builder from spaces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CRITIC_SETTINGS = ("critic", "critic_hidden_sizes", "value_transform", "value_su
 """Settings of a model that describe its critic."""
 
 WRAPPER_KEY = "algorithm.policy_wrapper"
-"""Where the configuration names what is put around a policy."""
+"""Key of the wrapper around a policy in the configuration."""
 
 
 class PolicyModel(nn.Module):
@@ -177,7 +177,7 @@ def build_policy(
 
     Returns:
         A `PolicyModel`, or what the wrapper returned, which has been run once: a wrong output is
-        told before training. Both in evaluation mode.
+        refused before training. Both in evaluation mode.
 
     Raises:
         ConfigError: If a setting is about a critic, a named network or the wrapper is missing,
@@ -253,7 +253,7 @@ def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:
 
 
 def _wrapped(node: Mapping[str, Any], model: PolicyModel, space: spaces.Space[Any]) -> nn.Module:
-    """What a node puts around a policy, tried out on observations of a flat space."""
+    """Build the wrapper of a policy, and try it out on observations of a flat space."""
     if TARGET not in node:
         raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)
     try:

@@ -74,7 +74,7 @@ class Population(ABC):
         rows: Number of rows.
         dim: Number of parameters that can be trained.
         weights: These of each copy in the order of `model.parameters()`, `[rows, dim]`; written by
-            whoever owns the copies.
+            the owner of the copies.
     """
 
     def __init__(self, model: nn.Module, rows: int) -> None:
@@ -184,7 +184,7 @@ class RowPopulation(Population):
         normalizer = find_normalizer(model)
         self.state_size = int(getattr(model, "state_size", 0))
         self._state = torch.zeros(count, 1, self.state_size)
-        # What is not perturbed is that of the model, also when it changes.
+        # Everything else is that of the model, also when it changes.
         kept = [p for p in model.parameters() if id(p) not in self._offsets]
         shared: dict[int, Any] = {id(x): x for x in (*kept, *model.buffers(), normalizer)}
         self._copies: list[Any] = []
@@ -245,7 +245,7 @@ def _batched(module: nn.Module, view: View) -> Net:
         return _batched_dict(module, view)
     if isinstance(module, MLP):
         return _BatchedMLP(module, view)
-    # What has no parameters is the same for all copies.
+    # A module without parameters is the same for all copies.
     return lambda obs, count: cast("Array", module(obs).numpy())
 
 

@@ -67,7 +67,7 @@ class Memory(nn.Module):
         self.state_size = config.size * config.layers * (2 if self.is_lstm else 1)
 
     def _weights(self) -> list[tuple[Tensor, ...]]:
-        """Of each layer: weights of input and state, biases of input and state."""
+        """Weights of each layer: weights of input and state, biases of input and state."""
         # Reading `layers.weight_ih_l0` goes through a slow attribute look-up of nn.Module.
         flat: list[Tensor] = list(self.layers._parameters.values())  # type: ignore[arg-type]  # no None
         return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
@@ -181,7 +181,7 @@ def _run(function: Any, x: Tensor, start: Any, weights: Any) -> Tensor:
 
 
 class _Timeline:
-    """Where the rows of sequences go when a row that erases the memory is put before each reset.
+    """Rows of sequences, with a row that erases the memory before each reset.
 
     Fused kernels run through a sequence without looking at episodes. Each environment has its own
     timeline, so the sequence grows by the number of resets of the environment that has most.

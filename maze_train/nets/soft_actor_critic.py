@@ -111,7 +111,7 @@ class SoftActorCriticModel(nn.Module):
         return self.params_of(self.inputs(obs), obs)
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """What networks read: no masks, normalised."""
+        """Inputs of the networks: no masks, normalised."""
         return readable(obs, self.normalizer, self.masking is not None)
 
     def params_of(self, inputs: TensorTree, obs: TensorTree) -> Tensor:
@@ -135,7 +135,7 @@ class SoftActorCriticModel(nn.Module):
         return self._masked(params, obs), gradient
 
     def entropy_terms(self, sample: SoftSample, temperatures: Tensor) -> EntropyTerms:
-        """What the value of a state says of the policy there.
+        """Return the terms of the policy in the value of a state.
 
         Args:
             sample: Actions of the policy.

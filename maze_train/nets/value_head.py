@@ -1,4 +1,4 @@
-"""What a critic's raw output means: a scalar or a categorical distribution, transformed or not."""
+"""Interpretation of a critic's raw output: a scalar or a categorical, transformed or not."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ValueHead:
         return values if self.transform is None else self.transform.transform_value_inv(values)
 
     def targets(self, returns: Tensor) -> Tensor:
-        """What `loss` regresses on, `[...]`: transformed returns."""
+        """Targets of the regression in `loss`, `[...]`: transformed returns."""
         return returns if self.transform is None else self.transform.transform_value(returns)
 
     def loss(

@@ -1,4 +1,4 @@
-"""What acts: models that give action distributions, with or without a memory."""
+"""Acting models: they give action distributions, with or without a memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ActingModel", "ActionSampler", "Actor", "RecurrentModel", "device_of
 
 
 class ActionSampler(Protocol):
-    """How actions arise: every `Distribution`, and what fills a replay buffer at the start."""
+    """Source of actions: every `Distribution`, and the policy that first fills a replay buffer."""
 
     def draw_noise(
         self,
@@ -40,7 +40,7 @@ class ActionSampler(Protocol):
 
 
 class ActingModel(Protocol):
-    """What acts: anything that gives the parameters of an action distribution."""
+    """Model that gives the parameters of an action distribution."""
 
     @property
     def distribution(self) -> ActionSampler:
@@ -53,7 +53,7 @@ class ActingModel(Protocol):
 
 
 class RecurrentModel(Protocol):
-    """What acts with a memory, which an attribute `state_size` above 0 tells."""
+    """Model that acts with a memory: its attribute `state_size` is above 0."""
 
     state_size: int
     """Size S of the memory of one environment."""
@@ -107,7 +107,7 @@ def env_actions(distribution: ActionSampler, actions: TensorTree) -> ArrayTree:
 
 
 def device_of(model: ActingModel | RecurrentModel) -> torch.device:
-    """Where a model lives."""
+    """Device of a model."""
     if isinstance(model, torch.nn.Module):
         for param in model.parameters():
             return param.device

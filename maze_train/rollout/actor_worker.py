@@ -56,7 +56,7 @@ class ActorPolicy:
     """Size of the hidden state of the policy."""
 
     def layout(self, env: Any, num_steps: int, num_envs: int) -> RolloutLayout:
-        """How rollouts of so many steps and environments lie in a slot.
+        """Layout of rollouts of so many steps and environments in a slot.
 
         Args:
             env: Has `single_observation_space` and `frame_stack`.

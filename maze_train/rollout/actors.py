@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass
 class StepCounts:
-    """Where the steps went that actors made: made = trained + queued + under way + dropped."""
+    """Counts of the steps of actors: made = trained + queued + under way + dropped."""
 
     made: int = 0
     """Steps of all environments of all actors."""
@@ -55,7 +55,7 @@ class StepCounts:
 
 @dataclass(frozen=True)
 class GatheredRollouts:
-    """What actors bring to the learner."""
+    """Rollouts of actors, as the learner gets them."""
 
     rollout: Rollout
     """Rollouts of actors side by side, with log-probabilities and the numbers of their weights."""
@@ -75,7 +75,7 @@ class GatheredRollouts:
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """What makes up one actor, besides its environments and its policy."""
+    """Settings of one actor, besides its environments and its policy."""
 
     num_steps: int
     """T."""
@@ -150,7 +150,7 @@ class DistributedActors(ABC):
         # How often each actor began anew, after a failure or with a run that is continued: with
         # other random numbers then.
         self._generations = [0] * num_actors
-        # What became known between two calls of `gather`.
+        # News between two calls of `gather`.
         self._news = FinishedEpisodes()
         self.has_weights = False
 
@@ -243,7 +243,7 @@ class SequentialDistributedActors(DistributedActors):
     A rollout is collected when the learner asks for it, so none ever waits.
 
     Args:
-        envs: The environments of each actor; whoever made them closes them.
+        envs: The environments of each actor; the caller closes them.
         num_steps: Steps T of each environment per rollout.
         seed_of: Gives the seed of a named stream of random numbers.
         allow_new_episodes: See `RolloutCollector`.

@@ -1,4 +1,4 @@
-"""What acts in slots of environments: models, policies of users, chance.
+"""Agents that act in slots of environments: models, policies of users, random actions.
 
 Each row is an episode of its own: what is done there follows from the policy, the seed that the
 episode began with, and what was observed in it.
@@ -270,7 +270,7 @@ class UniformPolicy:
 
 
 class _Actor:
-    """A policy of a user, in whatever form."""
+    """A policy of a user, in any form that is accepted."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -301,7 +301,7 @@ class _Actor:
 
 
 def built_policy(make_policy: Callable[[], object]) -> object:
-    """What a function returns that builds a policy.
+    """Call a function that builds a policy.
 
     Raises:
         ConfigError: In place of what the function raises, unless that is an error of this package.
@@ -317,7 +317,7 @@ def built_policy(make_policy: Callable[[], object]) -> object:
 
 
 def seed_form(reset: Callable[..., Any]) -> str:
-    """How a method takes a seed: by `keyword`, `positional`, or not at all (`none`)."""
+    """Form in which a method takes a seed: `keyword`, `positional`, or not at all (`none`)."""
     try:
         params = inspect.signature(reset).parameters.values()
     except (TypeError, ValueError):  # written in C, without a signature

@@ -91,7 +91,7 @@ class RolloutCollector:
         """Collect one rollout.
 
         Args:
-            model: What acts.
+            model: The acting model.
             meanwhile: Called once, with gradients enabled, while the environments make the last
                 step, whose actions are chosen by then: so weights may change in it. It must not
                 use the environments. What it raises goes through, and ends the step half-way: the
@@ -150,7 +150,7 @@ class RolloutCollector:
     def _actor_and_storage(
         self, model: ActingModel | RecurrentModel
     ) -> tuple[Actor, RolloutStorage]:
-        """What acts with `model`, and the memory for its rollouts; both are kept."""
+        """Return the actor of `model`, and the storage for its rollouts; both are kept."""
         if self._actor is None or self._storage is None or self._actor.model is not model:
             self._actor = Actor(model, self.num_envs, self.device)
             if self._memory is not None:
@@ -193,7 +193,7 @@ class RolloutCollector:
                 reports.lengths.append(length)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the environments stand, what the policy remembers, and what actions are drawn from.
+        """State of the environments, of the policy's memory, and of the action noise.
 
         Valid between two rollouts.
         """

@@ -50,7 +50,7 @@ class PlayedEpisode:
     """Its seed."""
 
     episode_return: float
-    """Undiscounted sum of the rewards, of raw ones where the environment tells them."""
+    """Undiscounted sum of the rewards, of raw ones where the environment reports them."""
 
     length: int
     """Number of steps, >= 1."""
@@ -69,7 +69,7 @@ class PlayedEpisode:
     came."""
 
     trajectory: Trajectory | None
-    """All that was observed and done, where that is recorded and the episode was not lost."""
+    """Observations and actions, where they are recorded and the episode was not lost."""
 
     video: str | None
     """Path of its video, where there is one."""
@@ -77,24 +77,24 @@ class PlayedEpisode:
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """How episodes are played, and what is kept of them."""
+    """Settings of the episodes, and of what is kept of them."""
 
     deterministic: bool = True
-    """Whether the most likely action is taken instead of a sampled one. It says how the agent was
-    built, which is told itself."""
+    """Whether the most likely action is taken instead of a sampled one. It describes the
+    agent, which was built with this setting."""
 
     record: bool = False
     """Whether trajectories are kept."""
 
     video_dir: str | None = None
-    """Where videos are written, as `episode_<number>_seed_<seed>.mp4`; the render mode of the
+    """Directory of the videos `episode_<number>_seed_<seed>.mp4`; the render mode of the
     environment has to be `rgb_array`. None: there are none."""
 
     video_every: int = 1
-    """Every how many episodes there is a video: of those whose number it divides. >= 1."""
+    """Interval of videos in episodes: those whose number it divides are filmed. >= 1."""
 
     action_seed: int = 0
-    """What is done by chance in an episode follows from this number and its seed. >= 0."""
+    """Number that, with the seed of an episode, determines the random choices in it. >= 0."""
 
     def __post_init__(self) -> None:
         check_at_least("video_every", self.video_every, 1)
@@ -164,7 +164,7 @@ class EpisodePlayer:
         return len(self._playing) + len(self._waiting)
 
     def add(self, jobs: Iterable[tuple[int, int]]) -> None:
-        """Have episodes played, in this order, as soon as there are slots.
+        """Add episodes, which play in this order as soon as there are slots.
 
         Args:
             jobs: Number and seed of each.
@@ -303,7 +303,7 @@ def build_player(
         env_factories: One function per slot, each of which returns a new environment.
         make_agent: Builds what acts in the slots.
         settings: How episodes are played.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         on_step: See `EpisodePlayer`.
         first: Number of the first environment in messages.
 

@@ -1,4 +1,4 @@
-"""Workers that play episodes, many at a time, and tell of those that ended."""
+"""Workers that play episodes, many at a time, and report those that ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Plays(Protocol[Task, Result]):
         ...
 
     def add(self, tasks: Iterable[Task], /) -> None:
-        """Have episodes played."""
+        """Add episodes to play."""
         ...
 
     def step(self) -> list[Result]:
@@ -48,7 +48,7 @@ def play_on(player: Plays[Task, Result], tasks: Iterable[Task], tell_s: float) -
     """Take episodes over, and play for a while.
 
     Args:
-        player: What plays.
+        player: The player.
         tasks: Further episodes.
         tell_s: Seconds for which results wait for others, while there is something to play: each
             message takes time from those who play.
@@ -73,7 +73,7 @@ class PlayerWorker:
         factories: Functions that build its environments.
         make_agent: Builds what acts in their slots.
         settings: How episodes are played.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         context: Where it lives.
     """
 

@@ -86,7 +86,7 @@ class FinishedEpisodes:
 
 
 def successes_of(infos: dict[str, Any]) -> dict[int, float]:
-    """Successes (1.0) and failures (0.0) by environment, of episodes whose last info tells.
+    """Successes (1.0) and failures (0.0) by environment, of episodes whose last info has them.
 
     Args:
         infos: Infos of a step of vector environments.
@@ -96,7 +96,7 @@ def successes_of(infos: dict[str, Any]) -> dict[int, float]:
         return {}
     found: dict[int, float] = {}
     for env in np.flatnonzero(final_info["_is_success"]):
-        # What is no single number is a user's own business, not a reason to end training.
+        # Anything but a single number is for the user, and no reason to end training.
         with suppress(TypeError, ValueError):
             found[int(env)] = float(np.asarray(final_info["is_success"][env]).item())
     return found
@@ -105,7 +105,7 @@ def successes_of(infos: dict[str, Any]) -> dict[int, float]:
 def success_of(info: dict[str, Any]) -> float:
     """1.0 or 0.0 if the last info of an episode has `is_success`, a single number; else NaN."""
     if "is_success" in info:
-        # What is no single number is a user's own business, not a reason to end training.
+        # Anything but a single number is for the user, and no reason to end training.
         with suppress(TypeError, ValueError):
             return float(np.asarray(info["is_success"]).item())
     return float("nan")

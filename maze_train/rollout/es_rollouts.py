@@ -1,4 +1,4 @@
-"""Where the members of a population play: what trainers ask for."""
+"""Workers that play the members of a population, as trainers ask for it."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class ESRolloutResult:
     """Number of the pair in its iteration."""
 
     noise_index: int
-    """Where its noise ε begins in the noise table."""
+    """Index of its noise ε in the noise table."""
 
     members: tuple[MemberResult, MemberResult]
-    """What θ + σε and θ - σε did."""
+    """Results of θ + σε and θ - σε."""
 
     @property
     def lost(self) -> bool:
@@ -63,14 +63,14 @@ class ESRolloutResult:
 
 
 class ESDistributedRollouts:
-    """Plays the pairs of an iteration, somewhere, in any order, and tells of them in theirs.
+    """Plays the pairs of an iteration in any order, and returns their results in order.
 
     The result of a pair follows from the policy, the deviation of the noise, the iteration and the
     number of the pair. So the numbers of training do not depend on who plays.
 
-    Workers are told numbers of members and tell their returns. Members of a worker that fails are
+    Workers get numbers of members and send back returns. Members of a worker that fails are
     given to others, or to the one that takes its place with `on_worker_failure="restart"`, and do
-    the same again. One that fails again after that ends it all: when an episode with its seed
+    the same again. One that fails again after that ends training: when an episode with its seed
     raised for the second time, or when the third worker died or hung with it.
 
     Args:
@@ -79,7 +79,7 @@ class ESDistributedRollouts:
         noise_table: The noise.
         settings: How members act.
         place: Where they play.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Raises:
         EnvError: If an environment can not be built; it is a WorkerError where a worker process
@@ -115,12 +115,12 @@ class ESDistributedRollouts:
 
     @property
     def steps_made(self) -> int:
-        """Environment steps made so far, those included that nobody asked for."""
+        """Environment steps made so far, those of unused episodes included."""
         return sum(map(self._pool.steps, range(self._num_workers)))
 
     @property
     def worker_restarts(self) -> int:
-        """How many times workers were started again."""
+        """Number of times workers were started again."""
         return self._pool.restarts
 
     @property
@@ -220,7 +220,7 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
         num_envs: Environments of all processes together.
         noise_table: The noise.
         settings: How members act.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         **processes: Further settings of `LocalProcesses`.
     """
 

@@ -1,4 +1,4 @@
-"""What acts while a replay buffer is filled for the first time."""
+"""Policies that act while a replay buffer is filled for the first time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class GivenPolicy:
     """An `ActingModel` that acts as a policy in terms of the environment does.
 
     The policy gets copies of the observations as arrays, in the form and the data type that the
-    environment gives them (float64 was rounded to float32). It is not told where episodes end.
+    environment gives them (float64 was rounded to float32). Nothing tells it where episodes end.
 
     Args:
         policy: The policy.

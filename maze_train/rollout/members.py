@@ -1,4 +1,4 @@
-"""Members of a population: which random numbers belong to them, and how they act."""
+"""Members of a population: their random numbers, and their actions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MemberResult:
     """Undiscounted sum of the rewards that the member got."""
 
     episode_return: float
-    """The same of raw rewards, where the environment tells it."""
+    """The same of raw rewards, where the environment reports it."""
 
     length: int
     """Number of steps."""
@@ -69,15 +69,15 @@ class MemberResult:
     """Whether the episode was given up: a number in it was not finite."""
 
     moments: ObservationMoments | None
-    """Of the observations, where they are normalised."""
+    """Moments of the observations, where they are normalised."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairDraw:
-    """What is random about a pair."""
+    """Random numbers of a pair."""
 
     noise_index: int
-    """Where the noise of the pair begins in the noise table."""
+    """Index of the noise of the pair in the noise table."""
 
     env_seed: int
     """Seed of the episode that both members play."""
@@ -123,7 +123,7 @@ class PairDraws:
 
 
 def num_reals(distribution: Distribution) -> int:
-    """How many real numbers an action has, as the agent has it."""
+    """Number of real numbers in an action, as the agent has it."""
     example = distribution.mode(torch.zeros(1, distribution.param_size))
     return sum(leaf.numel() for leaf in tree_leaves(example) if leaf.is_floating_point())
 

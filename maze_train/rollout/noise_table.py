@@ -1,4 +1,4 @@
-"""Random numbers that are drawn once, for all processes: noise is then told by its place."""
+"""Random numbers that are drawn once for all processes, which refer to noise by its index."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class SharedNoiseTable:
         return self.count - dim
 
     def state_dict(self) -> dict[str, Any]:
-        """What the numbers follow from."""
+        """Seed and size, from which the numbers follow."""
         return {"seed": self.seed, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ time: what is done waits in memory until it is its turn."""
 
 
 class RolloutPlayer:
-    """Plays the episodes of given seeds, somewhere, in any order, and tells of them in theirs.
+    """Plays the episodes of given seeds in any order, and returns them in the order of the seeds.
 
     An episode follows from the policy, its seed and the settings, to the bit: not from who plays
     it, nor from what else is played. The exception are environments which a reset with a seed does
@@ -56,7 +56,7 @@ class RolloutPlayer:
         place: Where they are played.
         concurrency: Episodes that are played at a time by all workers together, >= 1, rounded up to
             equally many in each; one is begun where one ended.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Attributes:
         waiting: Episodes of the last call of `play` that are done and were not taken, by number;
@@ -105,7 +105,7 @@ class RolloutPlayer:
 
     @property
     def worker_restarts(self) -> int:
-        """How many times workers were started again."""
+        """Number of times workers were started again."""
         return self._pool.restarts
 
     @property

@@ -42,7 +42,7 @@ class ESAbortException(MazeTrainError):  # noqa: N818 (the name is part of the i
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """How members act."""
+    """Settings of members for acting."""
 
     seed: int
     """Seed of episodes and noise."""
@@ -59,7 +59,7 @@ class ESRolloutWorkerWrapper:
 
     Member 2 k of an iteration has the parameters θ + σε of pair k, member 2 k + 1 has θ - σε; both
     play the episode with the same seed. What a member does follows from θ, σ, the statistics of
-    observations, the iteration and its number: not from which others are played beside it.
+    observations, the iteration and its number: not from which others are played with it.
 
     Parameters are perturbed, buffers are not. Statistics of observations stay as they are while
     members play; those of what a member observed are part of its result.
@@ -139,11 +139,11 @@ class ESRolloutWorkerWrapper:
         self._aborted = False
 
     def add(self, members: Iterable[int]) -> None:
-        """Have members play, in this order, as soon as there are slots."""
+        """Add members, which play in this order as soon as there are slots."""
         self._waiting.extend(members)
 
     def set_abort(self) -> None:
-        """Have the next step raise; may be called from anywhere."""
+        """Make the next step raise; may be called from anywhere."""
         self._aborted = True
 
     def clear_abort(self) -> None:
@@ -231,7 +231,7 @@ class PopulationWorker:
 
     Args:
         factories: Functions that build its environments.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         context: Where it lives.
     """
 

@@ -17,7 +17,7 @@ __all__ = ["EpisodeRecording"]
 
 
 class EpisodeRecording:
-    """What was observed and done in an episode, copied step by step.
+    """Observations and actions of an episode, copied step by step.
 
     Observations and actions have the types of their spaces, rewards are float64.
 
@@ -61,7 +61,7 @@ class EpisodeRecording:
         """The whole episode.
 
         Args:
-            last_obs: What was observed after the last step, by leaf.
+            last_obs: Observation after the last step, by leaf.
             terminated: Whether the last step led to a terminal state.
             truncated: Whether the episode was cut off after it.
         """

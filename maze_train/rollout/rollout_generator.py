@@ -50,7 +50,7 @@ class RolloutGenerator:
     Args:
         env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
             environment. Wrappers for training are left out.
-        policy: Who acts: `"random"`; a model, or an object with a model as its attribute `model`,
+        policy: The policy: `"random"`; a model, or an object with a model as its attribute `model`,
             such as a `TrainedPolicy`; an object with a method `act(observation)`, a function of one
             observation, or a class of such objects. See `PolicyAgent`. Of an object, each
             environment gets a copy. Models act with the weights that they have now.
@@ -62,7 +62,7 @@ class RolloutGenerator:
             says.
         settings: How episodes are played; None: they are recorded. Its `deterministic` has no
             meaning here.
-        on_non_finite: What to do about numbers that are not finite: `raise` or `skip`.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
         **processes: With processes, further settings of `LocalProcesses`: `start_method`,
             `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
 
@@ -151,7 +151,7 @@ class RolloutGenerator:
 
 
 def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
-    """A function that builds what acts in slots, for whatever a caller names a policy by.
+    """A function that builds the agent for slots, for any form in which a caller names a policy.
 
     Args:
         policy: See `RolloutGenerator`.
@@ -194,7 +194,7 @@ def acts(model: nn.Module) -> bool:
 
 
 def check_policy_spaces(policy: Any, spaces: tuple[Any, Any]) -> None:
-    """Refuse a policy that tells other spaces than those of the environment.
+    """Refuse a policy with other spaces than those of the environment.
 
     Raises:
         ConfigError: Naming both.
@@ -203,14 +203,14 @@ def check_policy_spaces(policy: Any, spaces: tuple[Any, Any]) -> None:
 
 
 def told_spaces(policy: Any) -> tuple[Any, Any]:
-    """Observation and action space that a policy tells; None: it does not."""
+    """Observation and action space that a policy names; None: it names none."""
     if isinstance(policy, type):
         return None, None
     return getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
 
 
 def check_told_spaces(told: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
-    """Refuse spaces that a policy tells, if those of the environment are others.
+    """Refuse spaces that a policy names, if those of the environment are others.
 
     Raises:
         ConfigError: Naming both.

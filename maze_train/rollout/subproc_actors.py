@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["SubprocDistributedActors"]
 
 POLL_S = 0.1
-"""How long the learner sleeps at most while it waits for actors."""
+"""Longest sleep of the learner, in seconds, while it waits for actors."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class SubprocDistributedActors(DistributedActors):
     """Actors in processes, which act while the learner learns.
 
     Each actor has a few slots of shared memory for its rollouts. It writes one after the other and
-    tells of each by a few bytes; when all of them wait for the learner, it pauses. Nobody holds a
-    lock that a process could leave behind.
+    announces each with a few bytes; when all of them wait for the learner, it pauses. Nobody holds
+    a lock that a process could leave behind.
 
     An actor that raises, dies or hangs ends training with a `WorkerError`. With
-    `on_worker_failure="restart"` it is told on stderr and started again, with new episodes; the
+    `on_worker_failure="restart"` it is started again with new episodes and a line on stderr; the
     steps of the rollout that it was collecting are dropped and counted.
 
     Args:
@@ -128,7 +128,7 @@ class SubprocDistributedActors(DistributedActors):
 
     @property
     def worker_restarts(self) -> int:
-        """How many times actors were started again."""
+        """Number of times actors were started again."""
         return self._pool.restarts
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["VideoWriter", "check_render_mode", "ffmpeg_path", "frames_per_second"]
 
 DEFAULT_FPS = 30.0
-"""Frames per second, where an environment does not tell."""
+"""Frames per second, where an environment names none."""
 
 END_S = 60.0
-"""How long ffmpeg may take to finish a file."""
+"""Seconds that ffmpeg may take to finish a file."""
 
 ENDED = "ffmpeg ended"
 
@@ -38,7 +38,7 @@ BUILD = 'build the environment with render_mode="rgb_array"'
 class VideoWriter:
     """Writes one video, which is complete or not there.
 
-    ffmpeg writes a file beside it, which takes its name when it is closed. The last line of
+    ffmpeg writes a temporary file, which takes its name when it is closed. The last line of
     frames whose height or width is odd is repeated, since players show even ones only.
 
     Args:
@@ -155,7 +155,7 @@ class VideoWriter:
             raise self._failure(str(error)) from error
 
     def _failure(self, otherwise: str) -> RunDirectoryError:
-        """What ffmpeg tells, or something else where it tells nothing."""
+        """Error with the message of ffmpeg, or with another where it wrote none."""
         told = ""
         if self._told is not None:
             self._told.seek(0)
@@ -164,7 +164,7 @@ class VideoWriter:
 
 
 def ffmpeg_path() -> str:
-    """Where ffmpeg is.
+    """Path of ffmpeg.
 
     Raises:
         MissingExtraError: If imageio-ffmpeg is not installed, or brings no ffmpeg.
@@ -187,7 +187,7 @@ def check_render_mode(env: gymnasium.Env[Any, Any]) -> None:
 
 
 def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
-    """Frames per second that the metadata of an environment tells under `render_fps`, or 30.
+    """Frames per second that the metadata of an environment name under `render_fps`, or 30.
 
     Raises:
         EnvError: If it is no number > 0.

@@ -1,4 +1,4 @@
-"""Weights on their way from the learner to what acts, through memory that both map."""
+"""Weights on their way from the learner to actors, through memory that both map."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CURRENT, STAMPS = 0, 1
 is odd while the buffer is written."""
 
 SEQ_NO_NBYTES = CACHE_LINE
-"""Before the weights of a buffer: the number of updates that they have seen."""
+"""Bytes before the weights of a buffer, with the number of updates that they have seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one tensor lies in a buffer."""
+    """Place of one tensor in a buffer."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -64,7 +64,7 @@ def acting_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _places(state: Mapping[str, Tensor]) -> dict[str, Place]:
-    """Where the tensors of a state lie, in its order."""
+    """Places of the tensors of a state, in its order."""
     places, start = {}, SEQ_NO_NBYTES
     for key, value in state.items():
         stop = start + value.numel() * value.element_size()
@@ -99,7 +99,7 @@ class _SharedWeights:
         self._fence = threading.Lock()
 
     def fence(self) -> None:
-        """Keep what is read and written before from being mixed with what comes after.
+        """Order memory accesses: those before the fence are done before those after it.
 
         Processors may reorder the accesses of a process, but none over the release of a lock and
         the acquisition that follows it.
@@ -167,7 +167,7 @@ class WeightsWriter:
 
 
 class WeightsReader:
-    """The side of what acts: gives its model the newest weights.
+    """The actor's side: gives its model the newest weights.
 
     The parameters of the model become views of one piece of memory, into which the weights are
     copied at once.
@@ -220,7 +220,7 @@ class WeightsReader:
                 yield seen
 
     def _is_whole(self, seen: tuple[int, int]) -> bool:
-        """Whether nobody began to write the buffer again meanwhile."""
+        """Whether the buffer was not written again meanwhile."""
         self._shared.fence()
         current, stamp = seen
         return stamp % 2 == 0 and int(self._shared.header[STAMPS + current]) == stamp

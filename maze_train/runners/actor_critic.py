@@ -63,7 +63,7 @@ class ACRunner(TrainingRunner):
         return model
 
     def model_maker(self) -> Callable[[], ActorCriticModel]:
-        """What builds policy and critic, with the same initial weights each time."""
+        """Return a builder of policy and critic, with the same initial weights each time."""
         observation_space, action_space = self.spaces
         seed = self.seeds.integer("model")
         return partial(build_actor_critic, self.config.model, observation_space, action_space, seed)

@@ -1,4 +1,4 @@
-"""Where a run takes place: from a configuration to a finished run directory."""
+"""Runners of training: from a configuration to a finished run directory."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class TrainingRunner(ABC):
         """
 
     def before_training(self, trainer: Trainer) -> None:  # noqa: B027 (most runners do nothing)
-        """What has to be done with environments before the first update."""
+        """Prepare environments before the first update."""
 
     def __enter__(self) -> TrainingRunner:
         return self
@@ -212,7 +212,7 @@ class TrainingRunner(ABC):
     def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
         """Train, and write a summary whatever happens."""
         with contextlib.closing(tracker):
-            with generators_kept():  # writers of others may draw from them
+            with generators_kept():  # writers of users may draw from them
                 tracker.start()
             try:
                 self.before_training(trainer)
@@ -244,12 +244,12 @@ class TrainingRunner(ABC):
 
     @property
     def step_label(self) -> str:
-        """What is counted as steps, for people."""
+        """Name of the counted steps, for people."""
         return "environment steps"
 
     @property
     def task_name(self) -> str:
-        """What is learned, in names of runs."""
+        """Name of the task, in names of runs."""
         return env_name(self.config.env)
 
     @property
@@ -316,7 +316,7 @@ class TrainingRunner(ABC):
         return BoundedEnvFactory(factory, limit) if limit else factory
 
     def build_evaluators(self) -> list[Evaluator]:
-        """What judges the policy, without the evaluators of the user."""
+        """Build the evaluators of the policy, without those of the user."""
         config = self.config.evaluation
         if not config.n_episodes:
             return []
@@ -393,6 +393,6 @@ class TrainingRunner(ABC):
 
     @property
     def _parent(self) -> Path:
-        """Where the directory of a new run is made, unless one is named."""
+        """Directory in which that of a new run is made, unless one is named."""
         config = self.config
         return self._outputs / f"{self.task_name}-{config.algorithm.name}-{config.runner.name}"

@@ -68,7 +68,7 @@ PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True)
 class TakenOver:
-    """What a run has from its base.
+    """Parts of the model that a run takes from its base.
 
     Attributes:
         taken: Parts of the model with the weights of the base.
@@ -88,7 +88,7 @@ def with_base_model(config: TrainConfig, resumed_dir: Path | None) -> TrainConfi
 
     Where no setting of `model` about the policy is given, all of these become what they were in the
     base, with the defaults of its algorithm filled in. Where one is given, all stay as they are,
-    and `take_over` tells what does not fit.
+    and `take_over` says what does not fit.
 
     Args:
         config: The configuration; `base_run` is set.
@@ -142,7 +142,7 @@ def take_over(config: TrainConfig, model: nn.Module) -> TakenOver:
 
     Args:
         config: Configuration of the new run, whose spaces are those of its base.
-        model: What is to be trained; changed in place.
+        model: The model to be trained; changed in place.
 
     Raises:
         ConfigError: If there is no policy, or its networks do not fit.
@@ -249,7 +249,7 @@ def _check_can_learn(config: TrainConfig, settings: dict[str, Any], saved: Saved
 def _refusal(
     algorithm: AlgorithmConfig, settings: dict[str, Any], saved: SavedPolicy
 ) -> ConfigError | SpaceError | None:
-    """Why an algorithm builds no such policy; None: it does."""
+    """Error that says why an algorithm builds no such policy; None: it does."""
     build_model = locate(algorithm.model_builder)
     try:
         build_model(ModelConfig(**settings), *_spaces(saved), seed=0, **algorithm.model_settings)

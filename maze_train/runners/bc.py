@@ -315,7 +315,7 @@ class BCRunner(TrainingRunner):
 
 
 def fingerprints(dataset: TrajectoryDataset) -> list[str]:
-    """What tells the parts of a data set apart from others."""
+    """Digests that tell the parts of a data set from others."""
     return [_fingerprint(part) for part in dataset.parts]
 
 

@@ -74,7 +74,7 @@ class ESMasterRunner(TrainingRunner):
     def create_distributed_rollouts(
         self, shared_noise: SharedNoiseTable, settings: MemberSettings
     ) -> ESDistributedRollouts:
-        """Where the population plays.
+        """Build the workers that play the population.
 
         Args:
             shared_noise: The noise.
@@ -91,7 +91,7 @@ class ESMasterRunner(TrainingRunner):
 
     @property
     def rollouts(self) -> ESDistributedRollouts:
-        """Where the population plays, closed at the end of the run."""
+        """Workers that play the population, closed at the end of the run."""
         if self._rollouts is None:
             self._check_table_fits()
             table = SharedNoiseTable(
@@ -165,7 +165,7 @@ class ESMasterRunner(TrainingRunner):
             )
 
     def model_maker(self) -> Callable[[], nn.Module]:
-        """What builds the policy, with the same initial weights each time."""
+        """Return a builder of the policy, with the same initial weights each time."""
         observation_space, action_space = self.spaces
         return partial(
             build_member,

@@ -1,4 +1,4 @@
-"""From a configuration to the runner that its algorithm names."""
+"""Choice of the runner that a configuration names."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class ImpalaRunner(ACRunner):
 
     @property
     def actors(self) -> DistributedActors:
-        """What collects experience."""
+        """Actors that collect experience."""
         if self._actors is None:
             self._actors = self.build_actors(self._envs_per_actor)
         return self._actors

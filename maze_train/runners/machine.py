@@ -74,7 +74,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 class CgroupFiles(NamedTuple):
-    """Names of what a version of control groups tells of memory."""
+    """Names of the files of memory in a version of control groups."""
 
     limit: str
     used: str
@@ -96,8 +96,8 @@ def available_memory(
 
     Args:
         device: The device.
-        proc: Where the kernel tells of processes.
-        cgroups: Where it tells of control groups, version 1 or 2.
+        proc: Directory in which the kernel describes processes.
+        cgroups: Directory of control groups, version 1 or 2.
 
     Returns:
         Bytes, >= 0; None where they are not known.

@@ -1,4 +1,4 @@
-"""What a user will want to know about a run before it begins."""
+"""Notes for the user about a run before it begins."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def lacks_time_limit(factory: EnvFactory) -> bool:
     if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
         return False
     if config.target is not None:
-        # What a function returns may have a limit.
+        # The environment that a function returns may have a limit.
         return inspect.isclass(factory.maker or locate(config.target, key="env._target_"))
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
     # Atari games have a limit of their own, in frames.

@@ -101,7 +101,7 @@ class SACRunner(TrainingRunner):
         return trainer
 
     def _build_initial_policy(self, model: SoftActorCriticModel) -> RandomPolicy | GivenPolicy:
-        """What acts until the buffer is filled."""
+        """Build the policy that acts until the buffer is filled."""
         distribution, (observation_space, action_space) = model.distribution, self.spaces
         node = self.algorithm.initial_sampling_policy
         if node is None:
@@ -153,7 +153,7 @@ class SACRunner(TrainingRunner):
             raise self._too_large(model, f"{readable_nbytes(free)} are free ({storage})")
 
     def _too_large(self, model: SoftActorCriticModel, problem: str) -> ConfigError:
-        """The error for a replay buffer that does not fit where it is to lie."""
+        """The error for a replay buffer that does not fit its storage."""
         needed = readable_nbytes(self._buffer_nbytes(model))
         remedy = "set algorithm.replay_buffer_storage=disk"
         if self.algorithm.replay_buffer_storage == "disk":
@@ -167,7 +167,7 @@ class SACRunner(TrainingRunner):
 
     @property
     def _buffer_dir(self) -> Path:
-        """Where its files lie, which have no name: the run directory, or where it will be made."""
+        """Directory of its unnamed files: the run directory, or the one that will hold it."""
         run_dir = self.resumed_dir or Path(self.config.run_dir or ".").absolute()
         return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
 
@@ -206,7 +206,7 @@ class SACRunner(TrainingRunner):
         return buffer
 
     def _demonstrations(self, model: SoftActorCriticModel) -> Rollout | None:
-        """What the replay buffer begins with."""
+        """Demonstrations with which the replay buffer begins."""
         node = self.algorithm.initial_demonstration_trajectories
         if node is None:
             return None

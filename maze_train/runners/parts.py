@@ -100,7 +100,7 @@ def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[Metric
 
 
 def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
-    """Say where a run stopped that did not come to its end, and how to go on."""
+    """Print where an unfinished run stopped, and how to go on."""
     latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:

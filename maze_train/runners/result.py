@@ -1,4 +1,4 @@
-"""What a finished run gives back."""
+"""Result of a finished run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TrainingResult"]
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a finished run gives back."""
+    """Result of a finished run."""
 
     run_dir: Path
     """Directory of the run."""

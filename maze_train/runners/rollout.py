@@ -1,4 +1,4 @@
-"""Plays the episodes that a configuration asks for, and writes what came of them."""
+"""Plays the episodes that a configuration asks for, and writes the results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "error"
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """What a rollout gives back."""
+    """Result of a rollout."""
 
     output_dir: Path
     """Directory of the results."""
@@ -198,7 +198,7 @@ class RolloutRunner:
             self._keep(player.waiting[number], writer)
 
     def make_player(self, video_dir: Path | None = None) -> RolloutPlayer:
-        """What plays the episodes: in this process or in others, as the runner says.
+        """Build the player of the episodes: in this process or in others, as the runner says.
 
         Args:
             video_dir: Where videos go, if the configuration asks for them.
@@ -344,7 +344,7 @@ class RolloutRunner:
         assert self.config.env is not None
         return config_to_dict(self.config.env)
 
-    # -- what is told ----------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------
 
     @property
     def _title(self) -> str:

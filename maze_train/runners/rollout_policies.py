@@ -1,4 +1,4 @@
-"""Who plays in a rollout: a saved policy, random actions, or a policy of the user."""
+"""Policies that play in a rollout: saved ones, random actions, or those of the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["OwnPolicy", "RandomActions", "RolloutPolicy", "TrainedActions", "cho
 
 
 class RolloutPolicy(ABC):
-    """Who plays in a rollout; can be sent to other processes."""
+    """Policy that plays in a rollout; can be sent to other processes."""
 
     @property
     @abstractmethod
@@ -49,11 +49,11 @@ class RolloutPolicy(ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What tells it apart from others, as plain values."""
+        """Plain values that tell it apart from others."""
 
     @abstractmethod
     def make_agent(self, slots: EnvSlots) -> SlotAgent:
-        """What acts in some slots."""
+        """Build the agent that acts in some slots."""
 
     @property
     def run_dir(self) -> Path | None:
@@ -168,9 +168,9 @@ class OwnPolicy(RolloutPolicy):
     """A policy of the user.
 
     Args:
-        node: What the configuration says, with the key `_target_`.
+        node: Node of the configuration, with the key `_target_`.
         agent: Builds what acts in some slots.
-        spaces: Observation and action space that the policy tells; None: it does not.
+        spaces: Observation and action space that the policy names; None: it names none.
         deterministic: Whether the most likely action is taken; None: it is not for a model.
     """
 
@@ -186,7 +186,7 @@ class OwnPolicy(RolloutPolicy):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the configuration says."""
+        """Node of the configuration that names the policy."""
         return {"policy": self.node}
 
     def make_agent(self, slots: EnvSlots) -> SlotAgent:
@@ -194,7 +194,7 @@ class OwnPolicy(RolloutPolicy):
         return self.agent(slots)
 
     def check_spaces(self, env: str, observation_space: Any, action_space: Any) -> None:
-        """Refuse an environment with other spaces than a policy tells, see `RolloutPolicy`."""
+        """Refuse an environment with other spaces than those of a policy, see `RolloutPolicy`."""
         check_told_spaces(self.spaces, (observation_space, action_space))
 
 
@@ -213,7 +213,7 @@ def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
     if config.run is not None:
         parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
         saved = read_saved_policy(config.run, config.trust, config, parts)
-        saved.make_model()  # what does not fit is told here, and not by a worker
+        saved.make_model()  # what does not fit fails here, and not in a worker
         return TrainedActions(saved, config.deterministic)
     if not isinstance(config.policy, dict):
         return RandomActions()

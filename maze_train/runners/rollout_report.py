@@ -1,4 +1,4 @@
-"""What a rollout tells: numbers over its episodes, files, and progress for people."""
+"""Report of a rollout: numbers over its episodes, files, and progress for people."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ INTERVAL_S = {"bar": 0.1, "lines": 1.0}
 
 @dataclass(frozen=True)
 class RolloutSummary:
-    """Numbers over the episodes of a rollout; NaN where there is nothing to tell.
+    """Numbers over the episodes of a rollout; NaN where there is none.
 
     Episodes that were lost count in `lost` and `env_steps` only. Deviations are those of the
     episodes themselves (divided by n).
@@ -79,7 +79,7 @@ class RolloutSummary:
     length_max: float
 
     success_rate: float
-    """Share of successes among the episodes that told whether they were one."""
+    """Share of successes among the episodes that reported whether they were one."""
 
     def as_dict(self) -> dict[str, float]:
         """The numbers by name."""
@@ -160,7 +160,7 @@ class EpisodesFile:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(OSError):  # what could not be written was told, and is written once more
+        with suppress(OSError):  # a failed write was reported, and is tried once more
             self._file.close()
 
 
@@ -200,7 +200,7 @@ def write_summary(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def tell_stop(played: int, requested: int, output_dir: Path) -> None:
-    """Say where a rollout stopped that did not come to its end.
+    """Print where an unfinished rollout stopped.
 
     Args:
         played: Episodes that were played.
@@ -278,7 +278,7 @@ class RolloutProgress:
             self._print(line)
 
     def steps(self, count: int) -> None:
-        """Take in that so many steps were made."""
+        """Count so many steps."""
         self._steps += count
         self._show()
 

@@ -35,7 +35,7 @@ __all__ = [
 
 BEST, METRICS = "best", "metrics.csv"
 RESULTS = (METRICS, BEST, "summary.json", "policies", "plots", "events.out.tfevents.*")
-"""What a run writes beside its configuration and its checkpoints."""
+"""Files and directories of a run besides its configuration and its checkpoints."""
 
 SHOWN_DIFFERENCES = 4
 

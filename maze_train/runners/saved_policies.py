@@ -37,7 +37,7 @@ class SavedPolicy:
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         weights: Weights by name, on the CPU.
-        score: What selected it: `score` (null: nothing) and `epoch`; empty if it is not known.
+        score: Score that selected it: `score` (null: none) and `epoch`; empty if it is not known.
     """
 
     directory: Path
@@ -49,7 +49,7 @@ class SavedPolicy:
 
     @property
     def run_dir(self) -> Path:
-        """Directory of the run that saved it, as far as the name of its own directory tells."""
+        """Directory of the run that saved it, as far as its own directory's name says."""
         if self.directory.name == BEST:
             return self.directory.parent
         if self.directory.parent.name == POLICIES:

@@ -1,4 +1,4 @@
-"""The vector environments of runners, and what they collect with them."""
+"""Vector environments of runners, and their collectors."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def begin_statistics(
     """Take statistics of observations before training, if there are too few yet.
 
     Args:
-        normalizer: What is to have them.
+        normalizer: Normaliser that takes them.
         config: Settings of the normalisation.
         make_collector: Makes what collects observations; training begins with new episodes.
-        model: What acts.
+        model: The acting model.
 
     Raises:
         TrainingError: If every step of a rollout was lost; else this would never end.

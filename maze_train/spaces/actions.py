@@ -1,4 +1,4 @@
-"""Actions that come from elsewhere: whether they are ones of the space."""
+"""Checks that actions from elsewhere are ones of the space."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
     Numbers of a Box may lie outside of its bounds, where `Distribution.to_env` would clip them.
 
     Args:
-        name: What it is, for messages.
+        name: Name in messages.
         part: The part.
         n: Number of actions.
         space: Leaf of the action space that it belongs to.

@@ -1,4 +1,4 @@
-"""Whether two places have the same spaces, told in a few words."""
+"""Comparison of the spaces of two places, in a few words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_same_spaces(
 
     Args:
         key: Dotted name of the setting.
-        problem: What is wrong, with the places of three words in braces: `{kind}` (observation or
+        problem: The fault, with the places of three words in braces: `{kind}` (observation or
             action), `{found}` and `{wanted}` (the spaces in short), such as `"its policy has the
             {kind} space {found}, the environment has {wanted}"`.
         found: Observation and action space that the setting brings.
@@ -51,7 +51,7 @@ def check_same_spaces(
 def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[str, str]:
     """Two spaces that are not equal in a few words each: of nested ones, the first other leaf.
 
-    Bounds are told only where nothing else differs, and then those of the first other entry.
+    Bounds are named only where nothing else differs, and then those of the first such entry.
 
     Raises:
         SpaceError: If one can not be described, see `FlatView`.
@@ -77,7 +77,7 @@ def _outline(space: spaces.Space[Any]) -> str:
 
 
 def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
-    """A leaf in short, with what tells it apart from another one."""
+    """A leaf in short, with what distinguishes it from another one."""
     if leaf is None:
         return "nothing"
     if isinstance(leaf, spaces.Box):

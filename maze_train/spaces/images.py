@@ -1,4 +1,4 @@
-"""Which observations are images, and what their dimensions mean."""
+"""Recognition of image observations, and the meaning of their dimensions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALLEST_GREY_SIDE = 16
 
 
 class ImageLayout(NamedTuple):
-    """What the dimensions of an image mean."""
+    """Meaning of the dimensions of an image."""
 
     channels: int
     """Channels of all frames together."""
@@ -51,7 +51,7 @@ def is_image(space: spaces.Space[Any]) -> bool:
 
 
 def image_layout(space: spaces.Box) -> ImageLayout:
-    """Which dimension of an image holds the channels: the first one or the last one.
+    """Decide which dimension of an image holds the channels: the first one or the last one.
 
     If the remaining two are equal for one of the choices only, it is that one: (7, 7, 20) has 20
     channels. Otherwise it is the smaller one, and the last one of equals. A first dimension of four

@@ -1,6 +1,6 @@
-"""Legal actions as part of the observation: where they stand, and whether there are any.
+"""Legal actions as part of the observation: their layout, and whether there are any.
 
-An environment whose legal actions depend on the state tells them in its Dict observation under the
+An environment whose legal actions depend on the state gives them in its Dict observation under the
 top-level key `action_mask`, as numbers that are not 0 for legal actions:
 
 - one array for a lone Discrete action space, [n], or MultiDiscrete one, [Σ n_k] with one choice
@@ -41,26 +41,26 @@ def is_mask_key(key: str) -> bool:
 
 @dataclass(frozen=True)
 class MaskedPart:
-    """One part of the action space whose legal actions are told."""
+    """One part of the action space with legal actions in the observation."""
 
     part: str
     """Key of the part in the flat action space; empty for a lone one."""
     leaf: str
     """Key of the mask in the flat observation."""
     start: int
-    """Where the part begins in the flattened mask."""
+    """Start of the part in the flattened mask."""
     sizes: tuple[int, ...]
     """Number of actions of each choice of the part, in row-major order."""
 
     @property
     def stop(self) -> int:
-        """Where the part ends in the flattened mask."""
+        """End of the part in the flattened mask."""
         return self.start + sum(self.sizes)
 
 
 @dataclass(frozen=True)
 class MaskLayout:
-    """Where the observation tells the legal actions of which part."""
+    """Layout of the legal actions of each part in the observation."""
 
     parts: tuple[MaskedPart, ...]
     """The masked parts, in the order of the flat action space."""
@@ -72,7 +72,7 @@ class MaskLayout:
 
     @cached_property
     def _starts(self) -> dict[str, npt.NDArray[np.intp]]:
-        """Where each choice begins in each flattened mask."""
+        """Start of each choice in each flattened mask."""
         sizes = {
             leaf: [n for part in self.parts if part.leaf == leaf for n in part.sizes]
             for leaf in self.leaves
@@ -80,7 +80,7 @@ class MaskLayout:
         return {leaf: np.cumsum([0, *own[:-1]], dtype=np.intp) for leaf, own in sizes.items()}
 
     def illegal_part(self, obs: Mapping[str, npt.NDArray[Any]]) -> str | None:
-        """What is wrong with the masks of one observation.
+        """Describe the first illegal mask of one observation.
 
         Args:
             obs: Observation of one environment by leaf; others than masks are not read.
@@ -138,7 +138,7 @@ class MaskLayout:
 def mask_layout(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> MaskLayout | None:
-    """Where the observations of an environment tell its legal actions.
+    """Find the legal actions in the observations of an environment.
 
     Args:
         observation_space: Observation space of one environment, nested or flat.

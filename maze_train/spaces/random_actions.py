@@ -27,7 +27,7 @@ def masks_of_parts(
     """Key and masks, one for each choice, of every masked part of the action space.
 
     Args:
-        masks: Where the observation tells the legal actions.
+        masks: Layout of the legal actions in the observation.
         leaves: One observation by leaf.
 
     Raises:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_NUMBERS", "space_from_dict", "space_to_dict"]
 
 MAX_NUMBERS = 1 << 26
-"""How many numbers a value of one leaf may have: an image of 4,096 x 4,096 x 4."""
+"""Most numbers that a value of one leaf may have: an image of 4,096 x 4,096 x 4."""
 
 MAX_LEVELS = 64
 

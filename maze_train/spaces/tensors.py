@@ -1,4 +1,4 @@
-"""Observations as tensors: which dtype they are stored with, and storage for them."""
+"""Observations as tensors: the dtype in which they are stored, and storage for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {
     "uint16": "int32",
     "uint32": "int64",
 }
-"""In which dtype leaves of a dtype are stored."""
+"""Dtype in which leaves of a dtype are stored."""
 
 
 def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:

@@ -1,4 +1,4 @@
-"""From the settings to the writers."""
+"""Builder of the writers from the settings."""
 
 from __future__ import annotations
 

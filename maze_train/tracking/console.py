@@ -169,7 +169,7 @@ class Screen(Console):
 
 
 class _Status:
-    """Where a run stands, and how to say it."""
+    """Status line of a run."""
 
     def __init__(self, run: RunInfo, now: float) -> None:
         self.run = run
@@ -186,7 +186,7 @@ class _Status:
         self.started_share = self.share() or 0.0
 
     def take(self, row: Mapping[str, float]) -> bool:
-        """Note the numbers of an epoch that ended; returns whether a disagreement is to be told."""
+        """Note the numbers of an epoch that ended; returns whether to report a disagreement."""
         self.epoch = int(row[EPOCH])
         self.env_steps = int(row[ENV_STEPS])
         self.fraction = 0.0

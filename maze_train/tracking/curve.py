@@ -81,7 +81,7 @@ def draw_learning_curve(
         rows: Rows of metrics in the order of epochs.
         title: Text above the figure.
         larger_is_better: Whether the best evaluation is the one with the largest return.
-        step_label: What is counted along the axis.
+        step_label: Unit along the axis.
         draws_losses: Whether losses are drawn where there are no returns.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,4 +1,4 @@
-"""Whether evaluations that take the most likely action fall far behind training."""
+"""Check whether evaluations with the most likely action fall far behind training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DISAGREEMENT = (
 """The line about it."""
 
 SEVERAL, WINDOW = 3, 5
-"""Evaluations that fall behind before it is told, of the last so many."""
+"""Evaluations that must fall behind before the line is shown, of the last so many."""
 
 CLEAR_GAIN = 1 / 3
 """Gain of training that counts, as a share of the range of all mean returns so far."""
@@ -46,7 +46,7 @@ class Disagreement:
         self._behind: deque[bool] = deque(maxlen=WINDOW)
 
     def take(self, row: Mapping[str, float]) -> bool:
-        """Take in an epoch; returns whether it is to be told now: once in all rows."""
+        """Take in an epoch; returns whether to show the line now: once in all rows."""
         train, evaluated = (row.get(name, math.nan) for name in (TRAIN_RETURN, EVAL_RETURN))
         if not (self._is_on and math.isfinite(train)):
             return False

@@ -42,7 +42,7 @@ EVAL_RETURN_STD = "eval/episode_return_std"
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What writers need to know about a run."""
+    """Description of a run for writers."""
 
     run_dir: Path | None = None
     """Directory of the run; None: nothing is written to disk."""
@@ -60,7 +60,7 @@ class RunInfo:
     """Epochs after which training ends; None: not limited."""
 
     step_label: str = "environment steps"
-    """What `env_steps` counts, for people."""
+    """Unit of `env_steps`, for people."""
 
     metric: str = EVAL_RETURN
     """Metric that selects the best policy."""

@@ -44,7 +44,7 @@ class WandbWriter(MetricsWriter):
         self._is_finished = False
 
     def start(self, run: RunInfo) -> None:
-        """Open a run of its own, beside others that this process may have.
+        """Open a run of its own; this process may have others.
 
         A run that is continued is a new one there, with the rows from before.
         """

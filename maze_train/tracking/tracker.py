@@ -26,7 +26,7 @@ class Tracker:
 
     Args:
         writers: Where metrics go.
-        run_info: What the writers should know about the run.
+        run_info: Description of the run for the writers.
         warn: Takes the line about a dropped writer; None: it is printed to stderr.
     """
 
@@ -45,7 +45,7 @@ class Tracker:
 
     @property
     def missing(self) -> list[str]:
-        """What could not be written, by file or writer; of the display nothing is missing."""
+        """Names of the files or writers that are incomplete; the console never counts."""
         writers = [*self._dropped, *self._failing]
         return [
             str(writer.filename or type(writer).__name__) for writer in writers if writer.is_kept
@@ -127,7 +127,7 @@ class Tracker:
 
     def _drop(self, writer: MetricsWriter, error: OSError) -> None:
         self._writers.remove(writer)
-        # It could not write before, so it may not be able to write what is left.
+        # It failed to write before, so it may fail to write the rest.
         with contextlib.suppress(OSError):
             writer.close()
         self._report(writer, error)
@@ -139,6 +139,6 @@ class Tracker:
 
 
 def _print_to_stderr(message: str) -> None:
-    # If the terminal itself is gone, there is nobody left to tell.
+    # If the terminal itself is gone, nobody reads the message.
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr, flush=True)

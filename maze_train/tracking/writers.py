@@ -1,4 +1,4 @@
-"""Where metrics go: the interface of writers, and those that write plain files."""
+"""Writers of metrics: their interface, and those that write plain files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MetricsWriter:
     """Whether what it writes is a result of the run, which must not be missing at the end."""
 
     filename: str = ""
-    """What it writes below the run directory, for messages; empty: several files, or none."""
+    """File below the run directory, for messages; empty: several files, or none."""
 
     def start(self, run: RunInfo) -> None:
         """Get ready for the rows of a run."""
@@ -121,7 +121,7 @@ class CSVWriter(MetricsWriter):
             raise
 
     def sync(self) -> None:
-        """Have the system write the file; an `OSError` tells that it is gone."""
+        """Make the system write the file; an `OSError` means that it is gone."""
         if self._path is None or not self._lines:
             return
         if self._file is None:

@@ -46,7 +46,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What tells whether a file is the one that was written."""
+    """Size and digest by which a file is checked."""
 
     sha256: str
     nbytes: int
@@ -165,7 +165,7 @@ class FilesWriter:
 
     Args:
         directory: Where they are written; it is empty.
-        final: What the directory will be called.
+        final: Final name of the directory.
         earlier: Parts of a checkpoint that were written, or verified: the same place and version
             means the same content.
     """

@@ -1,4 +1,4 @@
-"""When checkpoints are due."""
+"""Schedule of checkpoints."""
 
 from __future__ import annotations
 

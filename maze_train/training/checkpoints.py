@@ -71,7 +71,7 @@ class CheckpointStore:
         directory: `<run directory>/checkpoints`; made by the first `save` if the run directory is
             there.
         keep_last: How many of the newest checkpoints are kept. >= 1.
-        keep_best: How many of those with the best scores are kept beside them. >= 0.
+        keep_best: How many of those with the best scores are kept in addition. >= 0.
         mode: `max` if larger scores are better, `min` if smaller ones are.
         settings: Configuration of the run as text, which every checkpoint keeps.
         warn: Takes what went wrong without ending the run; None: it is printed on stderr.
@@ -100,7 +100,7 @@ class CheckpointStore:
         self._sign = 1.0 if mode == "max" else -1.0
         self._warn = warn or _print_warning
         self._parts: Parts = {}
-        """Those of the checkpoint that was written or loaded last."""
+        """Parts of the checkpoint that was written or loaded last."""
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class CheckpointStore:
         share the file. All others are read and written one after the other.
 
         Args:
-            state: What `load` gives back, see `state_files.dumps`.
+            state: Content that `load` gives back, see `state_files.dumps`.
             place: Where training stands.
 
         Returns:
@@ -139,7 +139,7 @@ class CheckpointStore:
         return self.directory / place.name
 
     def _write(self, state: dict[str, Any], place: Place) -> None:
-        """Write the files beside, put them in place, and point to them; or leave all as it was."""
+        """Write the files, move them into place, and point to them; or leave all as it was."""
         if not self.directory.is_dir():
             self.directory.mkdir()
             fsync_directory(self.directory.parent)
@@ -258,10 +258,10 @@ class CheckpointStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def load(self, name: str | None = None) -> Checkpoint | None:
-        """The newest checkpoint that is whole: every file of it is as it was written.
+        """Load the newest undamaged checkpoint: every file of it is as it was written.
 
         The one that `latest` names comes first, then those before it; without a valid `latest` all
-        of them, the newest first. Each one that is damaged is told in a warning.
+        of them, the newest first. A warning names each damaged one.
 
         Args:
             name: Name of a checkpoint; then it is that one or none.
@@ -353,7 +353,7 @@ class CheckpointStore:
         return dict(sorted(found.items(), key=lambda item: position(item[0]), reverse=True))
 
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
-        """What the manifests say, the oldest first; and checkpoints that may be whole all the same.
+        """Read all manifests, the oldest first; returns also checkpoints that may still be whole.
 
         Of these nothing can be known: the disk does not answer, or a newer version wrote them.
         """
@@ -369,5 +369,5 @@ class CheckpointStore:
         return tuple(sorted(infos, key=lambda info: info.order)), unknown
 
     def list(self) -> tuple[CheckpointInfo, ...]:
-        """What the manifests say, the oldest first; damaged checkpoints are left out."""
+        """Manifests of the checkpoints, the oldest first; damaged ones are left out."""
         return self._survey()[0]

@@ -25,7 +25,7 @@ EVALUATION_METRICS = (
     "episodes",
     "success_rate",
 )
-"""What a `RolloutEvaluator` reports, each after its prefix."""
+"""Metrics of a `RolloutEvaluator`, each after its prefix."""
 
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
@@ -71,8 +71,8 @@ class AlgorithmConfig:
     """Environment steps after which training stops, unless `total_steps` says it; 0: no limit."""
 
     learns_from: ClassVar[Literal["env", "dataset"]] = "env"
-    """Where experience comes from: an environment, or recorded episodes; with these, an environment
-    serves evaluations only and may be missing."""
+    """Source of experience: an environment, or recorded episodes; with these, an environment serves
+    evaluations only and may be missing."""
 
     n_epochs: int = 0
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""
@@ -84,12 +84,12 @@ class AlgorithmConfig:
     """Evaluations without a new best after which training stops; 0: never."""
 
     on_non_finite: Literal["raise", "skip"] = "raise"
-    """What happens where an observation, reward, loss or gradient is NaN or infinite: raise: the
-    run ends with an error that names it; skip: the episode or the gradient step is left out and
+    """Reaction where an observation, reward, loss or gradient is NaN or infinite: raise: the run
+    ends with an error that names it; skip: the episode or the gradient step is left out and
     counted."""
 
     device: str = "cpu"
-    """Where the learner computes: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."""
+    """Device of the learner: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."""
 
     def __post_init__(self) -> None:
         check_at_least("n_epochs", self.n_epochs, 0)
@@ -104,7 +104,7 @@ class AlgorithmConfig:
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """What the builder of the model takes besides the model settings, by name."""
+        """Arguments for the builder of the model besides the model settings, by name."""
         return {}
 
     def shortened(self) -> AlgorithmConfig:
@@ -120,7 +120,7 @@ class AlgorithmConfig:
 
 @dataclass(kw_only=True)
 class EvaluationConfig:
-    """How the policy is evaluated, and which policy is kept as the best."""
+    """Settings of evaluations, and of the choice of the best policy."""
 
     n_episodes: int = 10
     """Episodes per evaluation; 0: no evaluation, the training return selects the best policy."""
@@ -193,7 +193,7 @@ class EvaluationConfig:
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written, from which a run can be continued, and how many are kept."""
+    """Settings of checkpoints, from which a run can be continued."""
 
     interval: int = 1
     """Epochs from one checkpoint to the next; 0: none at the ends of epochs."""
@@ -207,7 +207,7 @@ class CheckpointConfig:
     """Newest checkpoints that are kept. >= 1."""
 
     keep_best: int = 0
-    """Checkpoints with the best scores that are kept besides. >= 0."""
+    """Checkpoints with the best scores that are kept in addition. >= 0."""
 
     allow_new_episodes: bool = False
     """Whether environments that can not be put back where they were begin new episodes when a run

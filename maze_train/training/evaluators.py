@@ -1,4 +1,4 @@
-"""How good a policy is."""
+"""Evaluators of a policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Evaluator(ABC):
         """Metrics of a policy by name, such as `eval/episode_return_mean`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from one evaluation to the next, as plain values, arrays and tensors."""
+        """State that changes between evaluations, as plain values, arrays and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most have no state)
@@ -137,7 +137,7 @@ class RolloutEvaluator(Evaluator):
     def _play(
         self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
     ) -> tuple[Array, Array, Array]:
-        """Returns, lengths and successes (NaN: not told) of the n episodes."""
+        """Returns, lengths and successes (NaN: not reported) of the n episodes."""
         n, num_envs = self.n_episodes, self._num_envs
         returns, lengths, successes = np.zeros(n), np.zeros(n), np.full(n, np.nan)
         episode = np.arange(num_envs)

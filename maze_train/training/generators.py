@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["generator_states", "generators_kept", "generators_of_run", "load_generator_states"]
 
 LOCKS: dict[int, Any] = {}
-"""By process, as a fork has generators of its own: held by the thread whose run uses them."""
+"""Locks by process, as a fork has generators of its own: held by the thread whose run uses them."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def generators_of_run(seed: int) -> Iterator[None]:
 
 
 def generator_states() -> dict[str, Any]:
-    """Where the generators stand, as plain values, arrays and tensors."""
+    """States of the random number generators, as plain values, arrays and tensors."""
     version, state, gauss = random.getstate()
     is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # it has no types
     return {

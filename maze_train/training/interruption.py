@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: the update in hand is finished and saved first."""
+"""Signals that ask a run to end: it finishes and saves the current update first."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                # What a shell has a job in the background ignore stays ignored.
+                # Signals that a shell ignores for a job in the background stay ignored.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._take)
         return self

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and whether it is the one that was written.
+"""Manifests of checkpoints, and the check that a checkpoint is the one that was written.
 
 A manifest is valid only if its bytes are exactly those that its content is written as, and the
 digest in it fits: every flipped bit is noticed.
@@ -58,14 +58,14 @@ SCHEMA = 1
 """Version of the content of a state; it grows when what trainers save means something else."""
 
 MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({})
-"""By schema: a function that turns a state of it into one of the next schema."""
+"""Functions by schema, each of which turns a state of it into one of the next schema."""
 
 NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where training stands."""
+    """Position of training at a checkpoint."""
 
     epoch: int
     """Epochs that are complete."""
@@ -92,14 +92,14 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInfo(Place):
-    """What the manifest of a checkpoint says."""
+    """Content of the manifest of a checkpoint."""
 
     path: Path
     versions: dict[str, str]
     """Versions of maze_train, torch, numpy, gymnasium and python that wrote it."""
 
     created: str
-    """When, as ISO 8601 in UTC."""
+    """Time, as ISO 8601 in UTC."""
 
     nbytes: int
     """Size of all files but the manifest."""
@@ -120,7 +120,7 @@ class CheckpointInfo(Place):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(CheckpointInfo):
-    """A checkpoint whose files are whole, with the state that was saved."""
+    """An undamaged checkpoint, with its saved state."""
 
     state: dict[str, Any] = field(repr=False, compare=False)
 

@@ -1,4 +1,4 @@
-"""Which policy is the best so far, and when to give up hoping for a better one."""
+"""Selection of the best policy so far, and the patience after which training gives up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BestModelSelection", "ModelSelectionBase", "copy_of_weights"]
 
 
 class ModelSelectionBase(ABC):
-    """Is told the score of the current policy after each evaluation."""
+    """Selection by the score of the current policy after each evaluation."""
 
     @abstractmethod
     def update(self, score: float, epoch: int = 0) -> bool:
@@ -30,7 +30,7 @@ class ModelSelectionBase(ABC):
 
 
 class BestModelSelection(ModelSelectionBase):
-    """Keeps a copy of the best weights, on disk as well if told how.
+    """Keeps a copy of the best weights, on disk as well if there is a function for it.
 
     A score that is NaN is never the best; of equal scores the earlier one stays.
 

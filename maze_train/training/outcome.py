@@ -1,4 +1,4 @@
-"""What ends training, and what came of it."""
+"""Limits of training, and its outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Limits", "TrainingSummary"]
 
 @dataclass(frozen=True)
 class Limits:
-    """When training stops; 0 means no limit."""
+    """Limits at which training stops; 0 means no limit."""
 
     n_epochs: int = 0
     total_steps: int = 0

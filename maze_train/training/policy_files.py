@@ -124,7 +124,7 @@ def _tell_no_digest(path: Path) -> None:
 
 
 def read_score(directory: Path) -> dict[str, Any]:
-    """What selected a policy, and the digest of its weights; empty if no file tells it.
+    """Read the score that selected a policy, and the digest of its weights; empty without a file.
 
     Raises:
         RunDirectoryError: If the file is damaged.
@@ -271,7 +271,7 @@ class TrainedPolicy:
             raise SpaceError(f"observation {row}: {problem}")
 
     def _actor_for(self, n: int) -> Actor:
-        """What acts in n environments; another number of them begins anew."""
+        """Return the actor for n environments; for another number of them a new one is made."""
         if self._actor is None or len(self._actor.state) != n:
             self._actor = Actor(self.model, n, device_of(self.model))
         return self._actor

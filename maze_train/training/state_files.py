@@ -60,7 +60,7 @@ def loads(
     Nothing in `data` can run code, and memory grows with its length only.
 
     Args:
-        data: What `dumps` returned.
+        data: Result of `dumps`.
         source: Where it is from, for messages.
         open_part: Gives the part for a place in the state, its version and the name of its file;
             None: no part has a file.

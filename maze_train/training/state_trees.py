@@ -57,7 +57,7 @@ NATIVE = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-"""What every version of safetensors stores by itself; other types are stored as bytes."""
+"""Types that every version of safetensors stores by itself; others are stored as bytes."""
 
 AS_BYTES = {
     name: value
@@ -208,7 +208,7 @@ class Unpacker:
         self._open_part = open_part
 
     def unpack(self, value: Any, path: TreePath) -> Any:
-        """What `value` stands for, at a place in the state.
+        """Unpack `value`, at a place in the state.
 
         Raises:
             Exception: Of any kind, if a `Packer` did not make the value.

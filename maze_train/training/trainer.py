@@ -1,4 +1,4 @@
-"""When things happen: epochs of updates, evaluation, selection of the best policy, metrics."""
+"""Schedule of a run: epochs of updates, evaluation, selection of the best policy, metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PROGRESS = (
 
 
 class TimeEvents(EventInterface, prefix="time"):
-    """Where the wall time of an epoch goes, in seconds."""
+    """Wall time of an epoch by what took it, in seconds."""
 
     collect_s = Event("Collecting experience.", reduce="sum")
     update_s = Event("Updating the weights.", reduce="sum")
@@ -68,7 +68,7 @@ class Trainer(ABC):
 
     Args:
         config: Settings of the algorithm.
-        learners: What changes the weights.
+        learners: Learners that change the weights.
         model: The policy, for evaluation.
         tracker: Takes the metrics.
         evaluator: Judges the policy; None: the training return selects the best one.
@@ -305,7 +305,7 @@ class Trainer(ABC):
 
     def _check_metric(self, present: set[str]) -> None:
         """Refuse a metric that is never reported: it would select nothing, in silence."""
-        # These are absent until an episode ends, or until one tells of success.
+        # These are absent until an episode ends, or until one reports success.
         known = present | {event.tag for event in TrainingEpisodeEvents.events()}
         known.add("eval/success_rate")
         if self.model_selection is None or self.selection_metric in known:
@@ -317,7 +317,7 @@ class Trainer(ABC):
         )
 
     def progress(self, last_epoch: int = 0) -> Progress:
-        """Where training stands before the next update."""
+        """Progress of training before the next update."""
         fractions = [0.0]
         if self.limits.total_steps:
             fractions.append(self.env_steps / self.limits.total_steps)

@@ -1,4 +1,4 @@
-"""Memory that several processes map, and that ends with the last of them."""
+"""Memory that several processes map; it is freed when the last of them ends."""
 
 from __future__ import annotations
 

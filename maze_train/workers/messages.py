@@ -1,4 +1,4 @@
-"""How calls, arguments and results travel between a pool and its worker processes.
+"""Messages between a pool and its worker processes: calls, arguments and results.
 
 A call without arguments, and the reply that there is nothing to tell, are one byte, which the hot
 path reads and writes without the framing of `Connection`. Both ends run the same code on the same
@@ -59,7 +59,7 @@ class Portable(Generic[T]):
     """Something that may have to go to another process; lambdas and local classes are fine.
 
     Args:
-        value: What it is.
+        value: The value.
         key: Name of the setting that it comes from, for the message if it can not be sent.
     """
 
@@ -100,7 +100,7 @@ def dumps(value: Any) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves shared memory out, whose descriptors are sent beside."""
+    """Leaves shared memory out; its descriptors are sent separately."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -129,7 +129,7 @@ def send_message(conn: Connection, process: int, value: Any) -> None:
     Args:
         conn: The pipe.
         process: The process at its other end.
-        value: What to send.
+        value: The value to send.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -148,7 +148,7 @@ def send_message(conn: Connection, process: int, value: Any) -> None:
 
 
 def receive_message(conn: Connection) -> Any:
-    """What `send_message` sent."""
+    """Receive what `send_message` sent."""
     content = conn.recv_bytes()
     in_file, num_memories, content = content[0], content[1], content[2:]
     if in_file:

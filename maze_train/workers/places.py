@@ -26,7 +26,7 @@ class Place(Protocol):
     def pool(
         self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
     ) -> WorkerPool:
-        """A pool of workers; closed by whoever asked for it.
+        """A pool of workers; the caller closes it.
 
         Args:
             make_workers: Makes the workers, one function each.

@@ -1,4 +1,4 @@
-"""Workers of one kind, wherever they live, and how their methods are called."""
+"""Workers of one kind in this process or elsewhere, and the calls of their methods."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class CallCancelledError(Exception):
 
 
 class WorkerFailedError(Exception):
-    """A worker raised, died or hung; never leaves what the worker belongs to.
+    """A worker raised, died or hung; the owner of the pool catches it.
 
     Args:
         index: Number of the worker.
-        text: What happened, in one line.
+        text: Description of the failure, in one line.
         trace: Traceback of what the environment raised.
         error: The error of the configuration that it is.
         final: Whether starting the worker again is no remedy.
@@ -84,7 +84,7 @@ class WorkerContext:
         self.steps = 0
 
     def count(self, steps: int = 0) -> None:
-        """Tell that the worker made so many environment steps; 0: only that it goes on.
+        """Report so many environment steps of the worker; 0: only that it goes on.
 
         A call that takes longer than the time-out of its pool has to call this meanwhile.
 
@@ -129,7 +129,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def call(self, index: int, method: str, *args: Any) -> None:
-        """Have a worker call one of its methods; does not wait for the result.
+        """Start a call of a worker's method; does not wait for the result.
 
         Args:
             index: Number of the worker.
@@ -165,7 +165,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def cancel(self, index: int) -> None:
-        """Have the calls of a worker end early, or do nothing at all; their results are None."""
+        """Make the calls of a worker end early, or do nothing at all; their results are None."""
 
     @abstractmethod
     def steps(self, index: int) -> int:
@@ -175,7 +175,7 @@ class WorkerPool(ABC):
     def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
         """Zeroed memory that the workers see when it is an argument of a call.
 
-        Whoever asked for it closes it.
+        The caller closes it.
         """
 
     @abstractmethod
@@ -188,8 +188,8 @@ class WorkerPool(ABC):
 
         Args:
             failure: The failure.
-            told: What happened.
-            outlook: What becomes of its work, for the warning.
+            told: Description of the failure.
+            outlook: Fate of its work, for the warning.
 
         Raises:
             MazeTrainError: If it is not to be started again.
@@ -218,7 +218,7 @@ class WorkerPool(ABC):
 
 
 class InlinePool(WorkerPool):
-    """Workers in this process; each call is done when somebody waits for its result.
+    """Workers in this process; each call is done when its result is asked for.
 
     What a worker raises goes through as it is.
 
@@ -292,7 +292,7 @@ class InlinePool(WorkerPool):
         return getattr(self.workers[index], method)(*args)
 
     def cancel(self, index: int) -> None:
-        """Forget what was not begun."""
+        """Drop the calls that were not begun."""
         calls = self._calls[index]
         self._calls[index] = deque([None] * len(calls))
 

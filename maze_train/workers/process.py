@@ -59,17 +59,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 wants it to end. The parent decides what to do about them; it may want to save first."""
 
 ORPHAN_CHECK_S = 2.0
-"""How often a worker looks whether its parent lives."""
+"""Seconds between two checks of a worker that its parent lives."""
 
 
 PROCESS_NAME = "maze-env"
-"""How the names of processes begin."""
+"""Prefix of the names of processes."""
 
 GUARD = 'A script that starts processes needs the guard `if __name__ == "__main__":`'
 
 
 def refuse_import() -> None:
-    """End a new process that runs a script which should only be imported; its parent tells.
+    """End a new process that runs a script which should only be imported; its parent reports it.
 
     Raises:
         SystemExit: In a process that is about to begin, and imports the script of its parent.
@@ -82,7 +82,7 @@ def refuse_import() -> None:
 def process_main(
     conn: Connection, inherited: Sequence[Connection], index: int, parent: int
 ) -> None:
-    """Make a worker, then call its methods until told to quit or the parent is gone.
+    """Make a worker, then call its methods until the parent asks it to quit or is gone.
 
     Args:
         conn: This end of the pipe to the parent.
@@ -226,7 +226,7 @@ def _encoded(result: Any) -> bytes:
 
 
 def prepare_process() -> None:
-    """Give up what a worker process must not have from its parent."""
+    """Set the signal handlers and thread counts of a worker process."""
     for number in SIGNALS:
         # Not SIG_IGN, which programs that an environment starts would inherit.
         signal.signal(number, _survive)

@@ -30,8 +30,8 @@ START_METHODS = ("forkserver", "spawn", "fork")
 class ProcessPool(WorkerPool):
     """Workers with a process and a pipe each, which end with this process.
 
-    A worker that raises, dies or hangs is told as a `WorkerFailedError`. With
-    `on_worker_failure="restart"` it may be started again, and that is told on stderr.
+    A worker that raises, dies or hangs gives a `WorkerFailedError`. With
+    `on_worker_failure="restart"` it may be started again, with a line on stderr.
 
     Workers survive SIGINT, SIGTERM, SIGHUP and SIGUSR1: the parent decides.
 
@@ -131,7 +131,7 @@ class ProcessPool(WorkerPool):
         return self._processes[index].receive(self._calls, self.timeout_s)
 
     def cancel(self, index: int) -> None:
-        """Have a worker end the calls that it was sent."""
+        """Make a worker end the calls that it was sent."""
         self._processes[index].cancel()
 
     def steps(self, index: int) -> int:

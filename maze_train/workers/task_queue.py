@@ -19,16 +19,16 @@ __all__ = ["MOST_DEATHS", "MOST_RAISES", "TaskQueue"]
 Result = TypeVar("Result")
 
 POLL_S = 0.1
-"""How long to wait at most for news of the workers."""
+"""Longest wait for news of the workers, in seconds."""
 
 CALLS_AHEAD = 2
 """Calls that a worker has at a time, so that it need not wait for the next one."""
 
 MOST_RAISES = 2
-"""How many times an episode may raise before it ends the run."""
+"""Number of times that an episode may raise before it ends the run."""
 
 MOST_DEATHS = 3
-"""How many workers may die or hang during a task before it ends the run."""
+"""Number of workers that may die or hang during a task before it ends the run."""
 
 SEEDS_TOLD = 8
 """Seeds that a message names at most."""
@@ -85,7 +85,7 @@ class TaskQueue(Generic[Result]):
             raise
 
     def set_up(self, method: str, *args: Any) -> None:
-        """Have every worker call a method now, and again those that take the place of others."""
+        """Make every worker call a method now, and later each replacement of a worker."""
         self._setup.append((method, args))
         for index in range(len(self._pool)):
             self._call(index, _ignored, method, *args)
@@ -185,7 +185,7 @@ class TaskQueue(Generic[Result]):
         return results
 
     def _repair(self, failure: WorkerFailedError) -> None:
-        """Have a worker started again, and its tasks done again.
+        """Start a worker again, and have its tasks done again.
 
         Raises:
             MazeTrainError: If it is not to be started again.
@@ -211,7 +211,7 @@ class TaskQueue(Generic[Result]):
         check_spaces(index * self._slots, spaces, self.spaces)
 
     def _blame(self, state: _WorkerState, failure: WorkerFailedError) -> str:
-        """Note which tasks may have made a worker fail; returns what to say of them."""
+        """Count the failure for the tasks that may have caused it; returns text about them."""
         if not state.tasks:
             return ""
         if failure.seed is None:
@@ -243,7 +243,7 @@ class _WorkerState:
         self.is_made = is_made
         self.in_round = False
         self.tasks: set[int] = set()
-        # What to do with the results of its calls.
+        # Functions for the results of its calls.
         self.handlers: deque[Callable[[Any], list[Any]]] = deque()
 
 

@@ -49,10 +49,10 @@ __all__ = ["WorkerProcess", "end_all"]
 BUILDING = "building its environments"
 
 LOST_EXIT_CODE = 255
-"""What multiprocessing takes for the exit code of a process whose fork server is gone."""
+"""Exit code that multiprocessing reports for a process whose fork server is gone."""
 
 CLOSE_GRACE_S = 5.0
-"""How long workers may take to close before they are killed."""
+"""Seconds that workers may take to close before they are killed."""
 
 
 class WorkerProcess:
@@ -220,9 +220,9 @@ class WorkerProcess:
                 os.kill(self.process.pid or 0, signal.SIGKILL)
 
     def _lost_sight(self) -> bool:
-        """Whether the process runs, although multiprocessing holds that it ended.
+        """Whether the process runs, although multiprocessing reports that it ended.
 
-        That is so when the fork server is gone from which it comes, and which tells of its end.
+        That is so when its fork server is gone, which would report its end.
         """
         lost = self.process.exitcode == LOST_EXIT_CODE
         return lost and self.process.pid is not None and process_runs(self.process.pid)

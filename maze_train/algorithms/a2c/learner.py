@@ -1,4 +1,4 @@
-"""How A2C changes weights."""
+"""Learner of A2C."""
 
 from __future__ import annotations
 

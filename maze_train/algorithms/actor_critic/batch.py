@@ -1,4 +1,4 @@
-"""The samples that actor-critic losses are taken of."""
+"""Samples for actor-critic losses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ActorCriticBatch:
     log-probabilities, `[4, n]`: one tensor, so that a minibatch gathers them in one operation."""
 
     sequences: Sequences | None = None
-    """How observations lie in time; None without a memory."""
+    """Layout of observations in time; None without a memory."""
 
     @property
     def size(self) -> int:
@@ -48,7 +48,7 @@ class ActorCriticBatch:
 
     @property
     def targets(self) -> Tensor:
-        """What the critic regresses on, `[n]`."""
+        """Targets of the critic's regression, `[n]`."""
         return self.columns[TARGETS]
 
     @property
@@ -116,7 +116,7 @@ class PreparedRollout:
         return ActorCriticBatch(obs, self._actions, self.columns)
 
     def transitions(self, column: Tensor) -> Tensor:
-        """Those of `T * B` values that belong to transitions."""
+        """Values of those of `T * B` samples that belong to transitions."""
         return column if self._kept is None else column[self._kept.flatten()]
 
     def _batch(

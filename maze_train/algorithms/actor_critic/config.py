@@ -53,7 +53,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Bound of the gradient, see `grad_clip_by`; 0: no clipping."""
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What is bounded: the norm of the whole gradient, of each parameter's gradient, or each
+    """Bounded quantity: the norm of the whole gradient, of each parameter's gradient, or each
     entry."""
 
     reward_scaling: bool = False

@@ -1,4 +1,4 @@
-"""What a model says about a rollout: values of states, parameters of the policy."""
+"""Outputs of a model for a rollout: values of states, parameters of the policy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_NUMBERS = 2**22
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRollout:
-    """What a model says about T steps of B environments."""
+    """Outputs of a model for T steps of B environments."""
 
     values: Tensor
     """v(s_t), `[T, B]`."""
@@ -164,7 +164,7 @@ def _with_final_values(
 
 @torch.no_grad()
 def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
-    """The rollout with what the model as it is now would have remembered since its first row."""
+    """The rollout with the memory that the current model would have had since its first row."""
     if rollout.states is None:
         return rollout
     obs, n = rollout.flat_obs(), rollout.num_envs

@@ -1,4 +1,4 @@
-"""What actor-critics report."""
+"""Events of actor-critics."""
 
 from __future__ import annotations
 

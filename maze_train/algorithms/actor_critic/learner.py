@@ -1,4 +1,4 @@
-"""What learners of actor-critics share: advantages, value loss, entropy bonus."""
+"""Base of actor-critic learners: advantages, value loss, entropy bonus."""
 
 from __future__ import annotations
 
@@ -130,11 +130,11 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return prepared
 
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
-        """What a model says about a rollout before the update."""
+        """Evaluate a model on a rollout before the update."""
         return evaluate_rollout(self.model(module_id), rollout, self.needs_old_log_probs)
 
     def outputs(self, module_id: str, batch: ActorCriticBatch) -> SampleOutputs:
-        """What a model says about a minibatch, and what writes gradients."""
+        """Run a model on a minibatch; returns its outputs and what writes their gradients."""
         return transition_outputs(self.model(module_id), batch)
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
         Args:
             rollout: T steps of B environments; rewards as the learner takes them.
-            evaluated: What the model says about them.
+            evaluated: Outputs of the model for them.
             log_probs: Result of `old_log_probs`, `[T * B]`.
 
         Returns:
@@ -308,7 +308,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             scaler.forget(envs)
 
     def state_dict(self) -> dict[str, Any]:
-        """What every learner has, and the statistics of rewards."""
+        """State of every learner, and the statistics of rewards."""
         scalers = {key: scaler.state_dict() for key, scaler in self._reward_scalers.items()}
         return {**super().state_dict(), "reward_scalers": scalers}
 

@@ -1,4 +1,4 @@
-"""What is looked at in recorded actions before a policy learns from them."""
+"""Checks of recorded actions before a policy learns from them."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Class of the loss and its own arguments."""
 
     box_loss: Literal["nll", "mse"] = "nll"
-    """What is minimised for actions of a Box: `nll`: the negative log-likelihood; `mse`: the mean
-    squared error of the most likely action, both scaled to [-1, 1]."""
+    """Loss for actions of a Box: `nll`: the negative log-likelihood; `mse`: the mean squared error
+    of the most likely action, both scaled to [-1, 1]."""
 
     entropy_coef: float = 0.0
     """Weight of the entropy bonus. >= 0."""
@@ -73,12 +73,12 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Share of the episodes that is kept for validation, in per cent, [0, 100); 0: none."""
 
     storage: Literal["auto", "memory", "disk"] = "auto"
-    """Where the data lie: `memory`; `disk`: in the memory-mapped files of the data set; `auto`: in
+    """Storage of the data: `memory`; `disk`: the memory-mapped files of the data set; `auto`:
     memory if they take less than half of what is free. No number depends on it."""
 
     on_damaged: Literal["raise", "skip"] = "raise"
-    """What happens with a damaged part of the data set: raise: an error names it; skip: it is
-    named and left out."""
+    """Treatment of a damaged part of the data set: raise: an error names it; skip: it is named and
+    left out."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)

@@ -1,4 +1,4 @@
-"""How well a policy imitates episodes that it did not learn from."""
+"""Evaluation of a policy on recorded episodes that it did not learn from."""
 
 from __future__ import annotations
 

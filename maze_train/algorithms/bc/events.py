@@ -8,7 +8,7 @@ __all__ = ["ImitationEvents"]
 
 
 class ImitationEvents(EventInterface, prefix="train"):
-    """How well the policy imitates recorded actions.
+    """Metrics of imitation of recorded actions.
 
     Those of actions, and the norm, are taken of the first and every 16th minibatch of an epoch, as
     means over the parts of an action; where it has several, there is also one for each part that it

@@ -1,4 +1,4 @@
-"""How behavioral cloning changes the policy."""
+"""Learner of behavioral cloning."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         module: The policy.
         config: Settings.
         loss: The loss.
-        metrics: What else is known of the actions; None: nothing.
+        metrics: Further metrics of the actions; None: no metrics.
         device: Where the policy and its updates live.
         seed: Of no use: the loader shuffles.
     """

@@ -1,4 +1,4 @@
-"""What behavioral cloning minimises."""
+"""Loss of behavioral cloning."""
 
 from __future__ import annotations
 

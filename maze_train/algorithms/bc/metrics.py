@@ -1,4 +1,4 @@
-"""How well actions are imitated, part by part."""
+"""Metrics of imitated actions, part by part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ImitationMetrics", "parts_of", "split_parts"]
 
 TOP_5_MIN, TOP_10_MIN = 10, 20
-"""More choices than these make it worth knowing whether one is among the 5 or 10 likeliest."""
+"""Numbers of choices above which it is worth knowing whether one is among the 5 or 10 likeliest."""
 
 
 def parts_of(

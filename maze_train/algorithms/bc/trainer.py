@@ -40,7 +40,7 @@ class BCTrainer(Trainer):
         model: The policy that the learner updates.
         tracker: Takes the metrics.
         loader: Gives the minibatches.
-        fingerprints: What tells the parts of the data apart from others.
+        fingerprints: Digests that tell the parts of the data from others.
         **kwargs: See `Trainer`.
     """
 

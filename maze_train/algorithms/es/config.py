@@ -56,7 +56,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Weight decay: this times the parameters is taken off the gradient. >= 0."""
 
     fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
-    """What the returns of an update are turned into: `centered_ranks`: ranks from -0.5 to 0.5;
+    """Transformation of the returns of an update: `centered_ranks`: ranks from -0.5 to 0.5;
     `normalized`: mean 0 and deviation 1; `raw`: returns as they are."""
 
     deterministic: bool = True
@@ -70,15 +70,15 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Bound of the norm of the estimated gradient with weight decay; 0: no clipping."""
 
     device: str = "cpu"
-    """Where the population and the learner compute: cpu."""
+    """Device of the population and the learner: cpu."""
 
     noise_table_size: int = 10_000_000
     """Numbers in the noise table, 4 bytes each in memory that all processes share. More than the
     policy has parameters, better a hundred times as many. >= 2."""
 
     policy_wrapper: dict[str, Any] | None = None
-    """What is put around the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key:
-    value}`, called with the policy, returns a module that acts. null: nothing."""
+    """Wrapper around the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key:
+    value}`, called with the policy, returns a module that acts. null: none."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
@@ -118,7 +118,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """What is put around the policy."""
+        """The policy wrapper, for the builder of the model."""
         return {"policy_wrapper": self.policy_wrapper}
 
     def shortened(self) -> ESAlgorithmConfig:

@@ -8,7 +8,7 @@ __all__ = ["ESEvents", "PopulationEvents"]
 
 
 class ESEvents(EventInterface, prefix="train"):
-    """What the learner of evolution strategies emits, once per update."""
+    """Metrics of one update of evolution strategies."""
 
     policy_grad_norm = Event("L2 norm of the estimated gradient, without weight decay.")
     policy_norm = Event("L2 norm of the parameters before the update.")

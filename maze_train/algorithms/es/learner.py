@@ -1,4 +1,4 @@
-"""How evolution strategies change the parameters."""
+"""Learner of evolution strategies."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = ["ESLearner", "EvaluatedPopulation"]
 
 @dataclass(frozen=True)
 class EvaluatedPopulation:
-    """What one update learns from."""
+    """Input of one update."""
 
     pairs: Sequence[ESRolloutResult]
     """The pairs in their order; none was lost."""
 
     noise_table: SharedNoiseTable
-    """Where their noise lies."""
+    """Table that holds their noise."""
 
 
 class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopulation]):

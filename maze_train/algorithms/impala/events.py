@@ -1,4 +1,4 @@
-"""What IMPALA reports."""
+"""Events of IMPALA."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ActorEvents(EventInterface, prefix="actors"):
 
 
 class ActorTimeEvents(EventInterface, prefix="time"):
-    """Where the time of updates goes; like all clocks, no number of the run."""
+    """Wall time of updates by what took it; varies between runs, like all clocks."""
 
     learner_wait_share = Event(
         "Share of the time in which the learner had to wait, with `dev` in which it collected."

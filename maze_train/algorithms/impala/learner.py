@@ -1,4 +1,4 @@
-"""How IMPALA changes weights."""
+"""Learner of IMPALA."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
                 "the rollout has no log_probs, expected those of the policy that acted: collect it "
                 "with RolloutCollector(..., records_log_probs=True)"
             )
-        # What the policy remembers is that of the actor in the first row only.
+        # The policy's memory is that of the actor in the first row only.
         rollout = with_new_states(self.model(module_id), experience.to(self.device))
         prepared = super().preprocess(module_id, rollout, statistics)
         new = _new_columns(rollout)
-        # What is learned from again is in the statistics of observations already.
+        # Replayed observations are in the statistics already.
         self._observed[module_id] = new
         if prepared.num_units:
             self._record_importance(prepared, rollout, statistics)
@@ -78,7 +78,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return prepared
 
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
-        """What a model says about a rollout; one pass serves the targets and the loss."""
+        """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
         # With a memory the loss reads sequences; networks with modes are in another one for it.
         if model.state_size or module_id in self.modules_with_modes:
@@ -87,7 +87,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return evaluated
 
     def outputs(self, module_id: str, batch: ActorCriticBatch) -> SampleOutputs:
-        """What a model says about the batch, and what writes gradients."""
+        """Run a model on the batch; returns its outputs and what writes their gradients."""
         known = self._outputs.pop(module_id, None)
         return super().outputs(module_id, batch) if known is None else known
 

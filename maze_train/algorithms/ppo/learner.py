@@ -1,4 +1,4 @@
-"""How PPO changes weights."""
+"""Learner of PPO."""
 
 from __future__ import annotations
 

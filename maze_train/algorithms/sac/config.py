@@ -67,7 +67,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
     >= 1. What is collected counts as environment steps of the run."""
 
     initial_sampling_policy: dict[str, Any] | None = None
-    """What acts until then: `{_target_: my_package.MyPolicy, key: value}`, an object whose
+    """Policy that acts until then: `{_target_: my_package.MyPolicy, key: value}`, an object whose
     `act(observations)` gives actions for a batch; null: uniformly random actions."""
 
     initial_action_repeat: int = 1
@@ -88,7 +88,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
     for those of `total_steps` only. >= 1."""
 
     replay_buffer_storage: Literal["memory", "disk", "device"] = "memory"
-    """Where it lies: in memory, in memory-mapped files in the run directory, or on
+    """Place of the buffer: memory, memory-mapped files in the run directory, or
     `algorithm.device`."""
 
     lr: float | Schedule = 3e-4
@@ -140,7 +140,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
     clipping."""
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What is bounded: the norm of the whole gradient, of each parameter's gradient, or each
+    """Bounded quantity: the norm of the whole gradient, of each parameter's gradient, or each
     entry."""
 
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -254,7 +254,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """What the builder of the model needs besides the model settings."""
+        """Arguments for the builder of the model besides the model settings."""
         return {"num_critics": self.num_critics}
 
 

@@ -1,4 +1,4 @@
-"""What SAC reports."""
+"""Events of SAC."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class ReplayEvents(EventInterface, prefix="replay"):
 
 
 class ReplayTimeEvents(EventInterface, prefix="time"):
-    """Where the time of updates goes, in seconds."""
+    """Wall time of updates by what took it, in seconds."""
 
     sample_s = Event("Sampling from the replay buffer, a part of `time/update_s`.", reduce="sum")

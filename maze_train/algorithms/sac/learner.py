@@ -1,4 +1,4 @@
-"""How SAC changes weights."""
+"""Learner of SAC."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         self.config = config
         self.gradient_steps = 0
         self.errors: Tensor | None = None
-        """|Q - y| of the last batch, mean over critics, `[n]`: what prioritised replay asks for."""
+        """|Q - y| of the last batch, mean over critics, `[n]`, for prioritised replay."""
         super().__init__(
             modules,
             optimizer=config.optimizer,
@@ -279,7 +279,7 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What every learner has, and the number of gradient steps."""
+        """State of every learner, and the number of gradient steps."""
         return {**super().state_dict(), "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

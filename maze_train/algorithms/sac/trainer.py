@@ -42,7 +42,7 @@ class SAC(Trainer):
         tracker: Takes the metrics.
         collector: Collects rollouts.
         replay_buffer: Holds transitions.
-        initial_policy: What acts until the buffer holds `initial_buffer_size` transitions.
+        initial_policy: Policy that acts until the buffer holds `initial_buffer_size` transitions.
         **kwargs: See `Trainer`.
     """
 
@@ -128,7 +128,7 @@ class SAC(Trainer):
             self.gradient_steps += 1
             if batch.weights is not None:
                 errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # a SACLearner
-                # Those of a gradient step that was left out tell nothing.
+                # Those of a gradient step that was left out are meaningless.
                 finite = errors.isfinite()
                 buffer.update_priorities(batch.indices[finite], errors[finite])
         picks = self.gradient_steps * self._config.batch_size / self._stored
