@@ -190,7 +190,7 @@ def test_a_configuration_error_is_one_message(
         (TrainingError("the loss is nan"), 1, "maze-run: error: the loss is nan\n", False),
         (ValueError("a bug"), 1, "maze-run: error: ValueError: a bug\n", True),
         (KeyboardInterrupt(), 130, "maze-run: interrupted\n", False),
-        (SystemExit(3), 3, "", False),
+        (SystemExit(3), 1, "maze-run: error: SystemExit: 3\n", True),
     ],
 )
 def test_the_exit_code_tells_what_happened(

@@ -59,7 +59,9 @@ def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal:
     assert len(found) > 0
     assert (summary["stop_reason"], summary["episodes"]) == ("interrupted", len(found))
     assert len(open_dataset(tmp_path / "out/trajectories")) >= len(found)
-    assert f"stopped after {len(found):,} of 10,000,000 episodes; results: out" in process.output
+    output = tmp_path / "out"
+    stopped = f"stopped after {len(found):,} of 10,000,000 episodes; results: {output}"
+    assert stopped in process.output
     assert "maze-run: interrupted" in process.output
     assert "Traceback" not in process.output
     if terminal:  # the cursor that the bar has hidden is shown again

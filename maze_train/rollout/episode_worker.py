@@ -85,6 +85,7 @@ class PlayerWorker:
         on_non_finite: str,
         context: WorkerContext,
     ) -> None:
+        self._is_remote = context.is_remote
         self._player = build_player(
             factories.value,
             make_agent.value,
@@ -105,7 +106,7 @@ class PlayerWorker:
 
     def advance(self, tasks: list[tuple[int, int]]) -> list[PlayedEpisode]:
         """Play for a while; tasks are numbers and seeds of further episodes."""
-        return play_on(self._player, tasks, LONGEST_S)
+        return play_on(self._player, tasks, LONGEST_S if self._is_remote else 0.0)
 
     def drop(self) -> None:
         """Forget all episodes; unfinished videos are removed."""

@@ -285,7 +285,7 @@ class PopulationWorker:
     def advance(self, members: list[int]) -> list[MemberResult]:
         """Play for a while, further members too."""
         assert self._members is not None, "set_policy() comes first"
-        return play_on(self._members, members, TELL_S)
+        return play_on(self._members, members, TELL_S if self._context.is_remote else 0.0)
 
     def drop(self) -> None:
         """Forget all members."""

@@ -77,7 +77,10 @@ class WorkerContext:
 
     Attributes:
         steps: Environment steps that it counted.
+        is_remote: Whether results travel, so that it is worth while to return several at once.
     """
+
+    is_remote = False
 
     def __init__(self, index: int = 0) -> None:
         self.index = index

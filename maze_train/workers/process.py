@@ -138,6 +138,8 @@ class _ProcessContext(WorkerContext):
         watch: Tells whether the parent is gone.
     """
 
+    is_remote = True
+
     def __init__(self, index: int, page: SharedMemory, watch: _ParentWatch) -> None:
         super().__init__(index)
         self.numbers = memoryview(page.buffer).cast("q")

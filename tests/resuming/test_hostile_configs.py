@@ -6,6 +6,7 @@ create, must not be there afterwards.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from maze_train import load_policy, run_rollout, train
 from maze_train.cli import main
 from maze_train.config.stored import PARTS, PARTS_OF_ENV, PARTS_OF_POLICY, read_settings
 from maze_train.errors import ConfigError, MazeTrainError, RunDirectoryError
+from maze_train.training.manifests import _canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,13 +191,26 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def change(run_dir: Path, place: str, value: Any) -> None:
     """Put a value into every configuration of a run directory."""
     *parents, last = place.split(".")
-    for path in [run_dir / "config.yaml", *run_dir.glob("*/**/config.yaml")]:
-        settings = yaml.safe_load(path.read_text())
+
+    def changed(text: str) -> str:
+        settings = yaml.safe_load(text)
         node = settings
         for parent in parents:
             node = node[parent]
         node[last] = value
-        path.write_text(yaml.safe_dump(settings))
+        return yaml.safe_dump(settings)
+
+    rewrite(run_dir, changed)
+
+
+def rewrite(run_dir: Path, changed: Callable[[str], str]) -> None:
+    """Change the text of every configuration, those that checkpoints keep included."""
+    for path in [run_dir / "config.yaml", *run_dir.glob("*/**/config.yaml")]:
+        path.write_text(changed(path.read_text()))
+    for path in run_dir.glob("checkpoints/*/MANIFEST.json"):
+        content = json.loads(path.read_text())
+        content["settings"] = changed(content["settings"])
+        path.write_bytes(_canonical(content))
 
 
 def part_of(key: str) -> str | None:
@@ -237,8 +252,7 @@ def test_other_files_are_not_read(
 ) -> None:
     """A section is a mapping, and a key has no dots: options and overrides are of the user."""
     if plant.place == "dotted":
-        for path in [run / "config.yaml", *run.glob("*/**/config.yaml")]:
-            path.write_text(path.read_text() + "env.id: hostile:Env-v0\n")
+        rewrite(run, lambda text: text + "env.id: hostile:Env-v0\n")
     else:
         value = plant.value
         text = yaml.safe_dump(value).replace("{cwd}", str(Path.cwd()))
@@ -262,7 +276,7 @@ HARMFUL = {
     "twice": ("a:\n  seed: 1\n  seed: 2", "'seed' for the second time in line 3"),
     "number": ("a: " + ":".join(["1"] * 100_000), "a number of 199,999 digits"),
     "float": ("a: " + ":".join(["1"] * 400) + ".0", "int too large"),
-    "size": ("a: " + "x" * 2_000_000, "larger than 250,000 bytes"),
+    "size": ("a: " + "x" * 2_000_000, "longer than 250000 bytes"),
     "no text": (b"\xff", "can't decode"),
 }
 
@@ -280,5 +294,5 @@ def test_a_file_that_would_hang_or_crash(tmp_path: Path, text: str) -> None:
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     """Only a regular file is read."""
     os.mkfifo(tmp_path / "config.yaml")
-    with pytest.raises(RunDirectoryError, match="not a regular file"):
+    with pytest.raises(RunDirectoryError, match="no regular file"):
         read_settings(tmp_path)

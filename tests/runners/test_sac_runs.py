@@ -303,10 +303,10 @@ def test_a_buffer_is_no_larger_than_the_run(monkeypatch: pytest.MonkeyPatch) -> 
         sac_run(run_dir, **{"algorithm.replay_buffer_storage": "disk", **more})
         assert sorted(taken) == [(held + 2) * 8, (held + 2) * 12]  # actions, observations
         taken.clear()
-    train(resume="run", total_steps=400)
+    train(resume="run", total_steps=400, trust=["own_envs", "own_parts"])
     assert sorted(taken) == [402 * 8, 402 * 12]
     taken.clear()
-    train(resume="shown", total_steps=400)
+    train(resume="shown", total_steps=400, trust=["own_envs", "own_parts"])
     assert sorted(taken) == [1002 * 8, 1002 * 12]
 
 

@@ -219,6 +219,6 @@ def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     run = tmp_path / "run"
     train(env, "ppo", total_steps=256, run_dir=run, seed=0, **settings)
     assert capsys.readouterr().err.count("no time limit") == 1
-    train(resume=str(run), total_steps=512)
+    train(resume=str(run), total_steps=512, trust=["own_envs"])
     assert "no time limit" not in capsys.readouterr().err
     SpacesEnv.open_envs = 0
