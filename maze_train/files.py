@@ -253,8 +253,11 @@ def claim_temporary() -> None:
     not when that is killed. The mark is a file that is locked as long as the process lives.
     """
     import fcntl
+    import multiprocessing
     from multiprocessing.util import get_temp_dir
 
+    if multiprocessing.parent_process() is not None:
+        return  # The folder may be that of the parent, which goes on when this process is killed.
     directory = Path(get_temp_dir())
     if (directory / CLAIM).exists():
         return

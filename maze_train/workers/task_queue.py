@@ -88,7 +88,7 @@ class TaskQueue(Generic[Result]):
         """Make every worker call a method now, and later each replacement of a worker."""
         self._setup.append((method, args))
         for index in range(len(self._pool)):
-            self._call(index, _ignored, method, *args)
+            self._prepare(index, method, *args)
 
     def begin(
         self, *args: Any, task_of: Callable[[int], Any], seed_of: Callable[[int], int]
@@ -109,7 +109,7 @@ class TaskQueue(Generic[Result]):
         """Forget all tasks."""
         for index in range(len(self._pool)):
             state = self._states[index]
-            if state.tasks and state.is_made:
+            if state.tasks and not state.preparations:
                 self._pool.cancel(index)
                 state.handlers = deque(_ignored for _ in state.handlers)
                 self._call(index, _ignored, "drop")
@@ -154,7 +154,7 @@ class TaskQueue(Generic[Result]):
             The new tasks of each worker.
         """
         given: dict[int, list[int]] = {}
-        made = [i for i in range(len(self._pool)) if self._states[i].is_made]
+        made = [i for i in range(len(self._pool)) if not self._states[i].preparations]
         while made and (self._again or self.next < limit):
             index = min(made, key=lambda i: len(self._states[i].tasks))
             if len(self._states[index].tasks) >= self.most_tasks:
@@ -195,16 +195,22 @@ class TaskQueue(Generic[Result]):
         told = failure.text + self._blame(state, failure)
         outlook = f"and its {len(state.tasks)} episodes are played again, with the same numbers"
         self._again = sorted([*self._again, *state.tasks])
-        self._states[index] = _WorkerState(is_made=False)
+        self._states[index] = _WorkerState()
         self._pool.restart(failure, told, outlook)
-        self._call(index, partial(self._begun, index), "describe")
+        self._prepare(index, "describe")
         for method, args in self._setup:
-            self._call(index, _ignored, method, *args)
+            self._prepare(index, method, *args)
 
-    def _begun(self, index: int, spaces: tuple[Any, Any]) -> list[Result]:
-        """Take in what a new worker says of its environments."""
-        self._check_spaces(index, spaces)
-        self._states[index].is_made = True
+    def _prepare(self, index: int, method: str, *args: Any) -> None:
+        """Call a method before a worker gets tasks: dropping these must not cancel it."""
+        self._states[index].preparations += 1
+        self._call(index, partial(self._prepared, index), method, *args)
+
+    def _prepared(self, index: int, spaces: tuple[Any, Any] | None) -> list[Result]:
+        """Note a call that comes before the tasks of a worker; a new one describes its spaces."""
+        if spaces is not None:
+            self._check_spaces(index, spaces)
+        self._states[index].preparations -= 1
         return []
 
     def _check_spaces(self, index: int, spaces: tuple[Any, Any]) -> None:
@@ -235,15 +241,15 @@ class TaskQueue(Generic[Result]):
 class _WorkerState:
     """Tasks and calls of a worker.
 
-    Args:
-        is_made: Whether its environments are built.
+    Attributes:
+        preparations: Calls that come before the first task.
     """
 
-    def __init__(self, *, is_made: bool = True) -> None:
-        self.is_made = is_made
+    def __init__(self) -> None:
+        self.preparations = 0
         self.in_round = False
         self.tasks: set[int] = set()
-        # Functions for the results of its calls.
+        # What to do with the results of its calls.
         self.handlers: deque[Callable[[Any], list[Any]]] = deque()
 
 

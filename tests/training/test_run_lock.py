@@ -132,6 +132,14 @@ def test_temporary_folders_of_dead_processes(tmp_path, monkeypatch):
     os.close(mark)
 
 
+def test_a_child_does_not_mark_the_folder_of_its_parent(tmp_path, monkeypatch):
+    """Else a kill of the child would have the folder removed while the parent uses it."""
+    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    claim_temporary()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
     """Its folder is removed by the next process that starts workers."""
