@@ -87,8 +87,7 @@ class TaskQueue(Generic[Result]):
     def set_up(self, method: str, *args: Any) -> None:
         """Make every worker call a method now, and later each replacement of a worker."""
         self._setup.append((method, args))
-        for index in range(len(self._pool)):
-            self._prepare(index, method, *args)
+        self._pool.call_all(method, *args)  # waited for, so that no worker begins before others
 
     def begin(
         self, *args: Any, task_of: Callable[[int], Any], seed_of: Callable[[int], int]

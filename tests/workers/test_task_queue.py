@@ -37,7 +37,7 @@ class ScriptedPool:
         self.calls[index].append((method, *args))
         self.seen[index].append(method)
 
-    def call_all(self, method: str) -> list[Any]:
+    def call_all(self, method: str, *args: Any) -> list[Any]:
         """The spaces of all workers."""
         return list(self.spaces.values())
 
@@ -149,7 +149,6 @@ def test_tasks_of_a_worker_that_fails_come_first() -> None:
     """In their order; it gets none before its environments are built."""
     script = Script()
     script.queue.set_up("set_up", 7)
-    script.advance()
     script.advance(4)
     script.done(1, 1)
     script.fail(1, begins=False)
@@ -164,21 +163,6 @@ def test_tasks_of_a_worker_that_fails_come_first() -> None:
     ((index, told, outlook),) = script.pool.told
     assert (index, told) == (1, "it failed; it had the episodes with the seeds 101")
     assert outlook == "and its 1 episodes are played again, with the same numbers"
-
-
-def test_what_comes_before_tasks_is_never_cancelled() -> None:
-    """A worker gets none before it is set up, so dropping them leaves its calls alone."""
-    script = Script(1)
-    script.queue.set_up("slow_set_up")
-    script.advance(2)
-    script.queue.drop()
-    assert script.pool.seen[0] == ["slow_set_up"]
-    assert script.pool.cancelled == []
-    script.begin()
-    script.pool.says[0] = None
-    script.advance(2)
-    script.advance(2)
-    assert script.tasks() == [["0", "1"]]
 
 
 def test_tasks_that_are_dropped() -> None:
