@@ -41,7 +41,7 @@ _EXPORTS = {
     "maze_train.algorithms.sac.learner": ["SACLearner"],
     "maze_train.algorithms.sac.trainer": ["SAC"],
     "maze_train.api": ["load_policy", "run_rollout", "train"],
-    "maze_train.config.loading": ["config_to_dict", "load_config"],
+    "maze_train.config.loading": ["load_config"],
     "maze_train.config.rollout_config": ["RolloutConfig"],
     "maze_train.config.rollout_loading": ["load_rollout_config"],
     "maze_train.config.train_config": [
@@ -50,6 +50,7 @@ _EXPORTS = {
         "RunnerConfig",
         "TrainConfig",
     ],
+    "maze_train.config.writing": ["config_to_dict"],
     "maze_train.data.batch_loader": ["BatchLoader"],
     "maze_train.data.minari_data": ["load_minari", "minari_episodes", "save_minari"],
     "maze_train.data.replay": ["PrioritizedReplayBuffer", "UniformReplayBuffer"],

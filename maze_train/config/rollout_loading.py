@@ -12,12 +12,12 @@ from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
 from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
 from maze_train.config.stored import (
-    CONFIG_FILE,
     PARTS_OF_ENV,
     PARTS_OF_POLICY,
     check_trust,
     read_settings,
 )
+from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import ConfigError, DatasetError, RunDirectoryError
 from maze_train.targets import TARGET
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.config.train_config import TrainConfig
+    from maze_train.config.pipeline import PreparedRun
     from maze_train.envs.factory import EnvFactory
     from maze_train.learner.learner import Learner
     from maze_train.training.trainer import Trainer
@@ -30,20 +30,21 @@ class ACRunner(TrainingRunner):
     """Runs actor-critics.
 
     Args:
-        config: The configuration; its algorithm is an `ActorCriticConfig`.
+        prepared: The configuration and what the run begins with; the algorithm is
+            an `ActorCriticConfig`.
         env_factory: Builds the environments instead of what `config.env` names.
     """
 
     algorithm_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
     """Class that the settings of the algorithm have to have."""
 
-    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env_factory)
+    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(prepared, env_factory)
         if not isinstance(self.config.algorithm, self.algorithm_class):
             raise ConfigError(
                 "algorithm",
                 f"expected settings of the class {self.algorithm_class.__name__}",
-                type(config.algorithm).__name__,
+                type(self.config.algorithm).__name__,
             )
         self.algorithm = self.config.algorithm
         if self.algorithm.sequence_length and self.config.model.memory is None:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
-from maze_train.config.loading import config_to_dict
-from maze_train.config.resuming import CHECKPOINTS, checkpoint_name, continued, run_to_resume
+from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.files import exclusive
 from maze_train.rollout.collector import RolloutCollector
-from maze_train.runners.base_policy import check_base_spaces, take_over, with_base_model
 from maze_train.runners.machine import find_device, place_of, torch_threads
 from maze_train.runners.notes import start_notes, tell
 from maze_train.runners.parts import (
@@ -27,33 +22,22 @@ from maze_train.runners.parts import (
     missing_results,
     own_evaluators,
     past_rows,
-    shortened,
     tell_stop,
 )
 from maze_train.runners.result import TrainingResult
-from maze_train.runners.run_dir import (
-    check_is_free,
-    find_checkpoint,
-    how_to_go_on,
-    load_checkpoint,
-    make_run_dir,
-    take_up,
-    write_config,
-)
+from maze_train.runners.run_dir import check_is_free, make_run_dir
 from maze_train.runners.vector_envs import build_vector_env, num_env_threads
-from maze_train.seeding import Seeds, draw_seed
+from maze_train.seeding import Seeds
+from maze_train.targets import locate
 from maze_train.tracking.build import build_writers
 from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.tracker import Tracker
-from maze_train.training.checkpoint_schedule import Checkpoints
-from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import TRIAL_STEPS
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.interruption import Interruption
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
-from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,15 +45,24 @@ if TYPE_CHECKING:
     from gymnasium import Env
     from torch import nn
 
-    from maze_train.config.train_config import TrainConfig
+    from maze_train.config.pipeline import PreparedRun
     from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.runners.run_checkpoints import RunCheckpoints
     from maze_train.tracking.writers import MetricsWriter
-    from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
+    from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.outcome import TrainingSummary
+    from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 
 __all__ = ["TrainingRunner"]
+
+# Files of a run are imported when it reads or writes them.
+CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
+LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
+HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
+POLICY = "maze_train.training.policy_files.TrainedPolicy"
+POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 
 
 class TrainingRunner(ABC):
@@ -79,20 +72,12 @@ class TrainingRunner(ABC):
     environments are stepped.
 
     Args:
-        config: The configuration; it is not changed.
+        prepared: The configuration, and what the run begins with.
         env_factory: Builds the environments instead of what `config.env` names.
     """
 
-    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        config = shortened(config)
-        self.resumed_dir = run_to_resume(config)
-        self._checkpoint: CheckpointInfo | None = None
-        if config.base_run is not None:
-            config = with_base_model(config, self.resumed_dir)
-        if self.resumed_dir is not None:
-            self._checkpoint = find_checkpoint(self.resumed_dir, config.resume)
-            config = continued(config, self.resumed_dir, self._checkpoint)
-        self.config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
+    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+        self.prepared, self.config = prepared, prepared.config
         self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
@@ -149,12 +134,12 @@ class TrainingRunner(ABC):
         ):
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
-            has_base = self.config.base_run is not None and not self._has_checkpoint
-            if has_base:
-                check_base_spaces(self.config, self.spaces)
+            base = self.prepared.base
+            if base is not None:
+                base.check_spaces(self.spaces)
             model = self.build_model()
-            if has_base:
-                print(take_over(self.config, model), file=sys.stderr)
+            if base is not None:
+                print(base.take_over(model), file=sys.stderr)
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
@@ -172,20 +157,13 @@ class TrainingRunner(ABC):
     ) -> TrainingResult:
         """Train in a directory that no other process uses."""
         config = self.config
-        store = CheckpointStore(
-            run_dir / CHECKPOINTS,
-            keep_last=config.checkpoint.keep_last,
-            keep_best=config.checkpoint.keep_best,
-            mode=self.selection_mode,
-            settings=self.config_text,
-        )
-        is_resumed = self.resumed_dir is not None
-        resumed = take_up(run_dir, store, checkpoint_name(config.resume)) if is_resumed else None
+        is_on, is_resumed = config.checkpoint.is_on, self.resumed_dir is not None
+        saved = self._checkpoints_in(run_dir) if is_on or is_resumed else None
+        resumed = saved.take_up() if saved and is_resumed else None
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
         interruption = Interruption()
-        is_on = config.checkpoint.is_on
         if self.resumed_dir is None:
             for note in start_notes(config, self.env_factory, self.spaces[0]):
                 self._tell_once(note)
@@ -197,11 +175,11 @@ class TrainingRunner(ABC):
             limits=self._limits(),
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.selection_metric,
-            checkpoints=Checkpoints(store, config.checkpoint, resumed) if is_on else None,
+            checkpoints=saved.schedule(config.checkpoint, resumed) if saved and is_on else None,
             interruption=interruption,
         )
         if resumed is not None:
-            load_checkpoint(trainer, resumed)
+            locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker)
         selection.keep_if_none(trainer.epoch)
@@ -263,9 +241,14 @@ class TrainingRunner(ABC):
         return self.config.evaluation.selection_mode(self.selection_metric)
 
     @property
+    def resumed_dir(self) -> Path | None:
+        """Directory of the run that is continued; None: a new run."""
+        return self.prepared.resumed_dir
+
+    @property
     def _has_checkpoint(self) -> bool:
         """Whether a run is continued that was saved before."""
-        return self._checkpoint is not None
+        return self.prepared.checkpoint is not None
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -336,9 +319,21 @@ class TrainingRunner(ABC):
             self._closing.callback(evaluator.close)
         return joined([*self.build_evaluators(), *own])
 
+    def _checkpoints_in(self, run_dir: Path) -> RunCheckpoints:
+        config = self.config
+        checkpoints: RunCheckpoints = locate(CHECKPOINTS)(
+            run_dir,
+            config.resume,
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+            mode=self.selection_mode,
+            settings=self.config_text,
+        )
+        return checkpoints
+
     def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
         observation_space, action_space = self.spaces
-        writer = PolicyWriter(observation_space, action_space, self.config_text)
+        writer = locate(POLICY_WRITER)(observation_space, action_space, self.config_text)
         return BestModelSelection(
             model,
             save=writer,
@@ -378,18 +373,19 @@ class TrainingRunner(ABC):
 
     def _trained_policy(self, model: nn.Module) -> TrainedPolicy:
         seed = self.seeds.integer("acting")
-        return TrainedPolicy(model.cpu(), *self.spaces, seed)  # type: ignore[arg-type]  # an ActingModel
+        policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.spaces, seed)
+        return policy
 
     @property
     def config_text(self) -> str:
         """The configuration as YAML."""
-        # Without the directories: who repeats the run wants another one.
-        config = replace(self.config, run_dir=None, resume=None, trust=[])
-        return yaml.safe_dump(config_to_dict(config), sort_keys=False)
+        return config_text(self.config)
 
     @property
     def _how_to_go_on(self) -> str:
-        return how_to_go_on(self.run_dir, self.config, self.env_factory.maker is not None)
+        has_env = self.env_factory.maker is not None
+        text: str = locate(HOW_TO_GO_ON)(self.run_dir, self.config, has_env)
+        return text
 
     @property
     def _parent(self) -> Path:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.algorithms.es.trainer import ESTrainer
-    from maze_train.config.train_config import TrainConfig
+    from maze_train.config.pipeline import PreparedRun
     from maze_train.envs.factory import EnvFactory
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.learner.learner import Learner
@@ -52,14 +52,15 @@ class ESMasterRunner(TrainingRunner):
     """Runs evolution strategies.
 
     Args:
-        config: The configuration; its algorithm is an `ESAlgorithmConfig`.
+        prepared: The configuration and what the run begins with; the algorithm is
+            an `ESAlgorithmConfig`.
         env_factory: Builds the environments instead of what `config.env` names.
     """
 
-    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env_factory)
+    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(prepared, env_factory)
         if not isinstance(self.config.algorithm, ESAlgorithmConfig):
-            raise ConfigError("algorithm", "expected es", type(config.algorithm).__name__)
+            raise ConfigError("algorithm", "expected es", type(self.config.algorithm).__name__)
         if self.config.env.backend != "gymnasium":
             raise ConfigError(
                 "env.backend",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from maze_train.algorithms.actor_critic.config import ActorCriticConfig
     from maze_train.algorithms.impala.trainer import IMPALA
-    from maze_train.config.train_config import TrainConfig
+    from maze_train.config.pipeline import PreparedRun
     from maze_train.envs.factory import EnvFactory
     from maze_train.rollout.actors import DistributedActors
     from maze_train.training.trainer import Trainer
@@ -34,15 +34,16 @@ class ImpalaRunner(ACRunner):
     """Runs IMPALA.
 
     Args:
-        config: The configuration; its algorithm is an `ImpalaAlgorithmConfig`.
+        prepared: The configuration and what the run begins with; the algorithm is
+            an `ImpalaAlgorithmConfig`.
         env_factory: Builds the environments instead of what `config.env` names.
     """
 
     algorithm_class: ClassVar[type[ActorCriticConfig]] = ImpalaAlgorithmConfig
     algorithm: ImpalaAlgorithmConfig
 
-    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env_factory)
+    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(prepared, env_factory)
         self._actors: DistributedActors | None = None
 
     def build_actors(self, num_envs: int) -> DistributedActors:

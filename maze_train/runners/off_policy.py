@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.algorithms.sac.trainer import SAC
-    from maze_train.config.train_config import TrainConfig
+    from maze_train.config.pipeline import PreparedRun
     from maze_train.data.rollout import Rollout
     from maze_train.data.trajectory_store import TrajectoryDataset
     from maze_train.distributions.base import Distribution
@@ -44,14 +44,15 @@ class SACRunner(TrainingRunner):
     """Runs SAC.
 
     Args:
-        config: The configuration; its algorithm is a `SACAlgorithmConfig`.
+        prepared: The configuration and what the run begins with; the algorithm is
+            a `SACAlgorithmConfig`.
         env_factory: Builds the environments instead of what `config.env` names.
     """
 
-    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env_factory)
+    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(prepared, env_factory)
         if not isinstance(self.config.algorithm, SACAlgorithmConfig):
-            raise ConfigError("algorithm", "expected sac", type(config.algorithm).__name__)
+            raise ConfigError("algorithm", "expected sac", type(self.config.algorithm).__name__)
         self.algorithm = self.config.algorithm
 
     def build_model(self) -> SoftActorCriticModel:

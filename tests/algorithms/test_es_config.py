@@ -13,8 +13,9 @@ from maze_train import EnvFactory, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.es.trainer import ESTrainer
-from maze_train.config.loading import config_to_dict
+from maze_train.config.pipeline import prepare
 from maze_train.config.resuming import FREE
+from maze_train.config.writing import config_to_dict
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.nets.policy_model import PolicyModel
@@ -158,7 +159,7 @@ def test_where_a_run_takes_place() -> None:
     with pytest.raises(ConfigError, match=r"runner = 'ray'"):
         load_run(runner="ray")
     with pytest.raises(ConfigError, match=r"algorithm = .*PPOAlgorithmConfig.*: expected es"):
-        ESMasterRunner(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
+        ESMasterRunner(prepare(load_config({"env": "CartPole-v1", "algorithm": "ppo"})))
 
 
 def test_the_classes_that_carry_it_out() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from maze_train import load_config
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
+from maze_train.config.pipeline import prepare
 from maze_train.errors import ConfigError
 from maze_train.runners.factory import build_runner
 from maze_train.runners.impala import ImpalaRunner
@@ -124,7 +125,7 @@ def test_runners() -> None:
     for runner in ("dev", "local"):
         assert type(build_runner(load_config({**config, "runner": runner}))) is ImpalaRunner
     with pytest.raises(ConfigError, match=r"algorithm.*expected settings.*ImpalaAlgorithmConfig"):
-        ImpalaRunner(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
+        ImpalaRunner(prepare(load_config({"env": "CartPole-v1", "algorithm": "ppo"})))
     memory = {"algorithm.sequence_length": 10}
     with pytest.raises(ConfigError, match=r"algorithm\.sequence_length = 10: .*model\.memory"):
         build_runner(load_config({**config, **memory}))

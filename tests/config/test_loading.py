@@ -11,13 +11,9 @@ from omegaconf import OmegaConf
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.checks import check_positive
-from maze_train.config.loading import (
-    build_dataclass,
-    choose_one,
-    config_to_dict,
-    load_config,
-    unknown_option,
-)
+from maze_train.config.conversion import build_dataclass
+from maze_train.config.loading import choose_one, load_config, unknown_option
+from maze_train.config.writing import config_to_dict
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from maze_train.config.loading import config_to_dict, load_config
+from maze_train.config.loading import load_config
 from maze_train.config.resuming import (
     checkpoint_name,
     continued,
     run_to_resume,
     stored_settings,
 )
+from maze_train.config.writing import config_to_dict
 from maze_train.errors import ConfigError, RunDirectoryError
 
 BASE: dict[str, Any] = {

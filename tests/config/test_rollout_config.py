@@ -12,7 +12,6 @@ from gymnasium.spaces import Discrete
 from omegaconf import OmegaConf
 
 from maze_train.config.documentation import field_docs, render_primary
-from maze_train.config.loading import config_to_dict
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.rollout_loading import (
     is_rollout,
@@ -21,6 +20,7 @@ from maze_train.config.rollout_loading import (
     policy_directory,
 )
 from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
+from maze_train.config.writing import config_to_dict
 from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError, RunDirectoryError

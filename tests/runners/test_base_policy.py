@@ -156,6 +156,15 @@ def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, algorithm, 
         assert before["normalizer.count"] < after["normalizer.count"]
 
 
+def test_networks_come_along_in_a_trial(tmp_path):
+    """What a trial shortens counts as nothing that was said of the networks."""
+    base = cloned(tmp_path, **RUNNING)
+    run_dir = untold(tmp_path, base, "ppo", "discrete", **{"runner.fast_dev_run": True})
+    assert written(run_dir)["hidden_sizes"] == [8]
+    normalization = written(run_dir)["normalization"]
+    assert (normalization["mode"], normalization["n_steps"]) == ("running", 1)
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_bc_goes_on_from_the_policy_of_another(tmp_path, algorithm):
     """With the networks that it had there, those of SAC included."""
