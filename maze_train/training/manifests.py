@@ -1,13 +1,7 @@
-"""Manifests of checkpoints, and the check that a checkpoint is the one that was written.
-
-A manifest is valid only if its bytes are exactly those that its content is written as, and the
-digest in it fits: every flipped bit is noticed.
-"""
+"""Manifests of checkpoints, and the check that a checkpoint is the one that was written."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -16,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import RunDirectoryError
+from maze_train.sealed import seal, unseal
 from maze_train.training.checkpoint_files import (
     DamagedError,
     FileDigest,
@@ -141,7 +136,7 @@ def make_manifest(files: Mapping[str, FileDigest], place: Place, settings: str =
         ValueError: If there are more files than can be read again.
     """
     score = place.score
-    manifest = _canonical(
+    manifest = seal(
         {
             "schema": SCHEMA,
             "versions": dict(versions()),
@@ -165,17 +160,6 @@ def make_manifest(files: Mapping[str, FileDigest], place: Place, settings: str =
     return manifest
 
 
-def _canonical(content: dict[str, Any]) -> bytes:
-    """The only bytes of a manifest with this content; `sha256` is made anew."""
-    content = {key: value for key, value in content.items() if key != "sha256"}
-    content["sha256"] = hashlib.sha256(_text(content)).hexdigest()
-    return _text(content)
-
-
-def _text(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
 def read_manifest(path: Path, name: str) -> CheckpointInfo:
     """The manifest of the checkpoint in `path`, whose name is, or was, `name`.
 
@@ -187,12 +171,9 @@ def read_manifest(path: Path, name: str) -> CheckpointInfo:
         raise DamagedError("the directory is missing")
     data = read_at_most(path / MANIFEST, MAX_MANIFEST_BYTES)
     try:
-        content = json.loads(data)
-        valid = isinstance(content, dict) and _canonical(content) == data
-    except (ValueError, TypeError, RecursionError):
-        valid = False
-    if not valid:
-        raise DamagedError(f"{MANIFEST}: sha256 differs, or it is no manifest")
+        content = unseal(data)
+    except ValueError as error:
+        raise DamagedError(f"{MANIFEST}: {error}") from error
     try:
         _refuse_newer(path, content)
         info = _info(path, content, digest(data).sha256)

@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.sealed import seal
 from maze_train.training import checkpoints, manifests
 from maze_train.training.checkpoint_files import digest
 from maze_train.training.checkpoints import CheckpointStore, Place
@@ -331,7 +332,7 @@ def test_what_is_wrong_is_said(directory):
         assert f"checkpoint {state.parent} is damaged" in warning
         assert text in warning
     _, (warning,) = damage_and_load(directory, manifest, flip(5, 1))
-    assert f"{MANIFEST}: sha256 differs" in warning
+    assert f"{MANIFEST}: its sha256 differs" in warning
 
 
 @pytest.mark.parametrize("damaged", [MANIFEST, STATE])
@@ -365,7 +366,7 @@ def rewrite(directory, **changes):
     """A manifest with other content that is valid by itself, and the pointer to it."""
     path = directory / "epoch_000002" / MANIFEST
     content = json.loads(path.read_text()) | changes
-    data = manifests._canonical({k: v for k, v in content.items() if v is not ...})
+    data = seal({k: v for k, v in content.items() if v is not ...})
     path.write_bytes(data)
     sha256 = digest(data).sha256
     (directory / "latest").write_text(f"epoch_000002 {sha256}\n")
