@@ -182,10 +182,10 @@ from maze_train.tracking.rows import RunInfo as RunInfo
 from maze_train.tracking.rows import read_rows as read_rows
 from maze_train.tracking.services import MLflowWriter as MLflowWriter
 from maze_train.tracking.services import WandbWriter as WandbWriter
+from maze_train.tracking.tracker import MetricsWriter as MetricsWriter
 from maze_train.tracking.tracker import Tracker as Tracker
 from maze_train.tracking.writers import CSVWriter as CSVWriter
 from maze_train.tracking.writers import JSONSummaryWriter as JSONSummaryWriter
-from maze_train.tracking.writers import MetricsWriter as MetricsWriter
 from maze_train.tracking.writers import TensorBoardWriter as TensorBoardWriter
 from maze_train.training.checkpoints import CheckpointStore as CheckpointStore
 from maze_train.training.config import AlgorithmConfig as AlgorithmConfig

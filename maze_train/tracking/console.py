@@ -23,7 +23,7 @@ from maze_train.tracking.rows import (
     TRAIN_RETURN,
     RunInfo,
 )
-from maze_train.tracking.writers import MetricsWriter
+from maze_train.tracking.tracker import MetricsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

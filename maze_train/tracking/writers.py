@@ -1,4 +1,4 @@
-"""Writers of metrics: their interface, and those that write plain files."""
+"""Writers of metrics that write files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import os
 from contextlib import suppress
 from io import StringIO
 from numbers import Integral, Real
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any
 
 from maze_train.files import atomic_write
 from maze_train.tracking.rows import ENV_STEPS, ordered_columns
+from maze_train.tracking.tracker import MetricsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,49 +23,7 @@ if TYPE_CHECKING:
 
     from maze_train.tracking.rows import RunInfo
 
-__all__ = ["CSVWriter", "JSONSummaryWriter", "MetricsWriter", "TensorBoardWriter"]
-
-
-class MetricsWriter:
-    """Base of writers: a writer overrides what it needs; the rest does nothing.
-
-    The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
-    came to its end, and `close` in any case. A writer holds all its state itself, so that several
-    runs in one process do not meet. An `OSError` makes the tracker drop the writer, unless it
-    recovers; training goes on.
-    """
-
-    recovers: ClassVar[bool] = False
-    """Whether the writer keeps what it could not write, and tries again at the next call."""
-
-    is_kept: ClassVar[bool] = True
-    """Whether what it writes is a result of the run, which must not be missing at the end."""
-
-    filename: str = ""
-    """File below the run directory, for messages; empty: several files, or none."""
-
-    def start(self, run: RunInfo) -> None:
-        """Get ready for the rows of a run."""
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """Take the row of an epoch that ended."""
-
-    def advance(self, progress_fraction: float, env_steps: int) -> None:
-        """Note progress within an epoch.
-
-        Args:
-            progress_fraction: Share of the running epoch that is done, in [0, 1].
-            env_steps: Environment steps since the start of training.
-        """
-
-    def sync(self) -> None:
-        """Put all rows on disk: a checkpoint is about to be written that counts on them."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Take the outcome of the run: plain values by name."""
-
-    def close(self) -> None:
-        """Release files, threads and the terminal; may be called more than once."""
+__all__ = ["CSVWriter", "JSONSummaryWriter", "TensorBoardWriter"]
 
 
 class CSVWriter(MetricsWriter):

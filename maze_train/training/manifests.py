@@ -39,11 +39,11 @@ __all__ = [
     "STATE",
     "Checkpoint",
     "CheckpointInfo",
-    "Place",
+    "Position",
     "make_manifest",
-    "position",
     "read_checkpoint",
     "read_manifest",
+    "sort_key",
 ]
 
 MANIFEST, STATE = "MANIFEST.json", "state.safetensors"
@@ -59,7 +59,7 @@ NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Position:
     """Position of training at a checkpoint."""
 
     epoch: int
@@ -86,7 +86,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointInfo(Place):
+class CheckpointInfo(Position):
     """Content of the manifest of a checkpoint."""
 
     path: Path
@@ -123,13 +123,13 @@ class Checkpoint(CheckpointInfo):
     """Files of the parts of the state."""
 
 
-def position(name: str) -> tuple[int, ...]:
+def sort_key(name: str) -> tuple[int, ...]:
     """Sorts names of checkpoints by time; empty for what is no such name."""
     found = NAME.fullmatch(name)
     return (int(found[1]), int(found[2] or -1)) if found else ()
 
 
-def make_manifest(files: Mapping[str, FileDigest], place: Place, settings: str = "") -> bytes:
+def make_manifest(files: Mapping[str, FileDigest], place: Position, settings: str = "") -> bytes:
     """The manifest of a checkpoint that is made now.
 
     Raises:
