@@ -16,7 +16,7 @@ from maze_train.tracking.rows import ENV_STEPS, ordered_columns
 from maze_train.tracking.tracker import MetricsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from torch.utils.tensorboard import SummaryWriter
@@ -36,13 +36,15 @@ class CSVWriter(MetricsWriter):
 
     Args:
         filename: Name of the file below the run directory.
+        columns: The first columns, which the file has from the beginning.
     """
 
     recovers = True
 
-    def __init__(self, filename: str = "metrics.csv") -> None:
+    def __init__(self, filename: str = "metrics.csv", columns: Sequence[str] = ()) -> None:
         self.filename = filename
         self._path: Path | None = None
+        self._first_columns = columns
         self._columns: list[str] = []
         self._lines: list[dict[str, str]] = []
         self._file: IO[str] | None = None
@@ -53,8 +55,8 @@ class CSVWriter(MetricsWriter):
             return
         run.run_dir.mkdir(parents=True, exist_ok=True)
         self._path = run.run_dir / self.filename
-        self._columns, self._lines = [], []
-        if run.past_rows:
+        self._columns, self._lines = list(self._first_columns), []
+        if run.past_rows or self._columns:
             for row in run.past_rows:
                 self._take(row)
             self._replace()
@@ -81,7 +83,7 @@ class CSVWriter(MetricsWriter):
 
     def sync(self) -> None:
         """Make the system write the file; an `OSError` means that it is gone."""
-        if self._path is None or not self._lines:
+        if self._path is None or not self._columns:
             return
         if self._file is None:
             self._replace()
