@@ -72,7 +72,6 @@ _EXPORTS = {
     "maze_train.distributions.categorical": ["Categorical", "MultiCategorical"],
     "maze_train.distributions.gaussian": ["DiagonalGaussian", "SquashedGaussian"],
     "maze_train.distributions.joint": ["JointDistribution"],
-    "maze_train.distributions.truncated_gaussian": ["TruncatedGaussian"],
     "maze_train.envs.atari": ["AtariPreprocessing", "EpisodicLifeWrapper", "SignRewardWrapper"],
     "maze_train.envs.config": ["EnvConfig"],
     "maze_train.envs.factory": ["EnvFactory"],

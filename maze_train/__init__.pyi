@@ -75,7 +75,6 @@ from maze_train.distributions.categorical import MultiCategorical as MultiCatego
 from maze_train.distributions.gaussian import DiagonalGaussian as DiagonalGaussian
 from maze_train.distributions.gaussian import SquashedGaussian as SquashedGaussian
 from maze_train.distributions.joint import JointDistribution as JointDistribution
-from maze_train.distributions.truncated_gaussian import TruncatedGaussian as TruncatedGaussian
 from maze_train.envs.atari import AtariPreprocessing as AtariPreprocessing
 from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
 from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper

@@ -27,7 +27,7 @@ from reference_vtrace import (
     slow_vtrace,
 )
 
-from maze_train.distributions import distribution_for
+from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError, ShapeError
 from maze_train.functional import (
     VTraceReturns,
