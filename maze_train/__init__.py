@@ -101,14 +101,13 @@ _EXPORTS = {
         "WorkerError",
     ],
     "maze_train.events": ["Event", "EventInterface", "Statistics"],
-    "maze_train.functional.vtrace": [
+    "maze_train.functional.vtrace": ["VTraceReturns", "vtrace"],
+    "maze_train.functional.vtrace_forms": [
         "VTraceFromLogitsReturns",
-        "VTraceReturns",
         "from_importance_weights",
         "from_logits",
         "get_log_rhos",
         "log_probs_from_logits_and_actions_and_spaces",
-        "vtrace",
     ],
     "maze_train.functional.value_transforms": [
         "ReduceScaleValueTransform",
