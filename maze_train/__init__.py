@@ -72,7 +72,6 @@ _EXPORTS = {
     "maze_train.distributions.categorical": ["Categorical", "MultiCategorical"],
     "maze_train.distributions.gaussian": ["DiagonalGaussian", "SquashedGaussian"],
     "maze_train.distributions.joint": ["JointDistribution"],
-    "maze_train.distributions.truncated_gaussian": ["TruncatedGaussian"],
     "maze_train.envs.atari": ["AtariPreprocessing", "EpisodicLifeWrapper", "SignRewardWrapper"],
     "maze_train.envs.config": ["EnvConfig"],
     "maze_train.envs.factory": ["EnvFactory"],
@@ -102,14 +101,13 @@ _EXPORTS = {
         "WorkerError",
     ],
     "maze_train.events": ["Event", "EventInterface", "Statistics"],
-    "maze_train.functional.vtrace": [
+    "maze_train.functional.vtrace": ["VTraceReturns", "vtrace"],
+    "maze_train.functional.vtrace_forms": [
         "VTraceFromLogitsReturns",
-        "VTraceReturns",
         "from_importance_weights",
         "from_logits",
         "get_log_rhos",
         "log_probs_from_logits_and_actions_and_spaces",
-        "vtrace",
     ],
     "maze_train.functional.value_transforms": [
         "ReduceScaleValueTransform",

@@ -75,7 +75,6 @@ from maze_train.distributions.categorical import MultiCategorical as MultiCatego
 from maze_train.distributions.gaussian import DiagonalGaussian as DiagonalGaussian
 from maze_train.distributions.gaussian import SquashedGaussian as SquashedGaussian
 from maze_train.distributions.joint import JointDistribution as JointDistribution
-from maze_train.distributions.truncated_gaussian import TruncatedGaussian as TruncatedGaussian
 from maze_train.envs.atari import AtariPreprocessing as AtariPreprocessing
 from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
 from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper
@@ -109,13 +108,13 @@ from maze_train.functional.value_transforms import ReduceScaleValueTransform as 
 from maze_train.functional.value_transforms import ValueTransform as ValueTransform
 from maze_train.functional.value_transforms import scalar_to_support as scalar_to_support
 from maze_train.functional.value_transforms import support_to_scalar as support_to_scalar
-from maze_train.functional.vtrace import VTraceFromLogitsReturns as VTraceFromLogitsReturns
 from maze_train.functional.vtrace import VTraceReturns as VTraceReturns
-from maze_train.functional.vtrace import from_importance_weights as from_importance_weights
-from maze_train.functional.vtrace import from_logits as from_logits
-from maze_train.functional.vtrace import get_log_rhos as get_log_rhos
-from maze_train.functional.vtrace import log_probs_from_logits_and_actions_and_spaces as log_probs_from_logits_and_actions_and_spaces
 from maze_train.functional.vtrace import vtrace as vtrace
+from maze_train.functional.vtrace_forms import VTraceFromLogitsReturns as VTraceFromLogitsReturns
+from maze_train.functional.vtrace_forms import from_importance_weights as from_importance_weights
+from maze_train.functional.vtrace_forms import from_logits as from_logits
+from maze_train.functional.vtrace_forms import get_log_rhos as get_log_rhos
+from maze_train.functional.vtrace_forms import log_probs_from_logits_and_actions_and_spaces as log_probs_from_logits_and_actions_and_spaces
 from maze_train.learner.config import Schedule as Schedule
 from maze_train.learner.flat import get_flat_parameters as get_flat_parameters
 from maze_train.learner.flat import set_flat_parameters as set_flat_parameters
