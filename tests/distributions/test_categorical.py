@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributions as td
 
-from maze_train.distributions import Bernoulli, Categorical, Distribution, MultiCategorical
-from maze_train.distributions.categorical import impossible_logit
+from maze_train.distributions.base import Distribution
+from maze_train.distributions.bernoulli import Bernoulli
+from maze_train.distributions.categorical import Categorical, MultiCategorical, impossible_logit
 from maze_train.errors import SpaceError
 
 

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from torch import distributions as td
 from torch.distributions import transforms as tt
 
-from maze_train.distributions import DiagonalGaussian, SquashedGaussian
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.errors import SpaceError
 
 LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
