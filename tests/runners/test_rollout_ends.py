@@ -60,9 +60,9 @@ def test_a_signal_while_the_last_part_is_written(
     """It costs no episode."""
     append_part = trajectory_writer.append_part
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(number)
-        append_part(*arguments)
+        return append_part(*arguments)
 
     monkeypatch.setattr(trajectory_writer, "append_part", interrupted)
     play(**RANDOM, record=True)
