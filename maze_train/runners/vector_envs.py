@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from maze_train.envs.foreign import make_foreign_env
-from maze_train.envs.sequential import SequentialVectorEnv
-from maze_train.envs.subprocess_env import SubprocVectorEnv
+from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import TrainingError
-from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,9 +30,7 @@ def build_vector_env(
     factories: Sequence[Callable[[], Env[Any, Any]]], place: Place, on_non_finite: Any
 ) -> MazeVectorEnv:
     """Environments that are stepped in a place."""
-    if isinstance(place, LocalProcesses):
-        return SubprocVectorEnv(factories, on_non_finite=on_non_finite, **asdict(place))
-    return SequentialVectorEnv(factories, on_non_finite=on_non_finite)
+    return PooledVectorEnv(factories, place, on_non_finite=on_non_finite)
 
 
 def build_actor_env(
@@ -51,7 +46,7 @@ def build_actor_env(
         env = make_foreign_env(config.env, num_envs, training=True, num_threads=1)
         env.first_env = first_env
         return env
-    return SequentialVectorEnv(
+    return PooledVectorEnv(
         [factory] * num_envs,
         on_non_finite=config.algorithm.on_non_finite,
         can_be_restored=can_be_restored,
@@ -64,7 +59,7 @@ def num_env_threads(place: Place) -> int:
 
     0: one per core.
     """
-    return place.n_workers if isinstance(place, LocalProcesses) else 1
+    return place.n_workers
 
 
 def begin_statistics(
