@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +15,7 @@ from gymnasium.spaces import Box
 
 from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
 from maze_train.config.writing import CONFIG_FILE
-from maze_train.distributions.mapping import DEFAULTS, FAMILIES
+from maze_train.distributions.mapping import DEFAULTS
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.nets.building import input_space
 from maze_train.nets.config import ModelConfig
@@ -24,7 +23,7 @@ from maze_train.nets.population import find_normalizer
 from maze_train.runners.saved_policies import SavedPolicy, load_weights, read_saved_policy
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.spaces.describe import flat_space, flat_spaces
-from maze_train.targets import TARGET, locate
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,8 +62,8 @@ POLICY_SETTINGS = (
 CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
 """Settings that say what the numbers of a critic mean; its sizes are seen in its weights."""
 
-FREE_SETTINGS = ("orthogonal_init", "normalization.n_steps")
-"""Settings of how weights and statistics begin: here they begin with those of the base."""
+FREE_SETTINGS = ("orthogonal_init",)
+"""Settings of how weights begin: here they begin with those of the base."""
 
 PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 """Text that needs no quotes on the command line of `maze-run`."""
@@ -100,31 +99,36 @@ class SavedBasePolicy:
     def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
         """Give the configuration of the new run the networks of the policy.
 
-        Where no setting of `model` about the policy is given, all of these become what they were in
-        the base, with the defaults of its algorithm filled in. Where one is given, all stay as they
-        are, and `take_over` says what does not fit.
+        Settings of `model` about the policy become what they were in the base, with the defaults of
+        its algorithm filled in. Those that are given have to be the same, but for how weights and
+        statistics of observations begin and whether these go on.
 
         Args:
             resumed_dir: Directory of a run that is continued, which has its networks already; its
                 base may be gone. None: a new run.
 
         Raises:
-            ConfigError: If there is no policy, or the algorithm can not learn with it.
+            ConfigError: If there is no policy, a setting is another one there, or the algorithm can
+                not learn with it.
         """
         given, defaults = self.config.model, ModelConfig()
-        if any(getattr(given, name) != getattr(defaults, name) for name in POLICY_SETTINGS):
-            return self.config
+        named = {
+            name: value
+            for name in POLICY_SETTINGS
+            if (value := getattr(given, name)) != getattr(defaults, name)
+        }
         if resumed_dir is not None:
             stored = settings_of_run(resumed_dir / CONFIG_FILE, self.config, PARTS_OF_POLICY)
             own = {name: getattr(stored.model, name) for name in POLICY_SETTINGS}
         else:
-            own = self._settings()
+            config = self.saved.config
+            own = policy_settings(config.model, config.algorithm, self.saved.spaces)
             self._check_can_learn(own)
+            self._check_settings(named, own)
         try:
-            self.config = replace(self.config, model=replace(given, **own))
+            return replace(self.config, model=replace(given, **{**own, **named}))
         except ConfigError as error:
             raise error.below("model") from None
-        return self.config
 
     def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
         """Refuse a base with other spaces, before a model is built for those of the environment.
@@ -155,7 +159,6 @@ class SavedBasePolicy:
         Raises:
             ConfigError: If there is no policy, or its networks do not fit.
         """
-        self._check_settings()
         found, wanted = _by_part(self.saved.weights), _by_part(model.state_dict())
         self._check_weights(found, wanted)
         parts, base, own = [*POLICY_PARTS], self.saved.config.model, self.config.model
@@ -177,11 +180,6 @@ class SavedBasePolicy:
 
     def _refusal(self, problem: str) -> ConfigError:
         return ConfigError(KEY, problem, self.directory)
-
-    def _settings(self) -> dict[str, Any]:
-        """The settings of the policy, with the defaults of the algorithm that trained it."""
-        config = self.saved.config
-        return policy_settings(config.model, config.algorithm, self.saved.spaces)
 
     def _check_can_learn(self, settings: dict[str, Any]) -> None:
         """Refuse networks that the algorithm does not build, and say how to train the base instead.
@@ -212,23 +210,20 @@ class SavedBasePolicy:
             f"{_overrides({name: own[name] for name in changed})}"
         ) from first
 
-    def _check_settings(self) -> None:
-        """Refuse networks with other settings: with weights of equal shapes they act otherwise."""
-        base, config = self._settings(), self.config
-        there = _one_by_one(base)
-        here = _one_by_one(policy_settings(config.model, config.algorithm, self.saved.spaces))
-        differing = [name for name in there if not _is_same(name, there, here)]
-        if not differing:
-            return
-        self._check_can_learn(base)
-        found = [
-            f"{name}: {_text(there[name])} there, {_text(here[name])} here" for name in differing
-        ]
-        raise self._refusal(
-            f"its policy does not fit the networks of this run ({'; '.join(found)}): set "
-            f"{_overrides({name: there[name] for name in differing})}, or leave out all settings "
-            "of model that are about the policy: then they are those of the base"
-        )
+    def _check_settings(self, named: dict[str, Any], own: dict[str, Any]) -> None:
+        """Refuse other settings: with weights of equal shapes a policy would act otherwise."""
+        here, there = _one_by_one(named), _one_by_one(own)
+        differing = [name for name in here if name in there and _differs(here[name], there[name])]
+        if differing:
+            found = [
+                f"{name}: {_text(there[name])} there, {_text(here[name])} here"
+                for name in differing
+            ]
+            raise self._refusal(
+                f"its policy does not fit the networks of this run ({'; '.join(found)}): leave "
+                "these settings out, then they are those of the base, or set "
+                f"{_overrides({name: there[name] for name in differing})}"
+            )
 
     def _check_weights(self, found: WeightsByPart, wanted: WeightsByPart) -> None:
         """Refuse other weights under equal settings, as own networks and wrappers may have."""
@@ -288,42 +283,22 @@ def _build_error(
 
 
 def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a policy, those of the normalisation one by one."""
-    found = {name: value for name, value in settings.items() if name != "normalization"}
-    for name, value in asdict(settings["normalization"]).items():
-        found[f"normalization.{name}"] = value
+    """Settings that decide how a policy acts, those of the normalisation one by one."""
+    found = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
+    normalization = found.pop("normalization", None)
+    if normalization is not None:
+        is_on = normalization.mode != "none"
+        found["normalization.mode"] = "running" if is_on else "none"
+        if is_on:
+            found["normalization.clip"] = normalization.clip
+            found["normalization.exclude"] = normalization.exclude
     return found
 
 
-def _is_same(name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Whether a setting makes no difference between two policies."""
-    mode = "normalization.mode"
-    is_normalised: tuple[bool, bool] = there[mode] != "none", here[mode] != "none"
-    if name == mode:
-        return is_normalised[0] is is_normalised[1]
-    if name in FREE_SETTINGS or (name.startswith("normalization.") and not all(is_normalised)):
-        return True
-    one, other = there[name], here[name]
-    if name == "distributions":
-        one, other = _families(one), _families(other)
-    return bool(one == other)
-
-
-def _families(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Families of distributions in one form: names have synonyms, and settings defaults."""
-    found: dict[str, Any] = {}
-    for key, override in {**DEFAULTS, **overrides}.items():
-        if isinstance(override, Mapping) and TARGET in override:
-            found[key] = dict(override)
-            continue
-        given = {"name": override} if isinstance(override, str) else dict(override)
-        family = FAMILIES[given.pop("name")]
-        parameters = signature(family).parameters.values()
-        settings = {p.name: p.default for p in parameters if p.default is not p.empty} | given
-        if not settings.get("state_dependent_std"):
-            settings.pop("initial_log_std", None)  # where weights begin, and these are there
-        found[key] = (family, settings)
-    return found
+def _differs(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):  # families of distributions
+        return {**DEFAULTS, **one} != {**DEFAULTS, **other}
+    return bool(one != other)
 
 
 def _overrides(settings: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from maze_train.config.resuming import checkpoint_name
 from maze_train.config.stored import modules_to_trust
@@ -14,6 +14,7 @@ from maze_train.files import remove_leftovers
 from maze_train.runners.run_dir import BEST, METRICS, new_directory
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.config import CheckpointConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
     from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
-    from maze_train.training.config import CheckpointConfig
     from maze_train.training.trainer import Trainer
     from maze_train.types import Tensor
 
@@ -39,17 +39,33 @@ class RunCheckpoints:
     Args:
         run_dir: Directory of the run.
         resume: The run that is continued, or the checkpoint of it; None: the newest one.
-        **store: Settings of the `CheckpointStore`.
+        config: Settings of checkpoints; None: the usual ones.
+        mode: `max` if larger scores are better, `min` if smaller ones are.
+        config_text: Configuration of the run, which every checkpoint keeps.
     """
 
-    def __init__(self, run_dir: Path, resume: str | None = None, **store: Any) -> None:
-        self.store = CheckpointStore(run_dir / CHECKPOINTS, **store)
+    def __init__(
+        self,
+        run_dir: Path,
+        resume: str | None = None,
+        config: CheckpointConfig | None = None,
+        mode: str = "max",
+        config_text: str = "",
+    ) -> None:
+        self._config = config or CheckpointConfig()
+        self._store = CheckpointStore(
+            run_dir / CHECKPOINTS,
+            keep_last=self._config.keep_last,
+            keep_best=self._config.keep_best,
+            mode=mode,
+            settings=config_text,
+        )
         self._run_dir = run_dir
         self._name = checkpoint_name(resume)
 
     def find(self) -> CheckpointInfo | None:
         """Find the checkpoint from which the run goes on; None: there is none."""
-        infos = self.store.list()[::-1]
+        infos = self._store.list()[::-1]
         return next((info for info in infos if self._name in (None, info.path.name)), None)
 
     def load(self) -> Checkpoint | None:
@@ -58,7 +74,7 @@ class RunCheckpoints:
         Raises:
             RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
         """
-        return self.store.load(self._name)
+        return self._store.load(self._name)
 
     def take_up(self) -> Checkpoint | None:
         """Load that checkpoint, and remove what killed processes left.
@@ -71,17 +87,17 @@ class RunCheckpoints:
         """
         for directory in (self._run_dir, self._run_dir / BEST):
             remove_leftovers(directory)
-        self.store.clean()
+        self._store.clean()
         checkpoint = self.load()
         if checkpoint is None:
             put_aside(self._run_dir)
         else:
-            self.store.point_to(checkpoint)
+            self._store.point_to(checkpoint)
         return checkpoint
 
-    def schedule(self, config: CheckpointConfig, resumed: Checkpoint | None) -> Checkpoints:
+    def schedule(self, resumed: Checkpoint | None) -> Checkpoints:
         """Schedule the checkpoints of a run that continues from one, or begins."""
-        return Checkpoints(self.store, config, resumed)
+        return Checkpoints(self._store, self._config, resumed)
 
 
 def put_aside(run_dir: Path) -> None:

@@ -60,8 +60,8 @@ def test_every_default_is_that_of_the_class() -> None:
     assert config.render_mode is None
 
 
-def test_options_are_named_and_single_values_set() -> None:
-    """Strings choose options; dotted names set values in sections."""
+def test_what_is_given() -> None:
+    """Strings choose options, dotted names set values, and parts of one's own are named."""
     config = load_rollout_config(
         {**RANDOM, "runner": "local", "runner.n_workers": 2, "env.kwargs.a": 1, "n_episodes": "1e2"}
     )
@@ -69,31 +69,25 @@ def test_options_are_named_and_single_values_set() -> None:
     assert config.runner.n_workers == 2
     assert config.env == EnvConfig(id="CartPole-v1", kwargs={"a": 1})
     assert config.n_episodes == 100
-
-
-def test_a_policy_and_an_environment_of_ones_own() -> None:
-    """Both are named by dotted paths."""
-    config = load_rollout_config(
-        {"policy._target_": "my.Policy", "policy.a": 1, "env._target_": "my.Env"}
-    )
+    own = {"policy._target_": "my.Policy", "policy.a": 1, "env._target_": "my.Env"}
+    config = load_rollout_config(own)
     assert config.policy == {"_target_": "my.Policy", "a": 1}
     assert config.env == EnvConfig(target="my.Env")
 
 
-def test_seeds_of_the_episodes() -> None:
-    """One after the other from `seed`, or as listed."""
-    assert load_rollout_config({**RANDOM, "seed": 7, "n_episodes": 2}).episode_seeds == [7, 8]
-    assert load_rollout_config({**RANDOM, "seeds": [5, 3, 5]}).episode_seeds == [5, 3, 5]
-
-
 @pytest.mark.parametrize(
-    "seeds", [range(3), (0, 1, 2), np.arange(3), np.arange(3, dtype=np.uint8), iter([0, 1, 2])]
+    ("given", "expected"),
+    [
+        ({"seed": 7, "n_episodes": 2}, [7, 8]),
+        ({"seeds": [5, 3, 5]}, [5, 3, 5]),
+        *(({"seeds": seeds}, [0, 1, 2]) for seeds in (range(3), np.arange(3), iter([0, 1, 2]))),
+    ],
 )
-def test_seeds_of_any_iterable(seeds: Any) -> None:
-    """They become plain integers."""
-    found = load_rollout_config({**RANDOM, "seeds": seeds}).seeds
-    assert found == [0, 1, 2]
-    assert [type(seed) for seed in found] == [int] * 3
+def test_seeds_of_the_episodes(given: dict[str, Any], expected: list[int]) -> None:
+    """One after the other from `seed`, or those of any iterable, as plain integers."""
+    found = load_rollout_config({**RANDOM, **given}).episode_seeds
+    assert found == expected
+    assert {type(seed) for seed in found} == {int}
 
 
 @pytest.mark.parametrize("seeds", [np.array(3), np.zeros((2, 2)), "012", {"a": 1}, [True], [0.5]])

@@ -186,6 +186,20 @@ def start(case: str, run_dir: Path, **changes: Any) -> Any:
     return train(**settings(case, run_dir, **changes))
 
 
+def words(given: dict[str, Any]) -> list[str]:
+    """Settings as arguments of `maze-run`."""
+    return [f"{key}={_word(value)}" for key, value in given.items()]
+
+
+def _word(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_word(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_word, value))}]"
+    return str(value)
+
+
 go_on = functools.partial(train, trust=OWN)
 """Continues a run."""
 

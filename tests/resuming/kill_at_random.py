@@ -2,11 +2,10 @@
 
     python tests/resuming/kill_at_random.py --runner local --kills 20 [--only sac]
 
-Five problems with A2C and PPO, four of them with SAC, three with IMPALA: each is trained once
-undisturbed on `dev`, and once on the given runner (IMPALA on `dev`, where alone it can be
-repeated), killed with SIGKILL so many times at random moments and continued each time. One line per
-problem says whether all rows of metrics and all state, weights included, are equal. Takes about 25
-minutes.
+Every case of `test_killed_runs.py` is trained for longer, once undisturbed on `dev`, and once on
+the given runner (IMPALA on `dev`, where alone it can be repeated), killed with SIGKILL so many
+times at random moments and continued each time. One line per case says whether all rows of metrics
+and all state, weights included, are equal. Takes about 25 minutes.
 """
 
 from __future__ import annotations
@@ -19,61 +18,24 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+from continued_runs import words
 from killed_runs import PARTS, differences, final_state, rows_of
+from test_killed_runs import CASES, OTHERS, settings
 
-COMMON = (
-    "seed=1", "tracking.progress=quiet", "tracking.plot=false", "resume=auto",
-    "runner.concurrency=4", "evaluation.n_episodes=4", "evaluation.max_episode_steps=200",
-    "model.hidden_sizes=[32,32]", "total_steps=92160",
-)  # fmt: skip
-NORMALISED = (
-    "model.normalization.mode=running", "model.normalization.n_steps=500",
-    "algorithm.reward_scaling=true",
-)  # fmt: skip
-PPO = ("algorithm=ppo", "algorithm.n_rollout_steps=64", "algorithm.batch_size=64")
-ALGORITHMS = {
-    "ppo": (*PPO, "algorithm.epoch_length=2"),
-    "a2c": ("algorithm=a2c", "algorithm.epoch_length=20"),
-}
-PROBLEMS = {
-    "CartPole": ("env=CartPole-v1",),
-    "Pendulum-normalised": ("env=Pendulum-v1", *NORMALISED),
-    "HalfCheetah-normalised": ("env=HalfCheetah-v5", *NORMALISED),
-    "Dict": ("env._target_=own_envs.SpacesEnv", "+env.kwargs.obs=dict"),
-    "memory": ("env=CartPole-v1", "model=vector_rnn", "model.memory.size=16"),
-}
-SAC = (
-    "algorithm=sac", "algorithm.epoch_length=50", "algorithm.batch_size=32",
-    "algorithm.initial_buffer_size=400", "algorithm.replay_buffer_size=3000",
-    "total_steps=5000",
-)  # fmt: skip
-SAC_PROBLEMS = {
-    "CartPole": (*PROBLEMS["CartPole"], *SAC),
-    "Pendulum-normalised": (
-        *PROBLEMS["Pendulum-normalised"][:3], *SAC, "algorithm.n_step_returns=3",
-    ),
-    "HalfCheetah-prioritised": (
-        "env=HalfCheetah-v5", *SAC,
-        "algorithm.replay_buffer={_target_: maze_train.PrioritizedReplayBuffer}",
-    ),
-    "Dict": (*PROBLEMS["Dict"], *SAC, "algorithm.replay_buffer_storage=disk"),
-}  # fmt: skip
-IMPALA = (
-    "algorithm=impala", "algorithm.epoch_length=50", "algorithm.actors_batch_size=3",
-    "algorithm.broadcast_interval=3",
-)  # fmt: skip
-IMPALA_PROBLEMS = {
-    "CartPole": (*PROBLEMS["CartPole"], *IMPALA),
-    "Dict": (*PROBLEMS["Dict"], *IMPALA, "algorithm.replay_size=20"),
-    "memory": (*PROBLEMS["memory"], *IMPALA),
-}
+LONGER = {"ppo": 92_160, "a2c": 92_160, "sac": 5_000, "impala": 92_160, "es": 60_000, "bc": 0}
+"""Steps of a run by algorithm; BC has epochs."""
 COMMAND = [sys.executable, "-c", "import sys; from maze_train.cli import main; sys.exit(main())"]
 
 
-def start(run_dir: Path, settings: tuple[str, ...], runner: str) -> subprocess.Popen[bytes]:
+def start(run_dir: Path, case: str, runner: str) -> subprocess.Popen[bytes]:
     """Start or continue a run."""
-    argv = [*COMMAND, *COMMON, *settings, f"runner={runner}", f"run_dir={run_dir}"]
+    given = settings(run_dir, case, runner)
+    longer: dict[str, Any] = {"total_steps": LONGER[given["algorithm"]]}
+    if given["algorithm"] in ("es", "bc"):
+        longer["algorithm.n_epochs"] = 400 * (given["algorithm"] == "bc")
+    argv = [*COMMAND, *words({**given, **longer})]
     path = f"{PARTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
 
@@ -100,38 +62,24 @@ def main() -> None:
     parser.add_argument("--runner", default="dev")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--only", choices=("ppo", "a2c", "sac", "impala"))
+    parser.add_argument("--only", default="", help="part of the names of the cases")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    cases = {
-        (problem, algorithm): (*env, *settings)
-        for problem, env in PROBLEMS.items()
-        for algorithm, settings in ALGORITHMS.items()
-    }
-    cases |= {(problem, "sac"): settings for problem, settings in SAC_PROBLEMS.items()}
-    cases |= {(problem, "impala"): settings for problem, settings in IMPALA_PROBLEMS.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        for (problem, algorithm), settings in cases.items():
-            if arguments.only not in (None, algorithm):
-                continue
-            straight = Path(folder, f"{problem}-{algorithm}-straight")
-            killed = Path(folder, f"{problem}-{algorithm}-killed")
-            assert start(straight, settings, "dev").wait() == 0
-            runner = "dev" if algorithm == "impala" else arguments.runner
+    for case in [case for case in (*CASES, *OTHERS) if arguments.only in case]:
+        with tempfile.TemporaryDirectory() as folder:
+            straight, killed = Path(folder, "straight"), Path(folder, "killed")
+            assert start(straight, case, "dev").wait() == 0
             kills = 0
             while True:
-                process = start(killed, settings, runner)
+                process = start(killed, case, arguments.runner)
                 if kills == arguments.kills or not kill_at_random(process, killed, rng):
                     assert process.wait() == 0
                     break
                 kills += 1
             rows = "equal" if rows_of(straight) == rows_of(killed) else "DIFFERENT"
             state = differences(final_state(straight), final_state(killed))
-            print(
-                f"{problem:24} {algorithm}  {kills} kills  rows {rows}  "
-                f"state {'equal' if not state else f'DIFFERENT: {state[:3]}'}",
-                flush=True,
-            )
+            told = "equal" if not state else f"DIFFERENT: {state[:3]}"
+            print(f"{case:24} {kills} kills  rows {rows}  state {told}", flush=True)
 
 
 if __name__ == "__main__":
