@@ -28,9 +28,10 @@ from continued_runs import (
     record_cartpole,
     settings,
     start,
+    words,
 )
 from gymnasium import spaces
-from killed_runs import CONTEXT, PARTS, assert_equal_runs, final_state, maze_run
+from killed_runs import CONTEXT, PARTS, assert_equal_runs, final_state
 from leftovers import left_in
 from own_parts import diaries
 
@@ -38,7 +39,7 @@ import maze_train.data.replay_memory as replay_memory
 from maze_train import UniformReplayBuffer
 from maze_train.errors import ConfigError, EnvError
 
-OWN = [Path(__file__).stem, "continued_runs", "own_envs", "own_parts"]
+OWN = [Path(__file__).stem, "continued_runs", "faulty_envs", "own_envs", "own_parts"]
 TO_THE_END = {"algorithm.n_epochs": 0}
 NO_EVALUATION = {"evaluation.n_episodes": 0}
 
@@ -101,25 +102,6 @@ class KeptReplay(UniformReplayBuffer):
         KeptReplay.last = self
 
 
-class ChanceEnv(gymnasium.Env[Any, Any]):
-    """Observations that no seed repeats, and ends that are known: episodes have 7 steps."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def observe(self) -> Any:
-        return np.random.default_rng().standard_normal(2).astype(np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        return self.observe(), 1.0, self.t == 7, False, {}
-
-
 def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
     """All samples that a buffer can give, by observation."""
     batch = buffer.sample_batch(60 * len(buffer))
@@ -134,7 +116,7 @@ def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
     "env",
     [
         {"id": "CartPole-v1", "backend": "native"},
-        {"_target_": "test_own_resume.ChanceEnv"},
+        {"_target_": "faulty_envs.FaultyEnv", "kwargs": {"fault": "chance"}},
     ],
     ids=["native", "chance"],
 )
@@ -274,28 +256,15 @@ def test_impala_on_dev_on_local_and_back(tmp_path, capsys):
     assert result.history[3]["actors/steps_dropped"] == in_flight
 
 
-@pytest.mark.slow
-def test_an_environment_that_raises_ends_the_run(tmp_path):
-    """With the traceback of the actor, the exit code of a failure, and no process."""
-    env = {"env._target_": "own_envs.FaultyEnv", "+env.kwargs.at": 40}
-    argv = words("impala", tmp_path / "run", **FORK, **env)
-    code, output = maze_run(tmp_path / "output.txt", *argv)
-    assert code == 1
-    assert "RuntimeError: the wheel came off" in output
-    assert "own_envs.py" in output
-    outcome = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert outcome["stop_reason"] == "error"
-
-
 # -- Ctrl-C --------------------------------------------------------------------------------------
 
 
-def words(case: str, run_dir: Path, **changes: Any) -> list[str]:
+def arguments(case: str, run_dir: Path, **changes: Any) -> list[str]:
     """The arguments of `maze-run` for a run."""
     given = settings(case, run_dir, **changes)
     if "env._target_" in changes:
         del given["env"]
-    return [f"{key}={value}".replace(" ", "") for key, value in given.items()]
+    return words(given)
 
 
 def command(argv: list[str], output: str, stop_at: int) -> None:
@@ -341,7 +310,7 @@ def test_ctrl_c_in_a_gradient_step(tmp_path, place):
     """The update comes to its end and is saved, no process is left, and the run can go on."""
     output, run_dir = tmp_path / "output.txt", tmp_path / "run"
     start("sac", tmp_path / "whole")
-    argv = words("sac", run_dir, **place)
+    argv = arguments("sac", run_dir, **place)
     child = CONTEXT.Process(target=command, args=(argv, str(output), 20))
     child.start()
     assert 0 < assert_interrupted(child, output, run_dir) < 256
@@ -378,10 +347,10 @@ def test_ctrl_c_while_others_play(tmp_path, case):
     output, run_dir, marker = (tmp_path / name for name in ("output.txt", "run", "slow"))
     env = {
         "env._target_": "test_own_resume.SlowEnv",
-        "+env.kwargs.quick": 25,
-        "+env.kwargs.marker": marker,
+        "env.kwargs.quick": 25,
+        "env.kwargs.marker": marker,
     }
-    argv = words(case, run_dir, **FORK, **env, **NO_EVALUATION)
+    argv = arguments(case, run_dir, **FORK, **env, **NO_EVALUATION)
     child = CONTEXT.Process(target=command, args=(argv, str(output), 0))
     child.start()
     deadline = time.monotonic() + 60
