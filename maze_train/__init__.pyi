@@ -95,12 +95,13 @@ from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv as ForeignVectorEnv
 from maze_train.envs.info_masks import ActionMaskWrapper as ActionMaskWrapper
+from maze_train.envs.monitoring import MonitoringWrapper as MonitoringWrapper
+from maze_train.envs.names import SequentialVectorEnv as SequentialVectorEnv
+from maze_train.envs.names import SubprocVectorEnv as SubprocVectorEnv
+from maze_train.envs.pooled import PooledVectorEnv as PooledVectorEnv
 from maze_train.envs.selection import SelectEntriesWrapper as SelectEntriesWrapper
-from maze_train.envs.sequential import SequentialVectorEnv as SequentialVectorEnv
-from maze_train.envs.subprocess_env import SubprocVectorEnv as SubprocVectorEnv
 from maze_train.envs.vector import MazeVectorEnv as MazeVectorEnv
 from maze_train.envs.wrappers import DiscretizeActionsWrapper as DiscretizeActionsWrapper
-from maze_train.envs.wrappers import MonitoringWrapper as MonitoringWrapper
 from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStackWrapper
 from maze_train.envs.wrappers import RandomResetWrapper as RandomResetWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper as RewardScalingWrapper

@@ -240,7 +240,7 @@ class RolloutRunner:
                     value,
                 )
             self._spaces = (env.observation_space, env.action_space)
-            self.policy.check_spaces(env_name(self.env_config), *self._spaces)
+            self.policy.check_spaces(env_name(self.env_config), self._spaces)
         finally:
             try:
                 close_all([env])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
-from maze_train.envs.sequential import SequentialVectorEnv
-from maze_train.envs.subprocess_env import SubprocVectorEnv
+from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import EnvError
 from maze_train.targets import locate
-from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,9 +53,7 @@ def build_vector_env(
             max_episode_steps=max_episode_steps or None,
         )
         return env
-    if isinstance(place, LocalProcesses):
-        return SubprocVectorEnv(factories, on_non_finite=on_non_finite, **asdict(place))
-    return SequentialVectorEnv(factories, on_non_finite=on_non_finite)
+    return PooledVectorEnv(factories, place, on_non_finite=on_non_finite)
 
 
 def build_actor_env(
@@ -75,7 +70,7 @@ def build_actor_env(
         env: MazeVectorEnv = locate(FOREIGN)(config, num_envs, training=True, num_threads=1)
         env.first_env = first_env
         return env
-    return SequentialVectorEnv(
+    return PooledVectorEnv(
         [factory] * num_envs,
         on_non_finite=on_non_finite,
         can_be_restored=can_be_restored,

@@ -19,7 +19,7 @@ from maze_train.rollout.episodes import TrainingEpisodeEvents
 from maze_train.targets import locate
 from maze_train.training.generators import generator_states, load_generator_states
 from maze_train.training.interruption import Interrupted, Interruption
-from maze_train.training.outcome import Limits, TrainingSummary
+from maze_train.training.outcome import Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -236,10 +236,9 @@ class Trainer(ABC):
             return self.checkpoints.latest
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         self.tracker.sync()
-        counters = {"epoch": self.epoch, "updates": self.updates, "env_steps": self.env_steps}
-        path = self.checkpoints.save(
-            self.state_dict(), **counters, score=self._score, within_epoch=within_epoch
-        )
+        counters = (self.epoch, self.updates, self.env_steps)
+        position = Position(*counters, self._score, within_epoch)
+        path = self.checkpoints.save(self.state_dict(), position)
         self._statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
         return path
 
