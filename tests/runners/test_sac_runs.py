@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,7 @@ import numpy as np
 import pytest
 from own_envs import SpacesEnv
 from own_parts import (
-    ANY_SPACES,
     AlwaysFirst,
-    AnyEnv,
     KeptReplay,
     demonstrations,
     diaries,
@@ -23,16 +20,14 @@ from short_runs import everything, rows, short_run, summary
 
 import maze_train.algorithms.off_policy.build as off_policy
 import maze_train.data.replay_columns as replay_columns
-from maze_train import load_policy, train
+from maze_train import train
 from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
 from maze_train.algorithms.sac.events import SACEvents
-from maze_train.algorithms.sac.learner import SACLearner
-from maze_train.errors import ConfigError, ShapeError, TrainingError
+from maze_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOCAL = {"runner": "local", "runner.n_workers": 2}
 PRIORITISED = "maze_train.PrioritizedReplayBuffer"
 KEPT = {"_target_": "own_parts.KeptReplay"}
 
@@ -112,29 +107,6 @@ def test_what_is_stored_is_what_happened(
     assert {told[2] for told in expected.values()} == {0.0, 0.9}
 
 
-# -- spaces --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", ANY_SPACES)
-def test_every_space(case: str) -> None:
-    """Metrics are finite, every action is one of its space, and the saved policy acts."""
-    observation_space, action_space = ANY_SPACES[case]
-
-    def make() -> Any:
-        return AnyEnv(observation_space, action_space)
-
-    more = {"model.image_encoder": "impala"} if case == "image" else {}
-    result = sac_run(env=make, **more, total_steps=96)
-    row = result.history[-1]
-    assert all(math.isfinite(value) for value in row.values())
-    assert row["train/critic_loss"] > 0
-    env = make()
-    obs, _ = env.reset(seed=0)
-    policy = load_policy("run")
-    for deterministic in (True, False):
-        env.step(policy.act(obs, deterministic))
-
-
 # -- the initial phase ---------------------------------------------------------------------------
 
 
@@ -185,80 +157,8 @@ def test_demonstrations_begin_the_buffer() -> None:
 
 # -- what is refused -----------------------------------------------------------------------------
 
-POLICY, SHOWN = "algorithm.initial_sampling_policy", "algorithm.initial_demonstration_trajectories"
+SHOWN = "algorithm.initial_demonstration_trajectories"
 BUFFER = "algorithm.replay_buffer"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            {"algorithm.initial_buffer_size": 1001},
-            r"algorithm\.initial_buffer_size = 1001: expected at most replay_buffer_size=1000",
-        ),
-        (
-            {"algorithm.replay_buffer_size": 7, "algorithm.initial_buffer_size": 7},
-            r"algorithm\.replay_buffer_size = 7: expected at least the 8 transitions of an update",
-        ),
-        (
-            {"algorithm.replay_bufer_size": 7},
-            r"algorithm\.replay_bufer_size = 7: unknown; did you mean algorithm\.replay_buffer_siz",
-        ),
-        ({BUFFER: {"_target_": "own_parts.NoBuffer"}}, r"algorithm\.replay_buffer.*'NoBuffer'"),
-        ({BUFFER: {"_target_": "own_parts.AlwaysFirst"}}, r"algorithm\.replay_buffer"),
-        (
-            {BUFFER: {"_target_": "builtins.dict", "zip": 1}},
-            r"algorithm\.replay_buffer",
-        ),
-        ({BUFFER: {**KEPT, "bond": 1.0}}, r"algorithm\.replay_buffer: .*'bond'"),
-        (
-            {BUFFER: {"_target_": PRIORITISED, "alpha": -1}},
-            r"algorithm\.replay_buffer\.alpha = -1: .*>= 0",
-        ),
-        (
-            {BUFFER: {**KEPT, "gamma": 0.5}},
-            r"algorithm\.replay_buffer\.gamma = 0\.5: .*algorithm\.gamma",
-        ),
-        ({BUFFER: {"alpha": 1}}, r"algorithm\.replay_buffer = .*expected the key _target_"),
-        ({"algorithm.replay_buffer_storage": "disc"}, r"replay_buffer_storage = 'disc'"),
-        ({"model.memory.cell": "lstm"}, r"model\.memory"),
-        ({"model.shared_trunk": True}, r"model\.shared_trunk = True"),
-        ({"runner": "ray"}, r"runner = 'ray'"),
-        ({POLICY: {"_target_": "own_parts.Always"}}, rf"{POLICY}.*AlwaysFirst"),
-        ({POLICY: {"_target_": "own_parts.AlwaysFirst", "act": 1}}, rf"{POLICY}: .*'act'"),
-        (
-            {POLICY: {"_target_": "own_parts.OwnPPOConfig"}},
-            rf"{POLICY} = .*expected an object with a method act",
-        ),
-        (
-            {SHOWN: {"_target_": "own_parts.demonstrations", "n_episodes": 0}},
-            rf"{SHOWN} = .*holds no episodes: expected at least one",
-        ),
-        (
-            {SHOWN: {"_target_": "own_parts.demonstrations", "n_episodes": 400}},
-            r"algorithm\.replay_buffer_size = 1000: holds .* of the 1200 transitions of the demon",
-        ),
-        ({"total_steps": 32}, r"algorithm\.initial_buffer_size = 32: nothing would be learned"),
-        (
-            {"algorithm.entropy_tuning": False, "algorithm.entropy_coef_lr": 0.1},
-            r"algorithm\.entropy_coef_lr = 0\.1: .*entropy_tuning",
-        ),
-        (
-            {POLICY: {"_target_": "own_parts.AlwaysFirst"}, "algorithm.initial_action_repeat": 2},
-            r"algorithm\.initial_action_repeat = 2: .*initial_sampling_policy",
-        ),
-        ({SHOWN: {"_target_": "own_parts.demonstrations"}}, rf"{SHOWN}: .*'n_episodes'"),
-        ({"algorithm.lr": 0}, r"algorithm\.lr = 0"),
-        ({"algorithm.tau": 1.5}, r"algorithm\.tau = 1\.5"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_written(
-    tmp_path: Path, overrides: dict[str, Any], message: str
-) -> None:
-    """A wrong configuration raises, names the setting, and creates nothing on disk."""
-    with pytest.raises(ConfigError, match=message):
-        sac_run(**overrides)
-    assert everything(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -339,15 +239,6 @@ def test_a_large_buffer_of_a_short_run_is_not_refused(monkeypatch: pytest.Monkey
     assert sac_run(total_steps=2, **settings).summary.env_steps == 12
 
 
-def test_demonstrations_of_other_shapes_are_refused(tmp_path: Path) -> None:
-    """Before anything is written, naming the trajectory."""
-    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}}
-    node = {"_target_": "own_parts.demonstrations", "n_episodes": 1}
-    with pytest.raises(ShapeError, match=r"trajectory 0 has the arrays .*expected .*place"):
-        sac_run(env=env, **{SHOWN: node})
-    assert everything(tmp_path) == []
-
-
 # -- metrics -------------------------------------------------------------------------------------
 
 
@@ -384,48 +275,3 @@ def test_the_initial_phase_counts_as_steps(total_steps: int) -> None:
     assert result.summary.env_steps == 8 * math.ceil(total_steps / 8)
     assert result.history[-1]["env_steps"] == result.summary.env_steps
     assert summary("run")["env_steps"] == result.summary.env_steps
-
-
-@pytest.mark.parametrize("ratio", [1.0, 0.01])
-def test_a_trial_takes_a_gradient_step(ratio: float) -> None:
-    """One update that collects, one that learns, however rarely the run would."""
-    result = sac_run(
-        **{
-            "runner.fast_dev_run": True,
-            "runner.concurrency": 1,
-            "algorithm.n_rollout_steps": 1,
-            "algorithm.update_to_data_ratio": ratio,
-        }
-    )
-    assert (result.summary.epochs, result.summary.updates) == (1, 2)
-    assert result.history[0]["train/gradient_steps"] == 1
-
-
-def test_the_seed_decides_every_number() -> None:
-    """Equal seeds give equal metrics, others give others."""
-    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        sac_run(name, seed=seed)
-    assert rows("a") == rows("b")
-    losses = [[row["train/critic_loss"] for row in rows(name)] for name in "ac"]
-    assert losses[0] != losses[1]
-
-
-# -- errors --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_learning_fails_while_workers_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes through, workers and environments end, the summary says so."""
-    original, calls = SACLearner.compute_loss_for_module, []
-
-    def failing(*args: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 5:
-            raise TrainingError("the loss came off")
-        return original(*args)
-
-    monkeypatch.setattr(SACLearner, "compute_loss_for_module", failing)
-    with pytest.raises(TrainingError, match="the loss came off"):
-        sac_run(**LOCAL)
-    assert summary("run")["stop_reason"] == "error"
-    assert multiprocessing.active_children() == []
