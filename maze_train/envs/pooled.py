@@ -16,7 +16,7 @@ from maze_train.envs.repair import CALLS, WorkerRepair
 from maze_train.envs.stepped import ON_NON_FINITE
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.envs.worker import EnvWorker, StepReport
-from maze_train.errors import ConfigError, EnvError, WorkerError
+from maze_train.errors import ConfigError, EnvError
 from maze_train.spaces.describe import FlatView
 from maze_train.targets import locate
 from maze_train.workers.messages import Portable
@@ -104,6 +104,7 @@ class PooledVectorEnv(MazeVectorEnv):
         self._slices = [
             range(*bounds) for bounds in pairwise(n * i // count for i in range(count + 1))
         ]
+        self._indices = range(count)
         make_workers = [
             partial(
                 EnvWorker,
@@ -313,10 +314,8 @@ class PooledVectorEnv(MazeVectorEnv):
 
     def _call(self, method: str, *args: Any) -> None:
         """Start a call in all workers."""
-        if self.closed:
-            raise WorkerError("this vector environment is closed: build a new one")
         try:
-            for index in range(len(self._slices)):
+            for index in self._indices:
                 self._pool.call(index, method, *args)
         except BaseException:
             self._give_up()
@@ -328,7 +327,7 @@ class PooledVectorEnv(MazeVectorEnv):
         failures: list[WorkerFailedError] = []
         try:
             # Waiting for one after the other wakes this process less often than waiting for all.
-            for index in range(len(self._slices)):
+            for index in self._indices:
                 try:
                     reports.append(self._pool.receive(index))
                 except WorkerFailedError as error:
@@ -340,8 +339,8 @@ class PooledVectorEnv(MazeVectorEnv):
         except BaseException:
             self._give_up()
             raise
-        joined = None
-        for report in reports:
+        joined = reports[0]
+        for report in reports[1:]:
             if joined is None:
                 joined = report
             elif report is not None:
@@ -355,7 +354,7 @@ class PooledVectorEnv(MazeVectorEnv):
         """
         if self._journal is not None:
             self._journal.invalidate()
-        if not len(self._pool) or any(map(self._pool.pending, range(len(self._pool)))):
+        if not len(self._pool) or any(map(self._pool.pending, self._indices)):
             self.close()
 
     # -- infos -----------------------------------------------------------------------------------

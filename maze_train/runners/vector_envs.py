@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import TrainingError
+from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ def num_env_threads(place: Place) -> int:
 
     0: one per core.
     """
-    return place.n_workers
+    return place.n_workers if isinstance(place, LocalProcesses) else 1
 
 
 def begin_statistics(

@@ -25,11 +25,6 @@ class Place(Protocol):
     """Somewhere workers can live."""
 
     @property
-    def n_workers(self) -> int:
-        """Number of workers that was asked for; 0: one per core."""
-        ...
-
-    @property
     def is_remote(self) -> bool:
         """Whether workers live outside this process, and do their calls at the same time."""
         ...
@@ -54,7 +49,6 @@ class Place(Protocol):
 class ThisProcess:
     """The calling process, with a single worker."""
 
-    n_workers: int = 1
     is_remote: bool = False
 
     def num_workers(self, at_most: int) -> int:
