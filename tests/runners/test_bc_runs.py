@@ -304,7 +304,7 @@ class MaskedEnv(gymnasium.Env[Any, Any]):
 
 def test_validation_data_are_other_episodes(tmp_path, cartpole, monkeypatch):
     """No episode is on both sides, and the split follows from the seed of the run (trap 51)."""
-    from maze_train.runners import bc
+    from maze_train.algorithms.bc import build as bc
 
     seen = []
     original = bc.split_episodes
@@ -331,7 +331,7 @@ def test_best_policy_is_kept(tmp_path, cartpole):
 
 def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
     """They stay in their files, unless memory was asked for, which is refused by name."""
-    from maze_train.runners import bc
+    from maze_train.algorithms.bc import build as bc
 
     start(tmp_path / "memory", cartpole)
     monkeypatch.setattr(bc, "available_memory", lambda device: 1000)

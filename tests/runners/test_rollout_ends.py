@@ -21,7 +21,6 @@ from maze_train.data import trajectory_writer
 from maze_train.data.trajectory_store import open_dataset
 from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryError
 from maze_train.runners.rollout import RolloutRunner
-from maze_train.runners.rollout_policies import OwnPolicy, chosen_policy
 from maze_train.runners.rollout_report import RolloutProgress
 from maze_train.training.interruption import Interrupted
 
@@ -221,10 +220,7 @@ def test_where_chance_is_no_setting(policy: Any) -> None:
 
 def test_policies_are_built_for_each_environment() -> None:
     """What a `_target_` returns is not copied, unless it is a model."""
-    env, node = {"id": "CartPole-v1"}, {"_target_": "test_rollout_ends.Uncopied"}
-    policy = chosen_policy(load_rollout_config({"policy": node, "env": env}))
-    assert isinstance(policy, OwnPolicy)
-    play(policy=node, env="CartPole-v1", n_episodes=2)
+    play(policy={"_target_": "test_rollout_ends.Uncopied"}, env="CartPole-v1", n_episodes=2)
     assert numbers() == [0, 1]
 
 

@@ -476,7 +476,6 @@ def test_rows_are_written_as_episodes_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_disk_that_gets_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that can not be written ends the rollout; the files are then written once more."""
-
     write = CSVWriter.write
 
     def full(self: CSVWriter, row: Any) -> None:

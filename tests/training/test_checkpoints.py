@@ -30,7 +30,8 @@ from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.sealed import seal
 from maze_train.training import checkpoints, manifests
 from maze_train.training.checkpoint_files import digest
-from maze_train.training.checkpoints import CheckpointStore, Position
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.outcome import Position
 from maze_train.training.state_files import dumps
 
 GOLDEN = Path(__file__).parent / "golden" / "schema_1"
@@ -585,7 +586,8 @@ def test_real_kills(tmp_path):
     code = """
 import os, random, signal, sys, time, torch
 from pathlib import Path
-from maze_train.training.checkpoints import CheckpointStore, Position
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.outcome import Position
 from maze_train.types import StatePart
 torch.set_num_threads(1)
 random.seed(1)
@@ -712,7 +714,8 @@ def test_a_disk_that_is_really_full(tmp_path):
     """A file system of 400 kB, where the machine lets everyone mount one."""
     code = (
         "import sys, torch; from pathlib import Path\n"
-        "from maze_train.training.checkpoints import CheckpointStore, Position\n"
+        "from maze_train.training.checkpoints import CheckpointStore\n"
+        "from maze_train.training.outcome import Position\n"
         "store = CheckpointStore(Path(sys.argv[1]) / 'checkpoints')\n"
         "places = {e: Position(epoch=e, updates=e, env_steps=0) for e in (1, 2, 3)}\n"
         "print([store.save({'a': torch.ones(n)}, places[e]) is not None\n"
