@@ -54,13 +54,13 @@ def test_a_signal_while_the_last_part_is_written(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs no episode."""
-    write_part = trajectory_writer.write_part
+    append_part = trajectory_writer.append_part
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(number)
-        write_part(*arguments)
+        return append_part(*arguments)
 
-    monkeypatch.setattr(trajectory_writer, "write_part", interrupted)
+    monkeypatch.setattr(trajectory_writer, "append_part", interrupted)
     play(**RANDOM, record=True)
     assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1, 2, 3, 4]
     assert summary()["stop_reason"] == "finished"
@@ -88,7 +88,7 @@ def test_a_part_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trajectory_writer, "write_part", full)
+    monkeypatch.setattr(trajectory_writer, "append_part", full)
     with pytest.raises(DatasetError, match="No space left"):
         play(**RANDOM, record=True)
     assert (numbers(), summary()["stop_reason"]) == ([0, 1, 2, 3, 4], "error")
