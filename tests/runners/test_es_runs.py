@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
@@ -26,7 +25,7 @@ from torch import nn
 from maze_train import load_policy
 from maze_train.algorithms.es.build import STATISTICS_STEPS
 from maze_train.algorithms.es.events import ESEvents, PopulationEvents
-from maze_train.errors import TrainingError, WorkerError
+from maze_train.errors import WorkerError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -182,16 +181,6 @@ def test_episodes_of_training_are_cut() -> None:
         assert row["eval/episode_length_mean"] == 50
 
 
-def test_schedules() -> None:
-    """Step size and deviation fall over the run."""
-    settings = {"algorithm.noise_stddev": "linear_0.12", "algorithm.lr": "linear_0.06"}
-    result = es_run(**settings)
-    stddevs = [row["train/noise_stddev"] for row in result.history]
-    assert stddevs == pytest.approx([0.10, 0.06, 0.02])
-    rates = [row["train/learning_rate"] for row in result.history]
-    assert rates == pytest.approx([0.05, 0.03, 0.01])
-
-
 def test_a_wrapper_acts_and_is_saved() -> None:
     """Its rule holds for members, for evaluations and for the policy that is loaded."""
     node = {"_target_": "test_es_runs.Reckless", "place": -2.0}  # everywhere
@@ -273,14 +262,6 @@ def test_who_plays_makes_no_difference(case: str) -> None:
 
 
 @pytest.mark.slow
-def test_as_a_user_gets_it() -> None:
-    """With the default way to start processes, and their default number."""
-    es_run("dev")
-    es_run("local", {"_target_": "test_es_runs.UnevenEnv"}, runner="local")
-    assert_equal_runs("local", "dev")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "n_kills", "at"), [("none", 2, 24), ("running", 2, STATISTICS_STEPS + 12)]
 )
@@ -320,35 +301,3 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="worker"):
         es_run(env=lambda: env(), **FORK, **{"evaluation.n_episodes": 0})
     assert summary("run")["stop_reason"] == "error"
-
-
-# -- what goes wrong -----------------------------------------------------------------------------
-
-
-FAULTY = "own_envs.FaultyEnv"
-
-
-@pytest.mark.parametrize("fault", ["nan_reward", "nan_observation"])
-def test_numbers_that_are_not_finite(fault: str) -> None:
-    """The episodes are lost, until too many are."""
-    env = {"_target_": FAULTY, "kwargs": {"fault": fault, "at": 13}}
-    with pytest.raises(TrainingError, match=r"an update of 8 episodes lost 81 pairs"):
-        es_run("skip", env, **{"algorithm.on_non_finite": "skip"})
-    assert summary("skip")["stop_reason"] == "error"
-
-
-def test_rows_without_an_evaluation_select_by_training_returns() -> None:
-    """The best policy is that of the epoch whose members did best."""
-    result = es_run(**{"evaluation.n_episodes": 0, "algorithm.noise_stddev": 0.5})
-    returns = [row["train/episode_return_mean"] for row in result.history]
-    assert result.best_metric == max(returns)
-    assert result.summary.best_epoch == 1 + int(np.argmax(returns))
-
-
-def test_the_table_of_metrics_has_a_row_for_each_epoch() -> None:
-    """Also when the limit of steps comes within an epoch."""
-    es_run(total_steps=1, **{"algorithm.n_epochs": 0})
-    with Path("run", "metrics.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert (row["epoch"], row["updates"]) == ("1", "1")
-    assert summary("run")["stop_reason"] == "total_steps"

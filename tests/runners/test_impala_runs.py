@@ -12,10 +12,9 @@ import pytest
 import torch
 from gymnasium import spaces
 from own_parts import ANY_SPACES, AnyEnv, diaries
-from short_runs import FORK, rows, short_run, summary
+from short_runs import FORK, short_run, summary
 
 from maze_train import load_policy
-from maze_train.algorithms.impala.events import ActorEvents, ActorTimeEvents, ImpalaEvents
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import TrainingError
@@ -47,21 +46,10 @@ def assert_counted(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("action", ["box", "tuple"])
 def test_metrics(action: str) -> None:
-    """Every value that IMPALA reports is in the table, and is plausible."""
+    """Values that IMPALA alone reports are plausible."""
     result = impala_run(env={"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}})
     assert result.summary.updates == 6
-    events = [*ImpalaEvents.events(), *ActorEvents.events()]
-    clocks = {event.tag for event in ActorTimeEvents.events()}
-    for row, written in zip(result.history, rows("run"), strict=True):
-        missing = {event.tag for event in events} - row.keys()
-        assert missing == {
-            *("train/approximate_kl", "train/clip_fraction", "train/clip_range"),
-            "train/skipped_steps",
-        }
-        assert all(math.isfinite(value) for value in row.values())
-        assert set(written) >= {event.tag for event in events} - missing
-        assert clocks <= row.keys()
-        assert 0 <= row["time/learner_wait_share"] <= 1
+    for row in result.history:
         time_s = row["time/collect_s"] + row["time/update_s"]
         assert 0 < row["time/learner_wait_share"] <= row["time/collect_s"] / time_s
         # Nothing is older than the last update, so there is nothing to correct.
@@ -71,13 +59,8 @@ def test_metrics(action: str) -> None:
         assert row["actors/steps_made"] == row["env_steps"]
         assert row["actors/steps_dropped"] == row["actors/steps_in_flight"] == 0
         assert row["train/gradient_steps"] == 3
+    assert result.history[0]["train/rho_clip_fraction"] == 0  # also not by rounding
     assert result.history[-1]["env_steps"] == 6 * UPDATE == summary("run")["env_steps"]
-
-
-def test_no_weight_is_above_its_bound_by_rounding() -> None:
-    """Weights that acted and weights that learn are the same: no share of ratios is clipped."""
-    result = impala_run(total_steps=3 * UPDATE)
-    assert result.history[0]["train/rho_clip_fraction"] == 0
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3])

@@ -25,19 +25,7 @@ from maze_train.cli import main
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.runners.factory import build_runner
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every test starts in an empty directory and leaves no open environment."""
-    monkeypatch.chdir(tmp_path)
-    SpacesEnv.open_envs = 0
-    yield
-    assert SpacesEnv.open_envs == 0
-
-
-def faulty(**kwargs: Any) -> dict[str, Any]:
-    """The settings of an environment that goes wrong."""
-    return {"_target_": "own_envs.FaultyEnv", "kwargs": kwargs}
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def test_files_of_the_run_directory() -> None:
@@ -93,16 +81,8 @@ def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
     build_runner(again).run()
     assert rows("run") == rows("again")
     assert written_config("again") == written
-
-
-def test_the_seed_decides_every_number() -> None:
-    """Equal seeds give equal metrics, another one others; seeds that are drawn differ."""
-    for name, seed in (("a", 5), ("b", 5), ("c", 6), ("d", None), ("e", None)):
-        short_run(name, seed=seed)
-    assert rows("a") == rows("b")
-    losses = [[row["train/policy_loss"] for row in rows(name)] for name in "acde"]
-    assert len({tuple(column) for column in losses}) == 4
-    assert written_config("d")["seed"] != written_config("e")["seed"]
+    short_run("other", algorithm, seed=None)
+    assert written_config("other")["seed"] != written["seed"]
 
 
 def test_a_space_without_a_distribution_is_refused(tmp_path: Path) -> None:
