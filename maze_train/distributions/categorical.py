@@ -17,11 +17,8 @@ from maze_train.distributions.base import (
 from maze_train.distributions.constant import Constant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import Space
 
-    from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
 __all__ = [
@@ -31,10 +28,6 @@ __all__ = [
     "impossible_logit",
     "weighted",
 ]
-
-
-LEAST_LOG_PROB = -1e4
-"""Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
 
 
 def impossible_logit(dtype: torch.dtype) -> float:
@@ -120,28 +113,6 @@ class Categorical(Distribution):
         entropy = -weighted(log_probs.exp(), log_probs).sum(-1)
         return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy
 
-    def log_prob_and_entropy_vjp(
-        self, params: Tensor, actions: Tensor
-    ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """By hand: ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H)."""
-        # The exact type: a subclass may have another log_prob than these derivatives are for.
-        if type(self) is not Categorical:
-            return super().log_prob_and_entropy_vjp(params, actions)
-        log_probs = log_softmax(params, -1)
-        probs = log_probs.exp()
-        finite = log_probs.clamp(min=LEAST_LOG_PROB)
-        entropy = (probs * finite).sum(-1).neg_()
-        index = actions.unsqueeze(-1)
-
-        def gradient(g: Tensor, h: float) -> Tensor:
-            columns = g.unsqueeze(-1)
-            result = (probs * columns).neg_().scatter_add_(-1, index, columns)
-            if h:
-                result.addcmul_(probs, finite + entropy.unsqueeze(-1), value=-h)
-            return result
-
-        return log_probs.gather(-1, index).squeeze(-1), entropy, gradient
-
     def to_env(self, actions: Tensor) -> Tensor:
         """Actions counted from `space.start`, in the type of the space, [...]."""
         shifted = actions + self._start if self._start else actions
@@ -154,19 +125,6 @@ class Categorical(Distribution):
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """P(a) and log P(a) of all actions, each [..., n]."""
         return finite_log_probs(log_softmax(params, -1))
-
-    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """By hand: ∂(Σ_a P(a) c_a)/∂l_j = P(j) (c_j - Σ_a P(a) c_a)."""
-        # The exact type: a subclass may have other probabilities than these derivatives are for.
-        if type(self) is not Categorical:
-            return super().choice_probs_vjp(params)
-        probs, log_probs = self.choice_probs(params.detach())
-
-        def gradient(costs: Tensor) -> Tensor:
-            weighted = probs * costs
-            return weighted.addcmul_(probs, weighted.sum(-1, keepdim=True), value=-1.0)
-
-        return probs, log_probs, gradient
 
     def choices(self, actions: Tensor) -> Tensor:
         """The actions, [..., 1]."""
@@ -203,7 +161,6 @@ class MultiCategorical(Distribution):
         in_table = np.arange(self._table_shape[1]) < sizes[:, None]
         self._cells = Constant(np.flatnonzero(in_table))
         self._offsets = Constant(sizes.cumsum() - sizes)
-        self._choice_of = Constant(np.repeat(np.arange(len(sizes)), sizes))
         starts = np.asarray(space.start, dtype=np.int64)
         self._start = Constant(starts) if starts.any() else None
         self._env_dtype = env_dtype(space)
@@ -263,22 +220,6 @@ class MultiCategorical(Distribution):
         if not self._is_even:
             log_probs = log_probs.index_select(-1, self._cells.on(params.device, torch.int64))
         return finite_log_probs(log_probs)
-
-    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """By hand, for each choice as in `Categorical`."""
-        # The exact type: a subclass may have other probabilities than these derivatives are for.
-        if type(self) is not MultiCategorical:
-            return super().choice_probs_vjp(params)
-        probs, log_probs = self.choice_probs(params.detach())
-        choice_of = self._choice_of.on(params.device, torch.int64)
-
-        def gradient(costs: Tensor) -> Tensor:
-            weighted = probs * costs
-            means = weighted.new_zeros((*weighted.shape[:-1], self._table_shape[0]))
-            means.index_add_(-1, choice_of, weighted)
-            return weighted.addcmul_(probs, means.index_select(-1, choice_of), value=-1.0)
-
-        return probs, log_probs, gradient
 
     def choices(self, actions: Tensor) -> Tensor:
         """The actions of each choice, counted from the first action of the first, [..., K]."""
