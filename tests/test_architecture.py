@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         *("errors", "extras", "checks", "targets", "seeding"),
-        *("types", "trees", "events", "files", "versions"),
+        *("types", "trees", "events", "files", "sealed", "versions"),
     ),
     ("functional", "spaces", "workers"),
     ("distributions",),

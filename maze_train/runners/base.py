@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from maze_train.config.loading import config_to_dict
-from maze_train.config.resuming import CHECKPOINTS, checkpoint_name, continued, run_to_resume
+from maze_train.config.resuming import continued, run_to_resume
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.files import exclusive
@@ -33,27 +33,22 @@ from maze_train.runners.parts import (
 from maze_train.runners.result import TrainingResult
 from maze_train.runners.run_dir import (
     check_is_free,
-    find_checkpoint,
     how_to_go_on,
-    load_checkpoint,
     make_run_dir,
-    take_up,
     write_config,
 )
 from maze_train.runners.vector_envs import build_vector_env, num_env_threads
 from maze_train.seeding import Seeds, draw_seed
+from maze_train.targets import locate
 from maze_train.tracking.build import build_writers
 from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.tracker import Tracker
-from maze_train.training.checkpoint_schedule import Checkpoints
-from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import TRIAL_STEPS
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.interruption import Interruption
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
-from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,13 +58,21 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.tracking.writers import MetricsWriter
+    from maze_train.runners.run_checkpoints import RunCheckpoints
+    from maze_train.tracking.tracker import MetricsWriter
     from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.outcome import TrainingSummary
+    from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 
 __all__ = ["TrainingRunner"]
+
+# Files of a run are imported when it reads or writes them.
+CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
+LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
+POLICY = "maze_train.training.policy_files.TrainedPolicy"
+POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 
 
 class TrainingRunner(ABC):
@@ -90,7 +93,7 @@ class TrainingRunner(ABC):
         if config.base_run is not None:
             config = with_base_model(config, self.resumed_dir)
         if self.resumed_dir is not None:
-            self._checkpoint = find_checkpoint(self.resumed_dir, config.resume)
+            self._checkpoint = locate(CHECKPOINTS)(self.resumed_dir, config.resume).find()
             config = continued(config, self.resumed_dir, self._checkpoint)
         self.config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
         self.env_factory = env_factory or EnvFactory(self.config.env)
@@ -172,20 +175,16 @@ class TrainingRunner(ABC):
     ) -> TrainingResult:
         """Train in a directory that no other process uses."""
         config = self.config
-        store = CheckpointStore(
-            run_dir / CHECKPOINTS,
-            keep_last=config.checkpoint.keep_last,
-            keep_best=config.checkpoint.keep_best,
-            mode=self.selection_mode,
-            settings=self.config_text,
-        )
-        is_resumed = self.resumed_dir is not None
-        resumed = take_up(run_dir, store, checkpoint_name(config.resume)) if is_resumed else None
+        is_on, is_resumed = config.checkpoint.is_on, self.resumed_dir is not None
+        saved: RunCheckpoints | None = None
+        if is_on or is_resumed:
+            keep, mode = config.checkpoint, self.selection_mode
+            saved = locate(CHECKPOINTS)(run_dir, config.resume, keep, mode, self.config_text)
+        resumed = saved.take_up() if saved and is_resumed else None
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
         interruption = Interruption()
-        is_on = config.checkpoint.is_on
         if self.resumed_dir is None:
             for note in start_notes(config, self.env_factory, self.spaces[0]):
                 self._tell_once(note)
@@ -197,11 +196,11 @@ class TrainingRunner(ABC):
             limits=self._limits(),
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.selection_metric,
-            checkpoints=Checkpoints(store, config.checkpoint, resumed) if is_on else None,
+            checkpoints=saved.schedule(resumed) if saved and is_on else None,
             interruption=interruption,
         )
         if resumed is not None:
-            load_checkpoint(trainer, resumed)
+            locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker)
         selection.keep_if_none(trainer.epoch)
@@ -338,7 +337,7 @@ class TrainingRunner(ABC):
 
     def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
         observation_space, action_space = self.spaces
-        writer = PolicyWriter(observation_space, action_space, self.config_text)
+        writer = locate(POLICY_WRITER)(observation_space, action_space, self.config_text)
         return BestModelSelection(
             model,
             save=writer,
@@ -378,7 +377,8 @@ class TrainingRunner(ABC):
 
     def _trained_policy(self, model: nn.Module) -> TrainedPolicy:
         seed = self.seeds.integer("acting")
-        return TrainedPolicy(model.cpu(), *self.spaces, seed)  # type: ignore[arg-type]  # an ActingModel
+        policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.spaces, seed)
+        return policy
 
     @property
     def config_text(self) -> str:

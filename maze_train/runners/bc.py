@@ -16,7 +16,6 @@ from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
 from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
 from maze_train.algorithms.bc.metrics import ImitationMetrics
-from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
 from maze_train.data.batch_loader import BatchLoader
 from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
 from maze_train.data.transition_data import TransitionData, split_episodes
@@ -25,11 +24,10 @@ from maze_train.errors import ConfigError, DatasetError, nearest
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import LearnerEvents
 from maze_train.nets.policy_model import PolicyModel, build_policy
-from maze_train.runners.base import TrainingRunner
+from maze_train.runners.base import CHECKPOINTS, TrainingRunner
 from maze_train.runners.machine import available_memory, readable_nbytes
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import build_target, locate
-from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import EVALUATION_METRICS
 from maze_train.trees import tree_leaves
 from maze_train.workers.places import ThisProcess
@@ -126,8 +124,7 @@ class BCRunner(TrainingRunner):
         """Fingerprints of the parts that a checkpoint knows."""
         if self.resumed_dir is None:
             return []
-        store = CheckpointStore(self.resumed_dir / CHECKPOINTS)
-        checkpoint = store.load(checkpoint_name(self.config.resume))
+        checkpoint = locate(CHECKPOINTS)(self.resumed_dir, self.config.resume).load()
         return [] if checkpoint is None else list(checkpoint.state["fingerprints"])
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from maze_train.training.manifests import Place
+from maze_train.training.manifests import Position
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ class Checkpoints:
         return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
 
     def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
-        """Whether the last checkpoint was taken at this place."""
+        """Whether the last checkpoint was taken at this position."""
         return self._place == (epoch, updates, within_epoch)
 
     def save(
@@ -78,14 +78,14 @@ class Checkpoints:
         Returns:
             Its directory; None if it could not be written.
         """
-        place = Place(
+        position = Position(
             epoch=epoch,
             updates=updates,
             env_steps=env_steps,
             score=score,
             within_epoch=within_epoch,
         )
-        path = self._store.save(state, place)
+        path = self._store.save(state, position)
         self._saved_at = time.monotonic()
         if path is not None:
             self._latest, self._place = path, (epoch, updates, within_epoch)

@@ -33,11 +33,11 @@ from maze_train.training.manifests import (
     STATE,
     Checkpoint,
     CheckpointInfo,
-    Place,
+    Position,
     make_manifest,
-    position,
     read_checkpoint,
     read_manifest,
+    sort_key,
 )
 from maze_train.training.state_files import dumps
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from maze_train.training.checkpoint_files import Parts
 
-__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore", "Place"]
+__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore", "Position"]
 
 LATEST = "latest"
 
@@ -104,7 +104,7 @@ class CheckpointStore:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def save(self, state: dict[str, Any], place: Place) -> Path | None:
+    def save(self, state: dict[str, Any], place: Position) -> Path | None:
         """Write a checkpoint; it is on disk when this returns, or nothing of it is.
 
         A checkpoint of the same name is replaced. A process that is killed at any moment leaves the
@@ -138,7 +138,7 @@ class CheckpointStore:
         self._remove_old(place)
         return self.directory / place.name
 
-    def _write(self, state: dict[str, Any], place: Place) -> None:
+    def _write(self, state: dict[str, Any], place: Position) -> None:
         """Write the files, move them into place, and point to them; or leave all as it was."""
         if not self.directory.is_dir():
             self.directory.mkdir()
@@ -200,7 +200,7 @@ class CheckpointStore:
             return f"the last good one is still {pointer[0]}"
         return f"the last good one is still {names[-1]}" if names else "there is no earlier one"
 
-    def _remove_old(self, last: Place) -> None:
+    def _remove_old(self, last: Position) -> None:
         """Remove what is neither among the newest nor among the best up to the last checkpoint."""
         present, unknown = self._survey()
         infos = [
@@ -325,7 +325,7 @@ class CheckpointStore:
             if meant is not None:
                 self._warn(f"{self.directory / LATEST} is damaged: it means {meant}, not {target}")
                 target = meant
-        return (target, *(name for name in candidates if position(name) < position(target)))
+        return (target, *(name for name in candidates if sort_key(name) < sort_key(target)))
 
     def _pointer(self) -> tuple[str, str] | None:
         """Name and digest of the manifest that `latest` holds; None if it is not valid."""
@@ -335,7 +335,7 @@ class CheckpointStore:
         except (OSError, UnicodeDecodeError):
             return None
         found = re.fullmatch(r"(\S+) ([0-9a-f]{64})\n", text)
-        return (found[1], found[2]) if found and position(found[1]) else None
+        return (found[1], found[2]) if found and sort_key(found[1]) else None
 
     def _paths(self) -> tuple[Path, ...]:
         try:
@@ -344,13 +344,13 @@ class CheckpointStore:
             return ()
 
     def _directories(self) -> tuple[Path, ...]:
-        return tuple(path for path in self._paths() if position(path.name) and path.is_dir())
+        return tuple(path for path in self._paths() if sort_key(path.name) and path.is_dir())
 
     def _candidates(self) -> dict[str, Path]:
         """Checkpoints by name, newest first, with those that a killed process was to replace."""
-        found = {name: path for path, name, _ in self._leftovers("old") if position(name)}
+        found = {name: path for path, name, _ in self._leftovers("old") if sort_key(name)}
         found |= {path.name: path for path in self._directories()}
-        return dict(sorted(found.items(), key=lambda item: position(item[0]), reverse=True))
+        return dict(sorted(found.items(), key=lambda item: sort_key(item[0]), reverse=True))
 
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
         """Read all manifests, the oldest first; returns also checkpoints that may still be whole.

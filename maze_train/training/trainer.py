@@ -16,10 +16,10 @@ from maze_train.events import Event, EventInterface, Statistics
 from maze_train.files import atomic_write
 from maze_train.learner.progress import Progress
 from maze_train.rollout.episodes import TrainingEpisodeEvents
+from maze_train.targets import locate
 from maze_train.training.generators import generator_states, load_generator_states
 from maze_train.training.interruption import Interrupted, Interruption
 from maze_train.training.outcome import Limits, TrainingSummary
-from maze_train.training.state_files import dumps, loads
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from maze_train.training.model_selection import BestModelSelection
 
 __all__ = ["TimeEvents", "Trainer"]
+
+# Imported where a trainer writes its state to a file by itself.
+DUMPS = "maze_train.training.state_files.dumps"
+LOADS = "maze_train.training.state_files.loads"
 
 PROGRESS = (
     "epoch",
@@ -249,13 +253,9 @@ class Trainer(ABC):
             return self.checkpoints.latest
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         self.tracker.sync()
+        counters = {"epoch": self.epoch, "updates": self.updates, "env_steps": self.env_steps}
         path = self.checkpoints.save(
-            self.state_dict(),
-            epoch=self.epoch,
-            updates=self.updates,
-            env_steps=self.env_steps,
-            score=self._score,
-            within_epoch=within_epoch,
+            self.state_dict(), **counters, score=self._score, within_epoch=within_epoch
         )
         self._statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
         return path
@@ -378,7 +378,7 @@ class Trainer(ABC):
 
     def save_state(self, file_path: str | Path | BinaryIO) -> None:
         """Write `state_dict` to a file of tensors and plain values."""
-        data = dumps(self.state_dict())
+        data: bytes = locate(DUMPS)(self.state_dict())
         if isinstance(file_path, (str, Path)):
             with atomic_write(Path(file_path)) as file:
                 file.write(data)
@@ -392,8 +392,7 @@ class Trainer(ABC):
             RunDirectoryError: If the file is damaged.
         """
         if isinstance(file_path, (str, Path)):
-            data = Path(file_path).read_bytes()
+            state = locate(LOADS)(Path(file_path).read_bytes(), file_path)
         else:
-            data = file_path.read()
-        name = file_path if isinstance(file_path, (str, Path)) else "the state"
-        self.load_state_dict(loads(data, name))
+            state = locate(LOADS)(file_path.read())
+        self.load_state_dict(state)

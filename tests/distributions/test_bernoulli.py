@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Discrete, MultiBinary
 from torch import distributions as td
 
-from maze_train.distributions import Bernoulli
+from maze_train.distributions.bernoulli import Bernoulli
 from maze_train.errors import SpaceError
 
 

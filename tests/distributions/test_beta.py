@@ -11,8 +11,7 @@ from gymnasium.spaces import Box
 from torch import distributions as td
 from torch.distributions import transforms as tt
 
-from maze_train.distributions import Beta
-from maze_train.distributions.beta import PROPOSALS
+from maze_train.distributions.beta import PROPOSALS, Beta
 from maze_train.errors import SpaceError
 
 LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])

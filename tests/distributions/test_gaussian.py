@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributions as td
 
-from maze_train.distributions import DiagonalGaussian, SquashedGaussian
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.errors import ConfigError, SpaceError
 
 

@@ -9,14 +9,10 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
-from maze_train.distributions import (
-    Categorical,
-    DiagonalGaussian,
-    JointDistribution,
-    MultiCategorical,
-    SquashedGaussian,
-    distribution_for,
-)
+from maze_train.distributions.categorical import Categorical, MultiCategorical
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
+from maze_train.distributions.joint import JointDistribution
+from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import SpaceError
 
 

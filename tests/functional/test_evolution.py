@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reference_evolution import slow_gradient, slow_normalized, slow_ranks
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.functional import (
+from maze_train.functional.evolution import (
     antithetic_gradient,
     centered_ranks,
     normalized_returns,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maze_train.errors import ShapeError
-from maze_train.functional import Moments, batch_moments, merge_moments
+from maze_train.functional.moments import Moments, batch_moments, merge_moments
 
 
 def merged(data, cuts):

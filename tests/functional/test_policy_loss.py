@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference_losses import slow_surrogate
 
 from maze_train.errors import ShapeError
-from maze_train.functional import (
+from maze_train.functional.policy_loss import (
     approximate_kl,
     clip_fraction,
     clipped_surrogate_loss,

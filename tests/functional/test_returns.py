@@ -13,7 +13,7 @@ from reference_returns import (
 )
 
 from maze_train.errors import ShapeError
-from maze_train.functional import (
+from maze_train.functional.returns import (
     backward_recurrence,
     discounts_and_lambdas,
     explained_variance,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maze_train.errors import ShapeError
-from maze_train.functional import check_same_shape
+from maze_train.functional.shapes import check_same_shape
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 3)])

@@ -7,7 +7,7 @@ import torch
 from reference_losses import slow_clipped_value_loss, slow_two_hot_loss
 
 from maze_train.errors import ConfigError, ShapeError
-from maze_train.functional import clipped_value_loss, squared_value_loss, two_hot_loss
+from maze_train.functional.value_loss import clipped_value_loss, squared_value_loss, two_hot_loss
 
 RTOL = 1e-9
 

@@ -8,7 +8,7 @@ import torch
 from reference_losses import slow_two_hot
 
 from maze_train.errors import ConfigError, ShapeError
-from maze_train.functional import (
+from maze_train.functional.value_transforms import (
     IdentityValueTransform,
     LinearScaleValueTransform,
     ReduceScaleValueTransform,

@@ -27,18 +27,16 @@ from reference_vtrace import (
     slow_vtrace,
 )
 
-from maze_train.distributions import distribution_for
+from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError, ShapeError
-from maze_train.functional import (
-    VTraceReturns,
-    discounts_and_lambdas,
+from maze_train.functional.returns import discounts_and_lambdas
+from maze_train.functional.vtrace import VTraceReturns, importance_weights, vtrace
+from maze_train.functional.vtrace_forms import (
     from_importance_weights,
     from_logits,
     get_log_rhos,
     log_probs_from_logits_and_actions_and_spaces,
-    vtrace,
 )
-from maze_train.functional.vtrace import importance_weights
 
 RTOL = 1e-9
 THRESHOLDS = st.sampled_from([None, math.inf, 3.7, 1.0, 0.4])

@@ -8,6 +8,7 @@ here they are derived by hand. `accelerates` says when; anything else takes the 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -27,13 +28,12 @@ from maze_train.nets.value_head import ValueHead
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
     from maze_train.nets.mlp_gradients import Backward
     from maze_train.types import Tensor, TensorTree
 
-AnyLearner: TypeAlias = "ActorCriticLearner[Any]"
+AnyLearner: TypeAlias = "AcceleratedLearner[Any, Any]"
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
 
 __all__ = ["AcceleratedLearner", "accelerates"]
@@ -49,30 +49,44 @@ LEAST_LOG_PROB = -1e4
 class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
     """Computes losses and gradients of those modules by hand that `accelerates` names."""
 
+    config: Any
+    """Settings of an actor-critic."""
+    entropy_coef = 0.0
+    is_burning_in = False
+    """Whether the critic alone learns."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._accelerated: set[str] = set()
+        self.accelerated: set[str] = set()
+        """Modules whose gradients the next minibatch gets by hand."""
         self._backward: list[Callable[[], None]] = []
         super().__init__(*args, **kwargs)
+
+    @abstractmethod
+    def model(self, module_id: str) -> ActorCriticModel:
+        """A module under its type."""
+
+    @abstractmethod
+    def policy_loss(
+        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch, statistics: Statistics
+    ) -> Tensor:
+        """Loss of the policy, 0-d; see `ActorCriticLearner`."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Look which modules can be accelerated: networks and methods may have changed."""
         super().before_gradient_based_update(progress, statistics)
         learner = cast("AnyLearner", self)
-        self._accelerated = {
-            key for key in self.modules if accelerates(learner, learner.model(key))
-        }
+        self.accelerated = {key for key in self.modules if accelerates(learner, learner.model(key))}
 
     def compute_losses(
         self, minibatch: Mapping[str, ActorCriticBatch], statistics: Statistics
     ) -> dict[str, Tensor]:
         """The loss of each module; without a graph where `compute_gradients` does without."""
-        ordinary = {key: part for key, part in minibatch.items() if key not in self._accelerated}
+        ordinary = {key: part for key, part in minibatch.items() if key not in self.accelerated}
         losses = super().compute_losses(ordinary, statistics)
         self._backward.clear()
         for key, batch in minibatch.items():
-            if key in self._accelerated:
-                learner = cast("AnyLearner", self)
-                losses[key], backward = _loss_and_backward(learner, key, batch, statistics)
+            if key in self.accelerated:
+                losses[key], backward = _loss_and_backward(self, key, batch, statistics)
                 self._backward.append(backward)
         return losses
 
@@ -94,6 +108,7 @@ def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
     return (
         all(_name(getattr(learner, method)) in names for method, names in STOCK.items())
         and getattr(learner.config, "value_clip_range", 0.0) == 0.0
+        and getattr(learner.config, "loss_reduction", "mean") == "mean"
         and (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)
         and (model.trunk, model.memory, model.masking, head.support) == (None, None, None, None)
         and has_gradients_by_hand(policy.net)
@@ -228,6 +243,7 @@ def _clipped_surrogate(
 
 LEARNER = "maze_train.algorithms.actor_critic.learner.ActorCriticLearner"
 PPO = "maze_train.algorithms.ppo.learner.PPOLearner"
+IMPALA = "maze_train.algorithms.impala.learner.ImpalaLearner"
 LOSSES = {
     f"{LEARNER}.policy_loss": _policy_gradient,
     f"{PPO}.policy_loss": _clipped_surrogate,
@@ -243,9 +259,9 @@ FAMILIES = {
 STOCK = {
     "compute_losses": [f"{__name__}.AcceleratedLearner.compute_losses"],
     "compute_gradients": [f"{__name__}.AcceleratedLearner.compute_gradients"],
-    "compute_loss_for_module": [f"{LEARNER}.compute_loss_for_module"],
-    "outputs": [f"{LEARNER}.outputs"],
-    "value_loss": [f"{LEARNER}.value_loss", f"{PPO}.value_loss"],
+    "compute_loss_for_module": [f"{name}.compute_loss_for_module" for name in (LEARNER, IMPALA)],
+    "outputs": [f"{name}.outputs" for name in (LEARNER, IMPALA)],
+    "value_loss": [f"{name}.value_loss" for name in (LEARNER, PPO)],
     "policy_loss": list(LOSSES),
 }
 """Methods that the gradients by hand are those of."""

@@ -65,9 +65,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        self.config = config
-        self.entropy_coef = 0.0
-        self.is_burning_in = False
+        self.config: Config = config
         self._reward_scalers: dict[str, RewardScaler] = {}
         self._observed: dict[str, Rollout] = {}
         super().__init__(

@@ -97,9 +97,10 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         """Loss of the recorded actions."""
         model: PolicyModel = self.modules[module_id]  # type: ignore[assignment]  # as constructed
         params = model.policy_params(batch.obs)
-        policy_loss = self.loss.per_sample(params, batch.actions).mean()
+        loss = self.loss(params, batch.actions)
         weight = float(len(params))
         with torch.no_grad():
+            policy_loss = loss + self.loss.bonus(params).mean()
             entropy = model.distribution.entropy(params).mean()
         statistics.record(ImitationEvents.policy_loss, policy_loss, weight)
         statistics.record(ImitationEvents.policy_entropy, entropy, weight)
@@ -109,4 +110,4 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
             norms = [torch.linalg.vector_norm(p.detach()) for p in model.parameters()]
             norm = torch.linalg.vector_norm(torch.stack(norms))
             statistics.record(ImitationEvents.policy_l2_norm, norm)
-        return policy_loss - self.loss.bonus(params).mean()
+        return loss

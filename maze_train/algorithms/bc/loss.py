@@ -90,9 +90,11 @@ class BCLoss:
 
     def bonus(self, params: Tensor) -> Tensor:
         """`entropy_coef` times the entropy of the parts that have a bonus, `[n]`."""
-        if self.box_loss == "nll" or not self.entropy_coef:
-            return self.entropy_coef * self.distribution.entropy(params)
         total = params.new_zeros(params.shape[:-1])
+        if not self.entropy_coef:
+            return total
+        if self.box_loss == "nll":
+            return self.entropy_coef * self.distribution.entropy(params)
         for _, part, own_params in split_parts(self.distribution, params):
             if not self._is_squared_error(part):
                 total = total + part.entropy(own_params)

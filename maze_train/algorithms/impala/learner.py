@@ -80,7 +80,8 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
         # With a memory the loss reads sequences; networks with modes are in another one for it.
-        if model.state_size or module_id in self.modules_with_modes:
+        runs_again = self.modules_with_modes | self.accelerated
+        if model.state_size or module_id in runs_again:
             return super().evaluate(module_id, rollout)
         evaluated, self._outputs[module_id] = evaluate_with_graph(model, rollout)
         return evaluated
