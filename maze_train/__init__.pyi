@@ -1,14 +1,16 @@
-# Repeats `_EXPORTS` of __init__.py for type checkers; test_exports.py compares.
+# The public names. 'make conf' writes those of algorithms/; the others are added by hand.
 
 __version__: str
 
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig as A2CAlgorithmConfig
 from maze_train.algorithms.a2c.learner import A2CLearner as A2CLearner
 from maze_train.algorithms.a2c.trainer import A2C as A2C
+from maze_train.algorithms.actor_critic.build import ActorCriticBuilder as ActorCriticBuilder
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig as ActorCriticConfig
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents as ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner as ActorCriticLearner
 from maze_train.algorithms.actor_critic.trainer import ActorCritic as ActorCritic
+from maze_train.algorithms.bc.build import BCBuilder as BCBuilder
 from maze_train.algorithms.bc.config import BCAlgorithmConfig as BCAlgorithmConfig
 from maze_train.algorithms.bc.evaluation import BCValidationEvaluator as BCValidationEvaluator
 from maze_train.algorithms.bc.events import ImitationEvents as ImitationEvents
@@ -17,21 +19,32 @@ from maze_train.algorithms.bc.learner import BCLearner as BCLearner
 from maze_train.algorithms.bc.loss import BCLoss as BCLoss
 from maze_train.algorithms.bc.metrics import ImitationMetrics as ImitationMetrics
 from maze_train.algorithms.bc.trainer import BCTrainer as BCTrainer
+from maze_train.algorithms.es.build import ESBuilder as ESBuilder
 from maze_train.algorithms.es.config import ESAlgorithmConfig as ESAlgorithmConfig
 from maze_train.algorithms.es.events import ESEvents as ESEvents
+from maze_train.algorithms.es.events import PopulationEvents as PopulationEvents
 from maze_train.algorithms.es.learner import ESLearner as ESLearner
+from maze_train.algorithms.es.learner import EvaluatedPopulation as EvaluatedPopulation
 from maze_train.algorithms.es.trainer import ESTrainer as ESTrainer
+from maze_train.algorithms.impala.build import ImpalaBuilder as ImpalaBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig as ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.events import ActorEvents as ActorEvents
+from maze_train.algorithms.impala.events import ActorTimeEvents as ActorTimeEvents
 from maze_train.algorithms.impala.events import ImpalaEvents as ImpalaEvents
 from maze_train.algorithms.impala.learner import ImpalaLearner as ImpalaLearner
 from maze_train.algorithms.impala.trainer import IMPALA as IMPALA
+from maze_train.algorithms.off_policy.build import OffPolicyBuilder as OffPolicyBuilder
+from maze_train.algorithms.off_policy.build import OffPolicyModel as OffPolicyModel
+from maze_train.algorithms.off_policy.config import OffPolicyConfig as OffPolicyConfig
+from maze_train.algorithms.off_policy.events import ReplayEvents as ReplayEvents
+from maze_train.algorithms.off_policy.events import ReplayTimeEvents as ReplayTimeEvents
+from maze_train.algorithms.off_policy.learner import OffPolicyLearner as OffPolicyLearner
+from maze_train.algorithms.off_policy.trainer import OffPolicy as OffPolicy
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig as PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner as PPOLearner
 from maze_train.algorithms.ppo.trainer import PPO as PPO
 from maze_train.algorithms.sac.config import SACAlgorithmConfig as SACAlgorithmConfig
 from maze_train.algorithms.sac.config import SACfDAlgorithmConfig as SACfDAlgorithmConfig
-from maze_train.algorithms.sac.events import ReplayEvents as ReplayEvents
 from maze_train.algorithms.sac.events import SACEvents as SACEvents
 from maze_train.algorithms.sac.learner import SACLearner as SACLearner
 from maze_train.algorithms.sac.trainer import SAC as SAC
@@ -82,12 +95,13 @@ from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv as ForeignVectorEnv
 from maze_train.envs.info_masks import ActionMaskWrapper as ActionMaskWrapper
+from maze_train.envs.monitoring import MonitoringWrapper as MonitoringWrapper
+from maze_train.envs.names import SequentialVectorEnv as SequentialVectorEnv
+from maze_train.envs.names import SubprocVectorEnv as SubprocVectorEnv
+from maze_train.envs.pooled import PooledVectorEnv as PooledVectorEnv
 from maze_train.envs.selection import SelectEntriesWrapper as SelectEntriesWrapper
-from maze_train.envs.sequential import SequentialVectorEnv as SequentialVectorEnv
-from maze_train.envs.subprocess_env import SubprocVectorEnv as SubprocVectorEnv
 from maze_train.envs.vector import MazeVectorEnv as MazeVectorEnv
 from maze_train.envs.wrappers import DiscretizeActionsWrapper as DiscretizeActionsWrapper
-from maze_train.envs.wrappers import MonitoringWrapper as MonitoringWrapper
 from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStackWrapper
 from maze_train.envs.wrappers import RandomResetWrapper as RandomResetWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper as RewardScalingWrapper
@@ -150,22 +164,22 @@ from maze_train.rollout.population import ESAbortException as ESAbortException
 from maze_train.rollout.population import ESRolloutWorkerWrapper as ESRolloutWorkerWrapper
 from maze_train.rollout.rollout_generator import RolloutGenerator as RolloutGenerator
 from maze_train.rollout.subproc_actors import SubprocDistributedActors as SubprocDistributedActors
-from maze_train.runners.actor_critic import ACRunner as ACRunner
 from maze_train.runners.base import TrainingRunner as TrainingRunner
-from maze_train.runners.bc import BCRunner as BCRunner
-from maze_train.runners.es import ESMasterRunner as ESMasterRunner
-from maze_train.runners.impala import ImpalaRunner as ImpalaRunner
 from maze_train.runners.names import ACDevRunner as ACDevRunner
 from maze_train.runners.names import ACLocalRunner as ACLocalRunner
+from maze_train.runners.names import ACRunner as ACRunner
 from maze_train.runners.names import BCDevRunner as BCDevRunner
 from maze_train.runners.names import BCLocalRunner as BCLocalRunner
+from maze_train.runners.names import BCRunner as BCRunner
 from maze_train.runners.names import ESDevRunner as ESDevRunner
 from maze_train.runners.names import ESLocalRunner as ESLocalRunner
+from maze_train.runners.names import ESMasterRunner as ESMasterRunner
 from maze_train.runners.names import ImpalaDevRunner as ImpalaDevRunner
 from maze_train.runners.names import ImpalaLocalRunner as ImpalaLocalRunner
+from maze_train.runners.names import ImpalaRunner as ImpalaRunner
 from maze_train.runners.names import SACDevRunner as SACDevRunner
 from maze_train.runners.names import SACLocalRunner as SACLocalRunner
-from maze_train.runners.off_policy import SACRunner as SACRunner
+from maze_train.runners.names import SACRunner as SACRunner
 from maze_train.runners.result import TrainingResult as TrainingResult
 from maze_train.runners.rollout import RolloutResult as RolloutResult
 from maze_train.runners.rollout import RolloutRunner as RolloutRunner
@@ -186,6 +200,8 @@ from maze_train.tracking.tracker import Tracker as Tracker
 from maze_train.tracking.writers import CSVWriter as CSVWriter
 from maze_train.tracking.writers import JSONSummaryWriter as JSONSummaryWriter
 from maze_train.tracking.writers import TensorBoardWriter as TensorBoardWriter
+from maze_train.training.builder import AlgorithmBuilder as AlgorithmBuilder
+from maze_train.training.builder import BuildContext as BuildContext
 from maze_train.training.checkpoints import CheckpointStore as CheckpointStore
 from maze_train.training.config import AlgorithmConfig as AlgorithmConfig
 from maze_train.training.config import CheckpointConfig as CheckpointConfig
@@ -199,4 +215,5 @@ from maze_train.training.model_selection import ModelSelectionBase as ModelSelec
 from maze_train.training.outcome import Limits as Limits
 from maze_train.training.outcome import TrainingSummary as TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy as TrainedPolicy
+from maze_train.training.services import TrainerServices as TrainerServices
 from maze_train.training.trainer import Trainer as Trainer

@@ -18,8 +18,7 @@ from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.trees import tree_map
 from maze_train.workers.messages import Portable
 from maze_train.workers.places import LocalProcesses
-from maze_train.workers.pool import WorkerFailedError
-from maze_train.workers.task_queue import check_spaces
+from maze_train.workers.pool import WorkerFailedError, check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,6 @@ from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.rollout.video import ffmpeg_path
-from maze_train.runners.machine import place_of, torch_threads
-from maze_train.runners.parts import close_quietly
 from maze_train.runners.rollout_policies import chosen_policy
 from maze_train.runners.rollout_report import (
     EPISODES_FILE,
@@ -33,7 +31,9 @@ from maze_train.runners.rollout_report import (
     tell_stop,
 )
 from maze_train.runners.run_dir import new_directory
+from maze_train.training.environments import close_quietly
 from maze_train.training.interruption import Interruption
+from maze_train.training.machine import torch_threads
 from maze_train.versions import versions
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class RolloutRunner:
             self.env_factory,
             self.policy.make_agent,
             settings,
-            place_of(config.runner),
+            config.runner.place(),
             concurrency=min(config.runner.concurrency, len(config.episode_seeds)),
             on_non_finite=config.on_non_finite,
         )
@@ -240,7 +240,7 @@ class RolloutRunner:
                     value,
                 )
             self._spaces = (env.observation_space, env.action_space)
-            self.policy.check_spaces(env_name(self.env_config), *self._spaces)
+            self.policy.check_spaces(env_name(self.env_config), self._spaces)
         finally:
             try:
                 close_all([env])

@@ -33,7 +33,6 @@ from maze_train.training.manifests import (
     STATE,
     Checkpoint,
     CheckpointInfo,
-    Position,
     make_manifest,
     read_checkpoint,
     read_manifest,
@@ -46,8 +45,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.training.checkpoint_files import Parts
+    from maze_train.training.outcome import Position
 
-__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore", "Position"]
+__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore"]
 
 LATEST = "latest"
 
@@ -104,7 +104,7 @@ class CheckpointStore:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def save(self, state: dict[str, Any], place: Position) -> Path | None:
+    def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint; it is on disk when this returns, or nothing of it is.
 
         A checkpoint of the same name is replaced. A process that is killed at any moment leaves the
@@ -117,7 +117,7 @@ class CheckpointStore:
 
         Args:
             state: Content that `load` gives back, see `state_files.dumps`.
-            place: Where training stands.
+            position: Where training stands.
 
         Returns:
             Where the checkpoint is; None after a warning if the disk did not take it.
@@ -128,22 +128,22 @@ class CheckpointStore:
         """
         try:
             self._put_back_interrupted()
-            self._write(state, place)
+            self._write(state, position)
         except OSError as error:
             self._warn(
-                f"checkpoint {self.directory / place.name} could not be written: {error}; "
+                f"checkpoint {self.directory / position.name} could not be written: {error}; "
                 f"{self._last_good()}; training goes on"
             )
             return None
-        self._remove_old(place)
-        return self.directory / place.name
+        self._remove_old(position)
+        return self.directory / position.name
 
-    def _write(self, state: dict[str, Any], place: Position) -> None:
+    def _write(self, state: dict[str, Any], position: Position) -> None:
         """Write the files, move them into place, and point to them; or leave all as it was."""
         if not self.directory.is_dir():
             self.directory.mkdir()
             fsync_directory(self.directory.parent)
-        name = place.name
+        name = position.name
         beside, final, old = self._work("tmp", name), self.directory / name, self._work("old", name)
         pointer, target = self._work("tmp", LATEST), (name, "")
         self._discard(beside)
@@ -151,7 +151,7 @@ class CheckpointStore:
             beside.mkdir()
             files = FilesWriter(beside, final, self._parts)
             files.write(STATE, dumps(state, files.write_part))
-            files.write(MANIFEST, make_manifest(files.digests, place, self._settings))
+            files.write(MANIFEST, make_manifest(files.digests, position, self._settings))
             target = (name, files.digests[MANIFEST].sha256)
             fsync_directory(beside)
             if final.exists():

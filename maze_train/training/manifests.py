@@ -20,6 +20,7 @@ from maze_train.training.checkpoint_files import (
     read_verified,
     verify,
 )
+from maze_train.training.outcome import Position
 from maze_train.training.state_files import loads
 from maze_train.training.state_trees import check_content
 from maze_train.types import StatePart
@@ -39,7 +40,6 @@ __all__ = [
     "STATE",
     "Checkpoint",
     "CheckpointInfo",
-    "Position",
     "make_manifest",
     "read_checkpoint",
     "read_manifest",
@@ -56,33 +56,6 @@ MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingPr
 """Functions by schema, each of which turns a state of it into one of the next schema."""
 
 NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Position of training at a checkpoint."""
-
-    epoch: int
-    """Epochs that are complete."""
-
-    updates: int
-    """Updates so far."""
-
-    env_steps: int
-    """Environment steps so far."""
-
-    score: float | None = None
-    """Score of the policy; None if there is none, or if it is not finite."""
-
-    within_epoch: bool = False
-    """Whether the next epoch is under way."""
-
-    @property
-    def name(self) -> str:
-        """Name of the directory of a checkpoint."""
-        return f"epoch_{self.epoch:06d}" + (
-            f"_update_{self.updates:06d}" if self.within_epoch else ""
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,22 +102,22 @@ def sort_key(name: str) -> tuple[int, ...]:
     return (int(found[1]), int(found[2] or -1)) if found else ()
 
 
-def make_manifest(files: Mapping[str, FileDigest], place: Position, settings: str = "") -> bytes:
+def make_manifest(files: Mapping[str, FileDigest], position: Position, settings: str = "") -> bytes:
     """The manifest of a checkpoint that is made now.
 
     Raises:
         ValueError: If there are more files than can be read again.
     """
-    score = place.score
+    score = position.score
     manifest = seal(
         {
             "schema": SCHEMA,
             "versions": dict(versions()),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "epoch": int(place.epoch),
-            "updates": int(place.updates),
-            "env_steps": int(place.env_steps),
-            "within_epoch": bool(place.within_epoch),
+            "epoch": int(position.epoch),
+            "updates": int(position.updates),
+            "env_steps": int(position.env_steps),
+            "within_epoch": bool(position.within_epoch),
             "score": float(score) if score is not None and math.isfinite(score) else None,
             "files": {
                 name: {"sha256": item.sha256, "bytes": item.nbytes} for name, item in files.items()
@@ -246,11 +219,11 @@ def read_checkpoint(path: Path, name: str) -> Checkpoint:
             verify(path / file_name, expected)
     parts = {}
 
-    def open_part(place: TreePath, version: str, file_name: str) -> StatePart:
+    def open_part(tree_path: TreePath, version: str, file_name: str) -> StatePart:
         check_content(file_name in info.files, f"the part {file_name!r} is not in {MANIFEST}")
         file = PartFile(path, info.files[file_name])
         check_content(file.name == file_name, f"{file_name} is no part")
-        parts[place, version] = file
+        parts[tree_path, version] = file
         return StatePart(version, file.read)
 
     data = read_verified(path / STATE, info.files[STATE])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from maze_train.checks import check_at_least
+from maze_train.targets import locate
 from maze_train.workers.pool import InlinePool
 
 if TYPE_CHECKING:
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
 
     from maze_train.workers.pool import MakeWorker, WorkerPool
 
-__all__ = ["LocalProcesses", "Place", "ThisProcess"]
+__all__ = ["LocalProcesses", "Place", "ThisProcess", "available_cores"]
+
+PROCESS_POOL = "maze_train.workers.process_pool.ProcessPool"
+"""Found when it is asked for, since runs in one process need no processes."""
 
 
 class Place(Protocol):
@@ -67,18 +72,13 @@ class LocalProcesses:
 
     def num_workers(self, at_most: int) -> int:
         """One per core, or as many as there are to be."""
-        from maze_train.workers.process_pool import available_cores
-
         return min(self.n_workers or available_cores(), at_most)
 
     def pool(
         self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
     ) -> WorkerPool:
         """A pool of workers in processes."""
-        # Imported here, since runs in one process need no processes.
-        from maze_train.workers.process_pool import ProcessPool
-
-        return ProcessPool(
+        pool: WorkerPool = locate(PROCESS_POOL)(
             make_workers,
             names,
             calls,
@@ -87,3 +87,11 @@ class LocalProcesses:
             on_worker_failure=self.on_worker_failure,
             max_worker_restarts=self.max_worker_restarts,
         )
+        return pool
+
+
+def available_cores() -> int:
+    """Number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

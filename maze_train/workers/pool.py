@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.errors import WorkerError
+from maze_train.errors import SpaceError, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     MakeWorker = Callable[["WorkerContext"], Any]
 
 __all__ = [
+    "CLOSED",
     "CallCancelledError",
     "InlinePool",
     "PrivateMemory",
     "WorkerContext",
     "WorkerFailedError",
     "WorkerPool",
+    "check_spaces",
     "warn",
 ]
+
+
+CLOSED = "these workers are closed: build new ones"
 
 
 class CallCancelledError(Exception):
@@ -67,6 +72,10 @@ class WorkerFailedError(Exception):
     def appendix(self) -> str:
         """The traceback of the environment, if it raised, to be appended to a message."""
         return f"\n\nIn the worker process:\n{self.trace}" if self.trace else ""
+
+    def as_error(self) -> MazeTrainError:
+        """The error for the user, where the worker is not started again."""
+        return self.error or WorkerError(self.text + self.appendix)
 
 
 class WorkerContext:
@@ -122,9 +131,13 @@ class WorkerPool(ABC):
 
     Attributes:
         restarts: How many times workers were started again.
+        may_restart: Whether a worker that fails may be started again.
+        workers: The workers that live in this process.
     """
 
     restarts: int = 0
+    may_restart: bool = False
+    workers: Sequence[Any] = ()
 
     @abstractmethod
     def __len__(self) -> int:
@@ -211,10 +224,22 @@ class WorkerPool(ABC):
         try:
             for index in range(len(self)):
                 self.call(index, method, *args)
+        except BaseException:
+            self.close()
+            raise
+        return self.receive_all()
+
+    def receive_all(self) -> list[Any]:
+        """The result of the oldest call of every worker, in the order of the workers.
+
+        Raises:
+            MazeTrainError: If a worker fails; the pool is closed then.
+        """
+        try:
             return [self.receive(index) for index in range(len(self))]
         except WorkerFailedError as failure:
             self.close()
-            raise failure.error or WorkerError(failure.text + failure.appendix) from None
+            raise failure.as_error() from None
         except BaseException:
             self.close()
             raise
@@ -227,9 +252,6 @@ class InlinePool(WorkerPool):
 
     Args:
         make_workers: Makes the workers, one function each.
-
-    Attributes:
-        workers: The workers.
     """
 
     def __init__(self, make_workers: Sequence[MakeWorker]) -> None:
@@ -252,7 +274,8 @@ class InlinePool(WorkerPool):
 
     def call(self, index: int, method: str, *args: Any) -> None:
         """Note the call."""
-        self._check_open()
+        if not self.workers:
+            raise WorkerError(CLOSED)
         self._calls[index].append((method, args))
 
     def pending(self, index: int) -> int:
@@ -261,7 +284,8 @@ class InlinePool(WorkerPool):
 
     def ready(self, timeout_s: float) -> list[int]:
         """Do one call of the worker whose turn it is, unless results wait."""
-        self._check_open()
+        if not self.workers:
+            raise WorkerError(CLOSED)
         if not any(self._results):
             for _ in range(len(self)):
                 index, self._turn = self._turn, (self._turn + 1) % len(self)
@@ -272,7 +296,8 @@ class InlinePool(WorkerPool):
 
     def receive(self, index: int) -> Any:
         """The result of the oldest call, which is done now if it was not before."""
-        self._check_open()
+        if not self.workers:
+            raise WorkerError(CLOSED)
         results = self._results[index]
         if not results:
             return self._do(index)
@@ -327,12 +352,27 @@ class InlinePool(WorkerPool):
         if first_error is not None:
             raise first_error
 
-    def _check_open(self) -> None:
-        if not self.workers:
-            raise WorkerError("these workers are closed: build new ones")
-
 
 def warn(message: str) -> None:
     """Tell something on stderr, if there is one."""
     with suppress(OSError, ValueError):
         print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def check_spaces(number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    """Refuse environments whose spaces differ from those of environment 0.
+
+    Args:
+        number: Number of the first of these environments.
+        spaces: Their observation and action space.
+        expected: Those of environment 0.
+
+    Raises:
+        SpaceError: If they differ.
+    """
+    if spaces != expected:
+        raise SpaceError(
+            f"the spaces of environment {number} are {spaces[0]} and {spaces[1]}, those of "
+            f"environment 0 are {expected[0]} and {expected[1]}: all environments must have equal "
+            "spaces"
+        )

@@ -21,7 +21,7 @@ from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import ConfigError, EnvError, TrainingError
 from maze_train.runners.factory import build_runner
-from maze_train.runners.vector_envs import build_actor_env
+from maze_train.training.environments import build_actor_env
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -220,7 +220,7 @@ def test_statistics_of_observations_begin_before_training(monkeypatch: pytest.Mo
 def test_actors_keep_nothing_of_their_episodes() -> None:
     """No checkpoint asks where their environments are."""
     config = load_config({**IMPALA, **FORK, "env": "CartPole-v1"})
-    with build_actor_env(EnvFactory.from_any("CartPole-v1"), config, 2) as env:
+    with build_actor_env(EnvFactory.from_any("CartPole-v1"), config.env, "raise", 2) as env:
         assert env.num_envs == 2
         assert not env.can_be_restored
 
@@ -396,4 +396,4 @@ def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with build_runner(load_config({**values, "runner.concurrency": 6})) as runner:
-        assert [env.first_env for env in runner.actors._envs] == [0, 3]
+        assert [env.first_env for env in runner.builder.actors._envs] == [0, 3]

@@ -6,7 +6,7 @@ import csv
 import json
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -21,12 +21,8 @@ from maze_train.data import trajectory_writer
 from maze_train.data.trajectory_store import open_dataset
 from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryError
 from maze_train.runners.rollout import RolloutRunner
-from maze_train.runners.rollout_policies import OwnPolicy, chosen_policy
 from maze_train.runners.rollout_report import RolloutProgress
 from maze_train.training.interruption import Interrupted
-
-if TYPE_CHECKING:
-    from maze_train.rollout.player import PlayedEpisode
 
 RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
 
@@ -58,13 +54,13 @@ def test_a_signal_while_the_last_part_is_written(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs no episode."""
-    write_part = trajectory_writer.write_part
+    append_part = trajectory_writer.append_part
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(number)
-        write_part(*arguments)
+        return append_part(*arguments)
 
-    monkeypatch.setattr(trajectory_writer, "write_part", interrupted)
+    monkeypatch.setattr(trajectory_writer, "append_part", interrupted)
     play(**RANDOM, record=True)
     assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1, 2, 3, 4]
     assert summary()["stop_reason"] == "finished"
@@ -92,7 +88,7 @@ def test_a_part_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trajectory_writer, "write_part", full)
+    monkeypatch.setattr(trajectory_writer, "append_part", full)
     with pytest.raises(DatasetError, match="No space left"):
         play(**RANDOM, record=True)
     assert (numbers(), summary()["stop_reason"]) == ([0, 1, 2, 3, 4], "error")
@@ -131,19 +127,6 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
     assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(1, 16))
     assert summary()["episodes"] == 15
     assert summary()["stop_reason"] == ("error" if how == "error" else "interrupted")
-
-
-def test_waiting_episodes_are_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were noted before the end are not noted again."""
-
-    def interrupted(self: RolloutProgress, episode: PlayedEpisode) -> None:
-        if episode.number == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RolloutProgress, "ended", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        play(policy="random", env=own_envs.SpacesEnv, record=True, n_episodes=8)
-    assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(8))
 
 
 def test_a_runner_that_runs_again() -> None:
@@ -221,10 +204,7 @@ def test_where_chance_is_no_setting(policy: Any) -> None:
 
 def test_policies_are_built_for_each_environment() -> None:
     """What a `_target_` returns is not copied, unless it is a model."""
-    env, node = {"id": "CartPole-v1"}, {"_target_": "test_rollout_ends.Uncopied"}
-    policy = chosen_policy(load_rollout_config({"policy": node, "env": env}))
-    assert isinstance(policy, OwnPolicy)
-    play(policy=node, env="CartPole-v1", n_episodes=2)
+    play(policy={"_target_": "test_rollout_ends.Uncopied"}, env="CartPole-v1", n_episodes=2)
     assert numbers() == [0, 1]
 
 
