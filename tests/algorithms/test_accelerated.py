@@ -20,6 +20,7 @@ from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.distributions.categorical import Categorical
 from maze_train.learner.progress import Progress
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.trees import tree_map
 
 ALGORITHMS = {
     "a2c": (A2CLearner, A2CAlgorithmConfig, {}),
@@ -27,13 +28,24 @@ ALGORITHMS = {
     "impala": (ImpalaLearner, ImpalaAlgorithmConfig, {}),
 }
 ACTIONS = {"discrete": spaces.Discrete(3), "box": spaces.Box(-1.0, 1.0, (2,))}
+PARTS = spaces.Dict({"x": BOX, "gear": spaces.Discrete(3)})
 TOLERANCES = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-11},
     torch.float32: {"rtol": 1e-5, "atol": 1e-6},
 }
 
 
-def make_learner(algorithm="ppo", actions="discrete", ordinary=False, model=None, **settings):
+@pytest.fixture(autouse=True)
+def _as_before():
+    """The same random numbers for each test, and single precision after it."""
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_learner(
+    algorithm="ppo", actions="discrete", ordinary=False, model=None, space=BOX, **settings
+):
     """A learner; an ordinary one has a method of its own, which does what the parent's does."""
     learner_class, config_class, defaults = ALGORITHMS[algorithm]
     if ordinary:
@@ -43,25 +55,25 @@ def make_learner(algorithm="ppo", actions="discrete", ordinary=False, model=None
                 return super().outputs(*args)
 
         learner_class = Ordinary
-    model = make_model(BOX, ACTIONS[actions], **(model or {}))
+    model = make_model(space, ACTIONS[actions], **(model or {}))
     given = {**SETTINGS, "lr": 0.01, "entropy_coef": 0.0625, **defaults, **settings}
     return learner_class(model, config_class(**given), seed=3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("actions", ACTIONS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("settings", [{}, {"critic_burn_in_epochs": 1}], ids=["all", "critic"])
-def test_weights_and_statistics_are_those_of_autograd(algorithm, actions, dtype, settings):
-    """After one update of normalised observations; while the critic burns in, too."""
-    normalization = ObservationNormalizationConfig(mode="running")
-    rollout = make_rollout(BOX, ACTIONS[actions])
-    rollout = replace(rollout, log_probs=-1.0 - torch.rand(T, B), obs=rollout.obs.to(dtype))
+def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **settings):
+    """One update by hand, and one by autograd: the same weights and statistics."""
+    model = {"normalization": ObservationNormalizationConfig(mode="running"), **(model or {})}
+    rollout = make_rollout(space, ACTIONS[actions])
+    obs = tree_map(lambda x: x.to(dtype) if x.is_floating_point() else x, rollout.obs)
+    if masks is not None:
+        obs = {**obs, "action_mask": masks}
+        last = torch.ones(len(rollout.final_positions), 3)
+        rollout = replace(rollout, final_obs={**rollout.final_obs, "action_mask": last})
+    rollout = replace(rollout, log_probs=-1.0 - torch.rand(T, B), obs=obs)
+    torch.set_default_dtype(dtype)  # what encoders make of integers
     ends, rows = [], []
     for ordinary in (False, True):
-        torch.manual_seed(0)
-        model = {"normalization": normalization}
-        learner = make_learner(algorithm, actions, ordinary, model, **settings)
+        learner = make_learner(algorithm, actions, ordinary, model, space, **settings)
         learner.module.to(dtype).normalizer.update(rollout.obs)
         rows.append(learner.update(copy.deepcopy(rollout), Progress()).reduce())
         assert learner.accelerated == (set() if ordinary else {"default"})
@@ -70,14 +82,49 @@ def test_weights_and_statistics_are_those_of_autograd(algorithm, actions, dtype,
     assert rows[0] == pytest.approx(rows[1], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
+    """Weights and statistics after one update, with normalised observations."""
+    compare(dtype, algorithm, actions)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"critic_burn_in_epochs": 1},
+        {"model": {"shared_trunk": True}},
+        {"model": {"shared_trunk": True}, "critic_burn_in_epochs": 1},
+        {"space": PARTS},
+        {"space": PARTS, "model": {"shared_trunk": True}},
+        {"model": {"activation": "gelu"}, "normalize_advantage": False, "policy_loss_coef": 0.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_other_networks_and_settings(algorithm, changes):
+    """Shared layers, Dict observations, a critic that burns in."""
+    compare(torch.float64, algorithm, "box", **changes)
+
+
+def test_illegal_actions():
+    """Their logits get no gradient."""
+    space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})
+    masks = torch.tensor([1.0, 1.0, 0.0]).repeat(T + 1, B, 1)
+    masks[:-1].scatter_(2, make_rollout(space, ACTIONS["discrete"]).actions.unsqueeze(2), 1.0)
+    assert 0.2 < (masks == 0).float().mean() < 0.4
+    compare(torch.float64, "ppo", "discrete", space, masks=masks)
+
+
 class OwnFamily(Categorical):
     """A family of a user."""
 
 
 MODELS = {
-    "trunk": {"shared_trunk": True},
     "memory": {"memory": MemoryConfig(size=4)},
     "own policy": {"policy": {"_target_": "update_problems.OwnTemplate"}},
+    "own trunk": {"shared_trunk": True, "trunk": {"_target_": "update_problems.OwnTemplate"}},
     "own critic": {"critic": {"_target_": "update_problems.OwnNet"}},
     "categorical critic": {"value_support": [-3, 3]},
     "own family": {"distributions": {"Discrete": {"_target_": f"{__name__}.OwnFamily"}}},
@@ -96,14 +143,8 @@ def test_other_networks_are_left_to_autograd(name):
 
 
 def test_other_families_and_settings_are_left_to_autograd():
-    """Deviations that depend on the state, masks, clipped values, sums."""
+    """Deviations that depend on the state, clipped values, sums."""
     family = {"Box": {"name": "diagonal_gaussian", "state_dependent_std": True}}
-    masked = make_model(
-        spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)}), ACTIONS["discrete"]
-    )
-    learner = make_learner()
-    assert accelerates(learner, learner.module)
-    assert not accelerates(learner, masked)
     for other in (
         make_learner("ppo", "box", model={"distributions": family}),
         make_learner("ppo", value_clip_range=0.5),

@@ -14,8 +14,10 @@ from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ACTIVATIONS, ModelConfig
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 from maze_train.nets.template import TemplateNet
+from maze_train.trees import tree_map
 
 BOX = spaces.Box(-1, 1, (5,))
+IMAGE = spaces.Box(0, 255, (12, 12, 3), "uint8")
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,10 @@ CASES = {
     "linear": (MLP(5, [], "tanh", output_size=3), torch.randn(7, 5)),
     "box": (template(BOX), torch.randn(7, 5)),
     "discrete": (template(spaces.Discrete(4)), torch.randint(0, 4, (7,))),
+    "dict": (
+        template(spaces.Dict({"a": BOX, "b": spaces.MultiDiscrete([2, 3])})),
+        {"a": torch.randn(7, 5), "b": torch.randint(0, 2, (7, 2))},
+    ),
 }
 
 
@@ -48,7 +54,8 @@ CASES = {
 def test_outputs_and_gradients_are_those_of_autograd(name):
     """They are added to gradients that are there, and frozen parameters get none."""
     net, obs = copy.deepcopy(CASES[name])
-    net, obs = net.double(), obs.double() if obs.is_floating_point() else obs
+    net = net.double()
+    obs = tree_map(lambda x: x.double() if x.is_floating_point() else x, obs)
     assert has_gradients_by_hand(net)
     outputs = net(obs)
     weights = torch.randn_like(outputs)
@@ -57,15 +64,23 @@ def test_outputs_and_gradients_are_those_of_autograd(name):
     found, backward = forward_and_backward(net, obs)
     assert not found.requires_grad
     torch.testing.assert_close(found, outputs.detach())
-    backward(weights)
+    backward(weights, False)
     torch.testing.assert_close(gradients_of(net), [2.0 * grad for grad in expected])
     net.zero_grad()
     frozen = [*net.parameters()][:2]
     for param in frozen:
         param.requires_grad_(False)
-    forward_and_backward(net, obs)[1](weights)
+    forward_and_backward(net, obs)[1](weights, False)
     assert gradients_of(net)[:2] == [None, None]
     torch.testing.assert_close(gradients_of(net)[2:], expected[2:])
+
+
+def test_gradients_of_inputs():
+    """On request, as layers on top of others need them."""
+    net, x = MLP(5, [8], "tanh", output_size=3), torch.randn(7, 5, requires_grad=True)
+    weights = torch.randn(7, 3)
+    (expected,) = torch.autograd.grad((net(x) * weights).sum(), x)
+    torch.testing.assert_close(forward_and_backward(net, x.detach())[1](weights, True), expected)
 
 
 def test_other_networks_have_none():
@@ -81,8 +96,8 @@ def test_other_networks_have_none():
         Doubled(5, [8], "tanh"),
         nn.Sequential(nn.Linear(5, 3)),
         replaced,
-        template(spaces.Dict({"a": BOX})),
-        template(spaces.Box(0, 255, (12, 12, 3), "uint8")),
+        template(IMAGE),
+        template(spaces.Dict({"a": BOX, "b": IMAGE})),
     ]
     assert [has_gradients_by_hand(net) for net in others] == [False] * len(others)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -100,8 +99,8 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
 def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
     """Whether a module has gradients by hand: stock networks, families and losses, nothing else.
 
-    Two networks of linear layers on a vector, a scalar critic without value clipping, and a family
-    of `FAMILIES`. A method that a subclass of the learner overrides turns it off. Types are
+    Networks of linear layers on vectors, a scalar critic without value clipping, and a family of
+    `FAMILIES`. A method that a subclass of the learner overrides turns it off. Types are
     compared exactly, because a subclass may compute something else.
     """
     head, family, policy = model.value_head, model.distribution, model.policy
@@ -110,9 +109,9 @@ def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
         and getattr(learner.config, "value_clip_range", 0.0) == 0.0
         and getattr(learner.config, "loss_reduction", "mean") == "mean"
         and (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)
-        and (model.trunk, model.memory, model.masking, head.support) == (None, None, None, None)
-        and has_gradients_by_hand(policy.net)
-        and has_gradients_by_hand(model.critic)
+        and (model.memory, head.support) == (None, None)
+        and all(map(has_gradients_by_hand, (policy.net, model.critic)))
+        and (model.trunk is None or has_gradients_by_hand(model.trunk))
         and _name(type(family)) in FAMILIES
         # The network gives all parameters, or all but the deviations of a Gaussian.
         and family.free_param_size in (0, family.critic_input_size)
@@ -132,17 +131,18 @@ def _loss_and_backward(
     """`compute_loss_for_module` without a graph, and what adds its gradients to `.grad`."""
     config, events, size = learner.config, ActorCriticEvents, batch.size
     model = learner.model(module_id)
-    inputs = model.inputs(batch.obs)
-    raw_values, critic_backward = forward_and_backward(model.critic, inputs)
+    features, trunk_backward = _features(model, batch.obs)
+    raw_values, critic_backward = forward_and_backward(model.critic, features)
     errors = raw_values.squeeze(-1) - batch.targets
     value_loss = errors.square().mean()
     d_values = errors.mul_(2.0 / size).mul_(config.value_loss_coef).unsqueeze(-1)
     statistics.record(events.value_loss, value_loss, size)
+    has_trunk = model.trunk is not None
     loss = value_loss * config.value_loss_coef
     if learner.is_burning_in:
-        return loss, partial(critic_backward, d_values)
+        return loss, lambda: trunk_backward([critic_backward(d_values, has_trunk)])
 
-    params, policy_backward = _params(model.policy, inputs)
+    params, policy_backward = _params(model, features, batch.obs)
     log_probs, entropy, params_gradient = FAMILIES[_name(type(model.distribution))](
         params, cast("Tensor", batch.actions)
     )
@@ -160,23 +160,45 @@ def _loss_and_backward(
     )
 
     def backward() -> None:
-        policy_backward(d_params)
-        critic_backward(d_values)
+        trunk_backward([policy_backward(d_params, has_trunk), critic_backward(d_values, has_trunk)])
 
     return loss, backward
 
 
-def _params(policy: Policy, inputs: TensorTree) -> tuple[Tensor, Backward]:
+def _features(
+    model: ActorCriticModel, obs: TensorTree
+) -> tuple[TensorTree, Callable[[list[Tensor | None]], None]]:
+    """What policy and critic read, and what takes the gradients of both for it."""
+    inputs = model.inputs(obs)
+    if model.trunk is None:
+        return inputs, lambda gradients: None
+    features, backward = forward_and_backward(model.trunk, inputs)
+
+    def trunk_backward(gradients: list[Tensor | None]) -> None:
+        parts = [part for part in gradients if part is not None]
+        backward(sum(parts[1:], parts[0]), False)
+
+    return features, trunk_backward
+
+
+def _params(
+    model: ActorCriticModel, features: TensorTree, obs: TensorTree
+) -> tuple[Tensor, Backward]:
     """Parameters of the distribution, `[n, param_size]`, and what writes gradients."""
-    outputs, net_backward = forward_and_backward(policy.net, inputs)
+    policy, masking = model.policy, model.masking
+    outputs, net_backward = forward_and_backward(policy.net, features)
+    if masking is not None:
+        masked = masking.apply(outputs, obs)
+        is_legal = masked == outputs
+        return masked, lambda grad, of_input: net_backward(grad * is_legal, of_input)
     free_params, size = policy.free_params, outputs.shape[-1]
     if free_params is None:
         return outputs, net_backward
     params = torch.cat([outputs, free_params.expand(*outputs.shape[:-1], -1)], dim=-1)
 
-    def backward(grad: Tensor) -> None:
+    def backward(grad: Tensor, of_input: bool) -> Tensor | None:
         add_row_sum(free_params, grad[..., size:])
-        net_backward(grad[..., :size])
+        return net_backward(grad[..., :size], of_input)
 
     return params, backward
 
