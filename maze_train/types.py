@@ -48,18 +48,18 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Layout of the samples of a batch in time, for networks with a memory.
+    """Layout of the samples of a batch in time, for recurrent networks.
 
     The batch has L * n samples: step l of sequence i is sample `l * n + i`.
     """
 
-    states: torch.Tensor
-    """Memory before the first step of each sequence, `[n, S]`."""
+    hidden_state: torch.Tensor
+    """Hidden state before the first step of each sequence, `[n, S]`."""
 
     resets: torch.Tensor
-    """Whether an episode begins at a step, so that the memory is empty there, `[L, n]` bool."""
+    """Whether an episode begins at a step, so that the hidden state is zero, `[L, n]` bool."""
 
-    kept: torch.Tensor | None = None
+    valid: torch.Tensor | None = None
     """Samples that are transitions, as indices into the L * n, int64; None: all are."""
 
 
