@@ -254,23 +254,6 @@ def test_exceptions_name_environment_seed_and_step(make):
         assert vector.closed is (make is workers)
 
 
-@sweep(
-    "case",
-    [
-        (np.zeros((1, 2), np.float32), r"shape \(1, 2\), its space says \(2,\)"),
-        (np.float32(0.0), r"shape \(\), its space says \(2,\)"),
-        (np.array(["a", "b"]), "dtype"),
-        (None, "shape"),
-    ],
-)
-def test_invalid_observations(case):
-    """An observation that does not fit its space is an error, not a broadcast."""
-    vector = here([CountingEnv])
-    vector.envs[0].observe = lambda: case[0]
-    with pytest.raises(EnvError, match=rf"in the reset of the episode.*{case[1]}"):
-        vector.reset(seed=0)
-
-
 def test_invalid_nested_observations():
     """A missing key, and a float image, are named by key."""
     vector = here([NestedEnv])
