@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from reference_replay import (
     BOX,
     BOX_ACTION,
-    ReferenceReplay,
-    Stream,
     added,
     assert_equal_to,
     everything,
+    filled,
     rollout_of,
 )
 
@@ -73,15 +72,8 @@ def test_nothing_of_priority_zero_is_found():
 
 def make(rows=20, num_envs=2, lengths=(7, 30, 5), seed=0, **settings):
     """A buffer with some experience, its reference and stream."""
-    settings = {"alpha": ALPHA, "beta": BETA, "gamma": 0.9, **settings}
-    buffer = PrioritizedReplayBuffer(
-        rows * num_envs, BOX, BOX_ACTION, num_envs=num_envs, **settings
-    )
-    reference = ReferenceReplay(rows, num_envs, settings.get("n_steps", 1), 0.9)
-    stream = Stream(np.random.default_rng(seed), num_envs)
-    for _ in added(buffer, reference, stream, lengths):
-        pass
-    return buffer, reference, stream
+    settings = {"alpha": ALPHA, "beta": BETA, "buffer": PrioritizedReplayBuffer, **settings}
+    return filled(rows, num_envs, lengths=lengths, seed=seed, **settings)
 
 
 @settings(max_examples=40, deadline=None)
