@@ -248,9 +248,7 @@ def with_stacks(rollout, space):
     return replace(rollout, obs={**rollout.obs, "image": memory.stacks()})
 
 
-def make(
-    rows, num_envs, kind="box", *, buffer=UniformReplayBuffer, seed=0, stream=None, **settings
-):
+def make(rows, num_envs, kind="box", *, buffer=UniformReplayBuffer, seed=0, stream=(), **settings):
     """A buffer, its reference and experience for both.
 
     Stacks of frames come as whole observations, `frames` with every frame once.
