@@ -210,6 +210,7 @@ def test_episodes_are_copied_and_converted_where_nothing_is_lost(tmp_path):
     assert_same(other, *episodes(3))
 
 
+DOUBLE = SPACES["float64"]
 COUNTS = spaces.Box(-9, 9, (1,), np.int64)
 LEVEL = spaces.Dict({"level": spaces.Box(0, 255, (1,), np.uint8)})
 
@@ -224,6 +225,7 @@ LEVEL = spaces.Dict({"level": spaces.Box(0, 255, (1,), np.uint8)})
         (FLOATS, {"obs": np.zeros((3, 3), object)}, SpaceError, "object.*float32"),
         (FLOATS, {"obs": np.full((3, 3), 1e300)}, SpaceError, r"obs\[0\].*1.e\+300.*float32"),
         (FLOATS, {"obs": np.full((3, 3), 2**24 + 1)}, SpaceError, r"16777217.*float32"),
+        (DOUBLE, {"obs": np.full((3, 2, 2), 2**53 + 1)}, SpaceError, "9007199254740993.*float64"),
         (LEVEL, {"obs": {"level": np.zeros((3, 1))}}, SpaceError, "obs/level.*float64.*uint8"),
         (LEVEL, {"obs": {"level": np.full((3, 1), 256)}}, SpaceError, "256.*uint8"),
         (LEVEL, {"obs": {"level": np.full((3, 1), -1)}}, SpaceError, "-1.*uint8"),
