@@ -218,6 +218,7 @@ def test_random_actions() -> None:
     assert rows("a") == rows("b")
     assert len({episode.episode_return for episode in results[0].episodes}) == 5
     assert summary("a")["policy"] == {"policy": "random"}
+    assert summary("a")["deterministic"] is None
 
 
 @pytest.mark.parametrize(

@@ -69,26 +69,6 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert warnings == []
 
 
-def test_only_what_changed_is_read_and_written(tmp_path):
-    """One piece of fifty; and then none."""
-    store, _ = make_store(tmp_path, keep_last=3)
-    owner = Segments(50)
-    first = save(store, 1, owner)
-    assert owner.reads == list(range(50))
-    owner.reads.clear()
-    owner.change(17, 99)
-    second = save(store, 2, owner)
-    assert owner.reads == [17]
-    assert len(inodes(second)) == 50
-    assert len(new_files(second, first)) == 1
-    third = save(store, 3, owner)
-    assert owner.reads == [17]
-    assert new_files(third, second) == []
-    assert third.joinpath(STATE).stat().st_ino != second.joinpath(STATE).stat().st_ino
-    assert contents(store.load().state) == owner.values
-    assert contents(store.load("epoch_000001").state) == [float(i) for i in range(50)]
-
-
 def test_pieces_of_equal_content_are_one_file(tmp_path, monkeypatch):
     """Until one of them changes; it is written once, and never again."""
     store, _ = make_store(tmp_path)

@@ -48,30 +48,6 @@ def played_by_hand(model, n=N):
     return np.array(returns), np.array(lengths)
 
 
-class CountingVector:
-    """Counts the episodes and steps of the environments that an evaluator builds."""
-
-    def __init__(self, env=ShortOrLongEnv):
-        self.env, self.sizes, self.ended, self.closed = env, [], 0, 0
-
-    def __call__(self, n):
-        self.sizes.append(n)
-        made = vector(self.env, n)
-        step, close = made.step, made.close
-
-        def counted(actions):
-            result = step(actions)
-            self.ended += int((result[2] | result[3]).sum())
-            return result
-
-        def closing():
-            self.closed += 1
-            close()
-
-        made.step, made.close = counted, closing
-        return made
-
-
 def evaluate(model, concurrency=1, n=N, **settings):
     """Metrics of one evaluation."""
     make_env = partial(vector, ShortOrLongEnv)
@@ -127,17 +103,21 @@ def test_sampled_actions_are_sampled():
     assert 1.1 < rewards < 1.4
 
 
-def test_environments_are_built_once_and_at_most_one_per_episode():
+def test_environments_are_built_once_and_at_most_one_per_episode(monkeypatch):
     """The environments stay for later evaluations, and are closed once."""
-    make_env = CountingVector()
-    evaluator = RolloutEvaluator(make_env, 3, concurrency=8, seed=SEED)
-    assert make_env.sizes == []
+    made = []
+    evaluator = RolloutEvaluator(
+        lambda n: made.append(vector(ShortOrLongEnv, n)) or made[-1], 3, concurrency=8, seed=SEED
+    )
+    assert made == []
     for _ in range(2):
         evaluator.evaluate(make_model())
-    assert make_env.sizes == [3]
+    assert [env.num_envs for env in made] == [3]
+    closed = []
+    monkeypatch.setattr(made[0], "close", lambda: closed.append(1))
     evaluator.close()
     evaluator.close()
-    assert make_env.closed == 1
+    assert closed == [1]
 
 
 def test_steps_that_only_begin_an_episode_do_not_count():

@@ -5,13 +5,11 @@ import math
 import time
 
 import pytest
-import torch
 from practice import CountingTrainer, ScriptedEvaluator, make_model, make_ppo
 
 from maze_train.errors import ConfigError
 from maze_train.events import Event, EventInterface
 from maze_train.learner.config import Schedule
-from maze_train.learner.flat import get_flat_parameters
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
 
@@ -192,17 +190,6 @@ def test_the_learning_rate_is_positive_in_the_last_row():
     trainer.train()
     rates = [row["train/learning_rate"] for row in trainer.tracker.history]
     assert rates == pytest.approx([0.005, 0.003, 0.001])
-
-
-def test_training_can_go_on():
-    """More epochs after the end continue the counters and the weights."""
-    straight, parts = make_ppo(), make_ppo()
-    straight.train(4)
-    parts.train(1)
-    parts.train(3)
-    assert parts.epoch == straight.epoch == 4
-    assert [r["env_steps"] for r in parts.tracker.history] == [32, 64, 96, 128]
-    assert torch.equal(get_flat_parameters(parts.model), get_flat_parameters(straight.model))
 
 
 def test_a_metric_that_no_evaluator_reports_is_an_error():
