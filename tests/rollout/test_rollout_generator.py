@@ -21,7 +21,7 @@ from player_problems import (
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError, EnvError, WorkerError
 from maze_train.rollout.player import PlaySettings
-from maze_train.rollout.rollout_generator import RolloutGenerator, model_of, told_spaces
+from maze_train.rollout.rollout_generator import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.training.policy_files import TrainedPolicy
 
 if TYPE_CHECKING:
@@ -174,10 +174,10 @@ def test_spaces_that_policies_tell() -> None:
     """Objects may; classes and functions do not."""
     env = WalkEnv()
     trained = TrainedPolicy(model_for(WalkEnv), env.observation_space, env.action_space)
-    assert told_spaces(trained) == (env.observation_space, env.action_space)
+    assert spaces_of_policy(trained) == (env.observation_space, env.action_space)
     assert model_of(trained) is trained.model is model_of(trained.model)
     for policy in (lean, Leaning, Leaning(), TrainedPolicy):
-        assert told_spaces(policy) == (None, None)
+        assert spaces_of_policy(policy) == (None, None)
         assert model_of(policy) is None
 
 

@@ -7,10 +7,8 @@ import re
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 import pytest
 from player_problems import FailsForSeedEnv, PictureEnv, play_alone
@@ -24,6 +22,9 @@ from maze_train.rollout.video import (
     ffmpeg_path,
     frames_per_second,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
 
@@ -237,28 +238,3 @@ def test_episodes_that_fail_leave_no_video(tmp_path: Path) -> None:
         ):
             list(player.play([seed, 0]))
         assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:builtin type .* has no __module__:DeprecationWarning")
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3"])
-def test_known_environments(env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a display; the first frame is what the environment shows."""
-    monkeypatch.delenv("DISPLAY", raising=False)
-    pytest.importorskip("pygame")
-
-    def make() -> Any:
-        return gymnasium.make(env_id, render_mode="rgb_array")
-
-    settings = PlaySettings(video_dir=str(tmp_path))
-    with RolloutPlayer(make, RandomAgent, settings, concurrency=1) as player:
-        (episode,) = player.play([3])
-    assert episode.video == str(tmp_path / "episode_000000_seed_3.mp4")
-    found = decoded(Path(episode.video), 400, 600)
-    assert len(found) == episode.length + 1
-    assert "50 fps" in described(Path(episode.video))
-    env = make()
-    env.reset(seed=3)
-    assert np.abs(found[0] - env.render()).mean() < 3.0
-    assert np.abs(found[-1] - found[0]).mean() > 0.1
-    env.close()

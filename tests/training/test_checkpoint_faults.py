@@ -211,61 +211,6 @@ def test_a_file_that_grows_too_long(directory):
     assert store.save(state, Position(3, 30, 0)) is not None
 
 
-REAL_KILLS = """
-import os, random, signal, sys, time, torch
-from pathlib import Path
-from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.outcome import Position
-from maze_train.types import StatePart
-torch.set_num_threads(1)
-random.seed(1)
-warnings, last = [], 0
-store = CheckpointStore(Path(sys.argv[1]), warn=warnings.append)
-
-def work(first):
-    store.clean()
-    for n in range(first, 10**6):
-        for tag in "ab":  # the second takes the place of the first
-            state = {"n": n, "tag": tag, "w": torch.full((1000,), float(n))}
-            # Some of them change each time, the others from time to time.
-            versions = [n // (i + 1) for i in range(4)]
-            state["parts"] = [StatePart(str(v), lambda v=v: {"version": v}) for v in versions]
-            assert store.save(state, Position(n, n, n))
-            os.write(writing, b"x")
-
-for _ in range(40):
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        work(last + 1)
-    os.read(reading, 1)  # some progress each time
-    time.sleep(random.uniform(0, 0.02))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    found = store.load()
-    if found is not None:
-        n = found.state["n"]
-        assert found.epoch == n > last and found.state["w"].eq(n).all()
-        contents = [part.read()["version"] for part in found.state["parts"]]
-        assert contents == [n // (i + 1) for i in range(4)]
-        last = n
-store.clean()
-names = [path.name for path in store.directory.iterdir()]
-print(last >= 40, sum(name.startswith(".") for name in names), len(names) <= 4)
-print([text for text in warnings if "latest is damaged" not in text])
-"""
-
-
-@pytest.mark.slow
-def test_real_kills(tmp_path):
-    """Forty processes that save without pause, each killed by SIGKILL."""
-    command = [sys.executable, "-W", "ignore", "-c", REAL_KILLS, tmp_path]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert result.stderr == ""
-    assert result.stdout.splitlines() == ["True 0 True", "[]"]
-
-
 def test_a_run_directory_that_is_gone(tmp_path, capsys):
     """It is not made anew: its disk may have been unmounted. The warning is printed by default."""
     run_dir = tmp_path / "run"
