@@ -211,13 +211,6 @@ def load_model(run_dir: str) -> Any:
     return load_policy(run_dir).model
 
 
-@pytest.mark.parametrize("policy", ["random", {"_target_": "own_policies.Counting"}])
-def test_where_chance_is_no_setting(policy: Any) -> None:
-    """The summary says nothing of it."""
-    play(policy=policy, env=own_envs.SpacesEnv, n_episodes=1, deterministic=False)
-    assert summary()["deterministic"] is None
-
-
 def test_policies_are_built_for_each_environment() -> None:
     """What a `_target_` returns is not copied, unless it is a model."""
     play(policy={"_target_": "test_rollout_ends.Uncopied"}, env="CartPole-v1", n_episodes=2)
