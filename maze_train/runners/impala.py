@@ -9,13 +9,11 @@ from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.rollout.actors import SequentialDistributedActors
-from maze_train.rollout.subproc_actors import SubprocDistributedActors
+from maze_train.rollout.actors import DistributedActors
 from maze_train.runners.actor_critic import ACRunner
 from maze_train.runners.parts import close_quietly
 from maze_train.runners.vector_envs import begin_statistics, build_actor_env
 from maze_train.targets import locate
-from maze_train.workers.places import ThisProcess
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from maze_train.algorithms.impala.trainer import IMPALA
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.factory import EnvFactory
-    from maze_train.rollout.actors import DistributedActors
     from maze_train.training.trainer import Trainer
 
 __all__ = ["ImpalaRunner"]
@@ -52,27 +49,18 @@ class ImpalaRunner(ACRunner):
         `broadcast_interval` makes it, and the numbers are the same each time. Elsewhere they act
         while the learner learns; what is learned from depends on which of them is faster.
         """
-        config, place, steps = self.config, self.place, self.algorithm.n_rollout_steps
-        make_env = partial(build_actor_env, self.env_factory, config, num_envs)
-        if isinstance(place, ThisProcess):
-            envs = []
-            for actor in range(self.algorithm.num_actors):
-                envs.append(make_env(actor * num_envs, can_be_restored=True))
-                self._closing.callback(close_quietly, envs[-1])
-            allow_new_episodes = config.checkpoint.allow_new_episodes
-            return SequentialDistributedActors(
-                envs, steps, self.seeds.integer, allow_new_episodes=allow_new_episodes
-            )
-        actors = SubprocDistributedActors(
-            make_env,
-            self.algorithm.num_actors,
+        config, algorithm = self.config, self.algorithm
+        actors = DistributedActors(
+            partial(build_actor_env, self.env_factory, config, num_envs),
+            algorithm.num_actors,
             num_envs,
-            steps,
+            algorithm.n_rollout_steps,
             self.seeds.integer,
-            place,
-            queue_size=self.algorithm.queue_size,
+            self.place,
+            queue_size=algorithm.queue_size,
+            allow_new_episodes=config.checkpoint.allow_new_episodes,
         )
-        self._closing.callback(actors.close)
+        self._closing.callback(close_quietly, actors)
         return actors
 
     @property

@@ -122,9 +122,11 @@ class WorkerPool(ABC):
 
     Attributes:
         restarts: How many times workers were started again.
+        is_remote: Whether workers do their calls while the caller does something else.
     """
 
     restarts: int = 0
+    is_remote: bool = True
 
     @abstractmethod
     def __len__(self) -> int:
@@ -231,6 +233,8 @@ class InlinePool(WorkerPool):
     Attributes:
         workers: The workers.
     """
+
+    is_remote = False
 
     def __init__(self, make_workers: Sequence[MakeWorker]) -> None:
         self.workers: list[Any] = []

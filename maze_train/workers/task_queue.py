@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from maze_train.workers.pool import WorkerPool
 
-__all__ = ["MOST_DEATHS", "MOST_RAISES", "TaskQueue"]
+__all__ = ["MOST_DEATHS", "MOST_RAISES", "TaskQueue", "check_spaces", "worker_names"]
 
 Result = TypeVar("Result")
 
@@ -250,6 +250,14 @@ class _WorkerState:
         self.tasks: set[int] = set()
         # What to do with the results of its calls.
         self.handlers: deque[Callable[[Any], list[Any]]] = deque()
+
+
+def worker_names(kind: str, count: int, num_envs: int) -> list[str]:
+    """Names of workers with so many environments each, for messages."""
+    return [
+        f"{kind} {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
+        for i in range(count)
+    ]
 
 
 def check_spaces(number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any]) -> None:

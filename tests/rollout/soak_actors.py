@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from maze_train.rollout.subproc_actors import SubprocDistributedActors
 
 from maze_train.config.loading import load_config
-from maze_train.rollout.subproc_actors import SubprocDistributedActors
 from maze_train.runners.factory import build_runner
 from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.tracker import Tracker

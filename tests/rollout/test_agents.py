@@ -17,7 +17,9 @@ from maze_train.envs.slots import EpisodeError
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
-from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent, UniformPolicy
+from maze_train.rollout.agents import PolicyAgent, RandomAgent, UniformPolicy
+from maze_train.rollout.model_agents import ModelAgent
+from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.trees import tree_map
 
@@ -38,7 +40,7 @@ def acting(make: Any, make_policy: Any, count: int = 3) -> Any:
     slots = started(make, count)
     agent = PolicyAgent(make_policy, slots)
     for slot in range(count):
-        agent.begin(slot, slot)
+        agent.begin(slot, EpisodeTask(0, 0, slot))
     return agent.act(count, slots)
 
 
@@ -138,11 +140,11 @@ def test_the_beginning_of_episodes(policy: Any, expected: list[Any]) -> None:
     slots = started(WalkEnv)
     agent = PolicyAgent(make_policy, slots)
     assert len(built) == 3
-    agent.begin(1, 41)
+    agent.begin(1, EpisodeTask(0, 0, 41))
     agent.swap(1, 0)
     agent.act(1, slots)
     agent.act(1, slots)
-    agent.begin(0, 42)
+    agent.begin(0, EpisodeTask(0, 0, 42))
     assert [one.calls for one in built] == [[], expected, []]
 
 
@@ -152,7 +154,7 @@ def test_trained_policies_are_policies_of_users_too() -> None:
     found = slots.env_observation_space, slots.single_action_space
     model = model_for(WalkEnv)
     agent = PolicyAgent(lambda: TrainedPolicy(model, *found), slots)
-    agent.begin(0, 5)
+    agent.begin(0, EpisodeTask(0, 0, 5))
     expected = ModelAgent(model, 3).act(3, slots)
     np.testing.assert_array_equal(agent.act(3, slots), tree_map(lambda x: x[:3], expected))
 
@@ -256,9 +258,9 @@ def test_policies_that_raise() -> None:
 
     slots = started(WalkEnv)
     agent = PolicyAgent(Fails, slots)
-    agent.begin(0, 0)
+    agent.begin(0, EpisodeTask(0, 0, 0))
     with pytest.raises(EpisodeError, match=r"Fails failed .* seed 11: ValueError: not this one"):
-        agent.begin(1, 1)
+        agent.begin(1, EpisodeTask(0, 0, 1))
     with pytest.raises(EpisodeError, match=r"Fails failed at step 1 .* seed 10: Key") as caught:
         agent.act(3, slots)
     assert isinstance(caught.value.__cause__, KeyError)
@@ -310,7 +312,7 @@ def test_random_actions_lie_in_the_space(kind: str) -> None:
     slots = started(partial(WalkEnv, "box", kind), 8)
     agent = RandomAgent(slots)
     for slot in range(8):
-        agent.begin(slot, slot)
+        agent.begin(slot, EpisodeTask(0, 0, slot))
     drawn = [agent.act(8, slots) for _ in range(40)]
     if kind == "discrete":
         assert set(np.ravel(drawn)) == {1, 2, 3}

@@ -15,13 +15,12 @@ from own_envs import SpacesEnv
 from own_parts import ANY_SPACES, AnyEnv, diaries
 from short_runs import SMALL, everything, rows, summary
 
-from maze_train import EnvFactory, load_config, load_policy, train
+from maze_train import load_config, load_policy, train
 from maze_train.algorithms.impala.events import ActorEvents, ActorTimeEvents, ImpalaEvents
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import ConfigError, EnvError, TrainingError
 from maze_train.runners.factory import build_runner
-from maze_train.runners.vector_envs import build_actor_env
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -217,14 +216,6 @@ def test_statistics_of_observations_begin_before_training(monkeypatch: pytest.Mo
 # -- local ---------------------------------------------------------------------------------------
 
 
-def test_actors_keep_nothing_of_their_episodes() -> None:
-    """No checkpoint asks where their environments are."""
-    config = load_config({**IMPALA, **FORK, "env": "CartPole-v1"})
-    with build_actor_env(EnvFactory.from_any("CartPole-v1"), config, 2) as env:
-        assert env.num_envs == 2
-        assert not env.can_be_restored
-
-
 @pytest.mark.slow
 def test_actors_in_processes() -> None:
     """As a user gets it: each steps its environments, and nothing is lost or made up."""
@@ -396,4 +387,5 @@ def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with build_runner(load_config({**values, "runner.concurrency": 6})) as runner:
-        assert [env.first_env for env in runner.actors._envs] == [0, 3]
+        workers = runner.actors._pool.workers
+        assert [worker._env.first_env for worker in workers] == [0, 3]
