@@ -26,9 +26,8 @@ SIDES = ("SB3", "dev", "local", "dev medium", "local medium")
 
 def measure_ours(side: str, env: str, seconds: float) -> dict[str, float]:
     """Steps per second of this package, and the share of time in updates."""
-    from maze_train import Statistics, Tracker, load_config
+    from maze_train import Statistics, TrainerServices, load_config
     from maze_train.runners.factory import build_runner
-    from maze_train.tracking.rows import RunInfo
 
     runner_name, _, precision = side.partition(" ")
     config = load_config(
@@ -44,7 +43,7 @@ def measure_ours(side: str, env: str, seconds: float) -> dict[str, float]:
         }
     )
     with build_runner(config) as runner:
-        trainer = runner.build_trainer(runner.build_model(), tracker=Tracker([], RunInfo()))
+        trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(STARTS + WARM_UP):
             trainer.update_once(trainer.progress(), statistics)

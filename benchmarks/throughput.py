@@ -46,9 +46,8 @@ def measure_ours(
     """Steps per second of this package, and how they divide into collecting and updating."""
     import torch
 
-    from maze_train import Statistics, Tracker, load_config
+    from maze_train import Statistics, TrainerServices, load_config
     from maze_train.runners.factory import build_runner
-    from maze_train.tracking.rows import RunInfo
 
     config = load_config(
         {
@@ -65,7 +64,7 @@ def measure_ours(
     )
     torch.set_num_threads(threads)
     with build_runner(config) as runner:
-        trainer = runner.build_trainer(runner.build_model(), tracker=Tracker([], RunInfo()))
+        trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(2):
             trainer.update_once(trainer.progress(), statistics)

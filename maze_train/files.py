@@ -139,8 +139,8 @@ def process_runs(pid: int) -> bool:
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Keep other processes from training in `directory` while the block runs.
+def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
+    """Keep other processes from using `directory` while the block runs.
 
     A run writes into its own directory only: links that lead elsewhere are refused.
 
@@ -148,7 +148,8 @@ def exclusive(directory: Path) -> Iterator[None]:
     however that ends; the file stays. A file system without locks locks nothing.
 
     Args:
-        directory: A run directory that exists.
+        directory: A run directory, or another one, that exists.
+        use: Verb for the message to others.
 
     Raises:
         RunDirectoryError: If the lock is taken, the directory can not be written, or a directory
@@ -173,7 +174,7 @@ def exclusive(directory: Path) -> Iterator[None]:
             _take_lock(descriptor)
         except BlockingIOError:
             raise RunDirectoryError(
-                f"another process ({_owner(descriptor)}) trains in {directory}: wait for its end, "
+                f"another process ({_owner(descriptor)}) {use} {directory}: wait for its end, "
                 f"or choose another directory"
             ) from None
         except OSError as error:

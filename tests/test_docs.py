@@ -153,7 +153,7 @@ def build_only(runner: TrainingRunner) -> Any:
     """In place of a run: build environments and networks, unless that starts processes."""
     with runner:
         if isinstance(runner.config.runner, DevRunnerConfig):
-            runner.build_model()
+            runner.builder.prepare(runner.builder.build_model())
     return SimpleNamespace(best_metric=0.0, missing=())
 
 

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("maze_train", "conf", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("maze_train", "conf", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 TIMEOUT_S = 180
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from common import DATA_SET, ENTROPY_COEF, LR, load_weights, measure, parse_arguments
 
-from maze_train import Tracker, load_config
+from maze_train import Tracker, TrainerServices, load_config
 from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
 from maze_train.algorithms.bc.loss import BCLoss
 from maze_train.algorithms.bc.metrics import ImitationMetrics
@@ -58,12 +58,13 @@ def main() -> None:
         }
     )
     with tempfile.TemporaryDirectory() as directory, build_runner(config) as runner:
-        model = runner.build_model()
+        model = runner.builder.build_model()
+        runner.builder.prepare(model)
         assert isinstance(model, PolicyModel)
         load_weights(arguments.folder, arguments.size, list(model.policy.net.parameters()))
         evaluator = build_evaluator(arguments.folder, model)
         with Tracker([CSVWriter()], RunInfo(run_dir=Path(directory))) as tracker:
-            trainer = runner.build_trainer(model, tracker=tracker)
+            trainer = runner.builder.build_trainer(model, TrainerServices(tracker=tracker))
 
             def train(updates: int) -> None:
                 steps = trainer.env_steps + updates * arguments.batch_size

@@ -12,9 +12,8 @@ import torch
 from common import ENVS, LR, NOISE_STDDEV, POPULATION, Window, initial_parameters, parse_arguments
 from torch import nn
 
-from maze_train import Statistics, Tracker, load_config
+from maze_train import Statistics, TrainerServices, load_config
 from maze_train.runners.factory import build_runner
-from maze_train.tracking.rows import RunInfo
 
 
 @torch.no_grad()
@@ -44,9 +43,10 @@ def main() -> None:
         settings |= {"runner": "local", "runner.n_workers": arguments.workers}
     window = Window(arguments.seconds)
     with build_runner(load_config(settings)) as runner:
-        model = runner.build_model()
+        model = runner.builder.build_model()
+        runner.builder.prepare(model)
         set_parameters(model, initial_parameters())
-        trainer = runner.build_trainer(model, tracker=Tracker([], RunInfo()))
+        trainer = runner.builder.build_trainer(model, TrainerServices())
         statistics = Statistics()
         while not window.is_over:
             statistics.clear()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.checks import absolute_path, check_at_least, check_one_of
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.nets.config import ModelConfig
+from maze_train.targets import locate
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import AlgorithmConfig, CheckpointConfig, EvaluationConfig
+
+if TYPE_CHECKING:
+    from maze_train.workers.places import Place
 
 __all__ = ["DevRunnerConfig", "LocalRunnerConfig", "RunnerConfig", "TrainConfig"]
 
@@ -21,6 +25,9 @@ class RunnerConfig:
 
     name: ClassVar[str] = ""
     """Name of the runner, as in `runner=<name>`."""
+
+    place_class: ClassVar[str] = "maze_train.workers.places.ThisProcess"
+    """Dotted path of the `Place` where workers live."""
 
     concurrency: int = 0
     """Environments that collect experience in parallel; 0: as many as suit the algorithm, 8 or for
@@ -50,6 +57,16 @@ class RunnerConfig:
         check_at_least("torch_threads", self.torch_threads, 0)
         check_at_least("max_wall_time_s", self.max_wall_time_s, 0)
 
+    @property
+    def place_settings(self) -> dict[str, Any]:
+        """Arguments of `place_class`."""
+        return {}
+
+    def place(self) -> Place:
+        """The place where the workers of the run live."""
+        place: Place = locate(self.place_class)(**self.place_settings)
+        return place
+
 
 @dataclass(kw_only=True)
 class DevRunnerConfig(RunnerConfig):
@@ -63,6 +80,7 @@ class LocalRunnerConfig(RunnerConfig):
     """Environments in worker processes on the cores of this machine; same numbers as `dev`."""
 
     name: ClassVar[str] = "local"
+    place_class: ClassVar[str] = "maze_train.workers.places.LocalProcesses"
 
     n_workers: int = 0
     """Processes that step environments, several environments each; 0: one per core."""
@@ -88,6 +106,17 @@ class LocalRunnerConfig(RunnerConfig):
         check_at_least("worker_timeout_s", self.worker_timeout_s, 1e-3)
         check_one_of("on_worker_failure", self.on_worker_failure, ("fail", "restart"))
         check_at_least("max_worker_restarts", self.max_worker_restarts, 0)
+
+    @property
+    def place_settings(self) -> dict[str, Any]:
+        """Arguments of `LocalProcesses`."""
+        return {
+            "n_workers": self.n_workers,
+            "start_method": self.start_method,
+            "timeout_s": self.worker_timeout_s,
+            "on_worker_failure": self.on_worker_failure,
+            "max_worker_restarts": self.max_worker_restarts,
+        }
 
 
 @dataclass(kw_only=True)

@@ -9,11 +9,11 @@ import torch
 
 from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
 from maze_train.data.priorities import SumTree
-from maze_train.data.replay_columns import STORAGES, ReplayLayout, as_tree, leaves_by_key
+from maze_train.data.replay_columns import STORAGES, ReplayLayout
 from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID, ReplayMemory
 from maze_train.data.transitions import BaseReplayBuffer, Transition, Transitions, as_rollout
 from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.trees import tree_map
+from maze_train.trees import as_tree, leaves_by_key, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

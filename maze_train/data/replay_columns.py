@@ -21,6 +21,7 @@ from gymnasium import spaces
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError
 from maze_train.spaces.tensors import storage_dtype
+from maze_train.trees import leaves_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,8 +36,6 @@ __all__ = [
     "Ring",
     "Spec",
     "Storage",
-    "as_tree",
-    "leaves_by_key",
 ]
 
 Storage: TypeAlias = Literal["memory", "disk", "device"]
@@ -229,13 +228,3 @@ class Column:
         """Write what `read_slots` gave, as far as there is memory."""
         rows = self._rows[slots]
         rows.copy_(torch.from_numpy(values[: len(rows)]))
-
-
-def leaves_by_key(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by key; the key of a lone one is empty."""
-    return tree if isinstance(tree, dict) else {"": tree}
-
-
-def as_tree(leaves: dict[str, Tensor], has_keys: bool) -> TensorTree:
-    """The tree that leaves by key are of; the inverse of `leaves_by_key`."""
-    return leaves if has_keys else leaves[""]

@@ -10,9 +10,10 @@ import torch
 
 from maze_train.data.final_observations import KeptObservations
 from maze_train.data.frames import FrameStacks
-from maze_train.data.replay_columns import Column, leaves_by_key
+from maze_train.data.replay_columns import Column
 from maze_train.data.replay_frames import FrameColumn
 from maze_train.errors import ConfigError, RunDirectoryError, ShapeError
+from maze_train.trees import leaves_by_key
 from maze_train.types import StatePart
 
 if TYPE_CHECKING:

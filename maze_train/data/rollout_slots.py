@@ -11,10 +11,11 @@ from gymnasium import spaces
 
 from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import without_unused_frames
-from maze_train.data.replay_columns import Spec, as_tree, leaves_by_key
+from maze_train.data.replay_columns import Spec
 from maze_train.data.rollout import Rollout
 from maze_train.errors import ShapeError
 from maze_train.spaces.tensors import storage_dtype
+from maze_train.trees import as_tree, leaves_by_key
 from maze_train.types import Tensor
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class RolloutSlot:
         final_obs = {key: leaf[:count] for key, leaf in self._final_obs.items()}
         present = zip(self._optional.items(), numbers[: len(OPTIONAL)], strict=True)
         return Rollout(
-            obs=as_tree(obs, self._layout.has_obs_keys),  # type: ignore[arg-type]  # also of stacks
+            obs=as_tree(obs, self._layout.has_obs_keys),
             actions=as_tree(dict(self._actions), self._layout.has_action_keys),
             final_obs=as_tree(final_obs, self._layout.has_obs_keys),
             final_positions=self._final_positions[:count],

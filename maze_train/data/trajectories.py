@@ -13,7 +13,7 @@ from maze_train.errors import ShapeError
 from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import zeros_for
-from maze_train.trees import tree_map
+from maze_train.trees import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -75,6 +75,12 @@ class Trajectory:
     def num_steps(self) -> int:
         """T."""
         return len(self.rewards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of observations, actions and rewards."""
+        trees = (self.obs, self.actions, self.rewards)
+        return sum(leaf.nbytes for tree in trees for leaf in tree_leaves(tree))
 
     @property
     def episode_return(self) -> float:

@@ -13,9 +13,14 @@ import numpy as np
 
 from maze_train.checks import check_one_of
 from maze_train.data.trajectories import Trajectory
-from maze_train.data.trajectory_episodes import checked_episode
-from maze_train.data.trajectory_files import LIMITS, part_paths, read_metadata, read_part
-from maze_train.data.trajectory_parts import check_part, columns_of, joined_parts
+from maze_train.data.trajectory_files import (
+    LIMITS,
+    metadata_of,
+    part_files,
+    read_content,
+    read_part,
+)
+from maze_train.data.trajectory_parts import check_part, joined_parts, leaf_specs
 from maze_train.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -47,9 +52,9 @@ class TrajectoryDataset(Sequence[Trajectory]):
         self.metadata = metadata
         if not self.parts:
             raise DatasetError("a data set without episodes: expected at least one part")
-        columns = columns_of(metadata)
+        specs = leaf_specs(metadata)
         for part in self.parts:
-            check_part(part, columns)
+            check_part(part, specs)
         counts = np.cumsum([part.num_episodes for part in self.parts])
         self._stops: list[int] = counts.tolist()
 
@@ -64,7 +69,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
     ) -> TrajectoryDataset:
         """Open a data set that a `TrajectoryWriter` wrote.
 
-        Sizes, shapes and data types of all files are compared with the manifests and the spaces.
+        Sizes of all files are compared with `dataset.json`, shapes and data types of all arrays
+        with the spaces. Data sets of version 1 of the format are read as well.
 
         Args:
             directory: The data set.
@@ -85,18 +91,19 @@ class TrajectoryDataset(Sequence[Trajectory]):
         path = Path(directory)
         parts, damaged = [], 0
         try:
-            metadata = read_metadata(path)
-            columns = columns_of(metadata)
-            for part in part_paths(path).values():
+            content = read_content(path)
+            metadata = metadata_of(path, content)
+            specs = leaf_specs(metadata)
+            for file, entry in part_files(path, content):
                 try:
-                    parts.append(read_part(part, columns, mmap=mmap, verify=verify))
+                    parts.append(read_part(file, entry, specs, mmap=mmap, verify=verify))
                 except DatasetError as error:
                     if on_damaged == "raise":
                         raise DatasetError(
                             f"{error}; leave damaged parts out with on_damaged=skip"
                         ) from error
                     damaged += 1
-                    message = f"warning: {error}; {part.name} is left out"
+                    message = f"warning: {error}; {file.name} is left out"
                     print(message, file=sys.stderr, flush=True)
         except OSError as error:
             raise DatasetError(f"{path} can not be read: {error}{_remedy(error)}") from error
@@ -125,12 +132,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
             ShapeError: If keys or shapes are not those of the spaces.
             SpaceError: If numbers do not fit the spaces, see `TrajectoryWriter.add`.
         """
-        columns = columns_of(metadata)
-        episodes = (
-            checked_episode(trajectory, columns, f"{name}: trajectory {number}")
-            for number, trajectory in enumerate(trajectories)
-        )
-        return cls(joined_parts(metadata, episodes, name), metadata)
+        return cls(joined_parts(trajectories, metadata, name), metadata)
 
     @cached_property
     def lengths(self) -> Array:

@@ -7,13 +7,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.data.minari_data import load_minari
 from maze_train.data.trajectories import Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_parts import DatasetMetadata, TrajectoryPart
 from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.errors import DatasetError
-from maze_train.targets import TARGET, build_target
+from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +31,8 @@ __all__ = [
 
 MINARI = "minari:"
 """Prefix of the names of Minari data sets."""
+
+LOAD_MINARI = "maze_train.data.minari_data.load_minari"
 
 
 def open_dataset(
@@ -66,7 +67,7 @@ def open_dataset(
     if isinstance(source, Mapping):
         return _from_target(source, observation_space, action_space)
     if isinstance(source, str) and source.startswith(MINARI):
-        return load_minari(source[len(MINARI) :])
+        return locate(LOAD_MINARI)(source[len(MINARI) :])  # type: ignore[no-any-return]
     if isinstance(source, str | Path) and str(source):
         return TrajectoryDataset.open(source, mmap=mmap, verify=verify, on_damaged=on_damaged)
     raise DatasetError(

@@ -5,54 +5,42 @@ docs/trajectories.md describes the format.
 
 from __future__ import annotations
 
-import errno
-import os
-import re
-import shutil
-import socket
+import json
 import sys
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_positive
-from maze_train.data.trajectory_episodes import checked_episode
 from maze_train.data.trajectory_files import (
     DATASET,
-    differences,
-    metadata_text,
+    VERSION,
+    append_part,
+    metadata_of,
     nearby,
-    part_paths,
-    read_metadata,
-    write_part,
+    new_content,
+    read_content,
+    write_content,
 )
-from maze_train.data.trajectory_parts import PART_NBYTES, columns_of
-from maze_train.errors import DatasetError
-from maze_train.files import (
-    atomic_write,
-    fsync_directory,
-    process_runs,
-    remove_leftovers,
-    write_synced,
+from maze_train.data.trajectory_parts import (
+    PART_NBYTES,
+    checked_trajectory,
+    joined,
+    leaf_specs,
 )
-from maze_train.spaces.serialize import space_to_dict
+from maze_train.errors import DatasetError, RunDirectoryError
+from maze_train.files import exclusive, remove_leftovers
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from maze_train.data.trajectories import Trajectory
-    from maze_train.data.trajectory_episodes import Episode
     from maze_train.data.trajectory_parts import DatasetMetadata
 
 __all__ = ["TrajectoryWriter"]
 
 PART_SECONDS = 60.0
-
-WORK = re.compile(r"\.part-(.*)-([0-9]+)-[0-9]+")
-"""A part that is being written: host, process, number."""
-
-NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class TrajectoryWriter:
@@ -60,25 +48,26 @@ class TrajectoryWriter:
 
     Episodes are copied into memory, and written as a part when they have `part_nbytes`, or when an
     episode is added and the first of them is older than `part_seconds`. A part is complete or not
-    there; what a killed process had not written is lost, nothing else. Several writers may append
-    to one data set at a time.
+    there; a killed process loses the episodes that it had not written, nothing else. One writer may
+    use a data set at a time, from its creation until `close`.
 
-    As a context manager it writes what is left at the end of the block, also after an exception;
-    otherwise `close` does.
+    As a context manager it writes the remaining episodes at the end of the block, also after an
+    exception; otherwise `close` does.
 
     Args:
         directory: The data set. It is created where it is missing; an existing one has to have the
-            same spaces. Its `dataset.json` stays; each part has the `env` and `policy` of its own
-            writer, and a warning says where they differ from `dataset.json`.
+            same spaces. `dataset.json` keeps its `env` and `policy`; each part has those of its
+            own writer, and a warning says where they differ from `dataset.json`.
         metadata: Spaces, and what is known of environment and policy.
-        part_nbytes: Size from which a part is written, in bytes, > 0.
+        part_nbytes: Size from which a part is written, in bytes, > 0. Writing it takes about twice
+            that in memory, in addition to the episodes.
         part_seconds: Age of the first episode in memory from which a part is written, in seconds,
             > 0. It is looked at when an episode is added.
 
     Raises:
         ConfigError: If `part_nbytes` or `part_seconds` is not > 0.
-        DatasetError: If the data set has other spaces, is damaged, can not be created, or the
-            directory holds something else.
+        DatasetError: If another writer uses the data set, it has other spaces, is damaged or of
+            version 1 of the format, can not be created, or the directory holds something else.
         SpaceError: If a space can not be saved.
     """
 
@@ -96,52 +85,69 @@ class TrajectoryWriter:
         self.metadata = metadata
         self._part_nbytes = part_nbytes
         self._part_seconds = part_seconds
-        self._columns = columns_of(metadata)
-        self._episodes: list[Episode] = []
+        self._specs = leaf_specs(metadata)
+        self._episodes: list[Trajectory] = []
         self._nbytes = 0
         self._oldest_at = 0.0
         self._num_episodes = 0
         self._num_steps = 0
         self._closed = False
-        text = metadata_text(metadata)
-        try:
-            self._create(text)
-            self._remove_leftovers()
-        except OSError as error:
-            raise DatasetError(f"{self.directory} can not be written: {error}") from error
+        content = new_content(metadata)
+        with ExitStack() as lock:
+            self._content = self._opened(content, lock)
+            self._lock = lock.pop_all()
 
-    def _create(self, text: bytes) -> None:
-        """Write `dataset.json`, or compare the spaces with those that are there."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+    def _opened(self, content: dict[str, Any], lock: ExitStack) -> dict[str, Any]:
+        """Lock the data set and create it, or compare it with `content`; returns what it holds."""
         path = self.directory / DATASET
-        if not path.exists():
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
             others = [item.name for item in self.directory.iterdir() if item.name[0] != "."]
-            if others and DATASET not in others:  # it may have come meanwhile
+            if others and not path.exists():
                 raise DatasetError(
                     f"{self.directory} holds {sorted(others)[:5]} and no {DATASET}: choose a data "
                     f"set, or a directory that is new or empty{nearby(self.directory)}"
                 )
-            if _write_new(path, text):
-                return
-        found = read_metadata(self.directory)
-        for name in ("observation_space", "action_space"):
-            spaces = [getattr(x, name) for x in (found, self.metadata)]
-            if space_to_dict(spaces[0]) != space_to_dict(spaces[1]):
-                raise DatasetError(
-                    f"the data set {self.directory} has the {name} {spaces[0]}, these episodes "
-                    f"have {spaces[1]}: choose another directory"
-                )
-        if others := differences(found, self.metadata):
-            message = f"warning: the data set {self.directory} began with {'; '.join(others)}"
-            print(f"{message} (each part has its own)", file=sys.stderr, flush=True)
+            lock.enter_context(exclusive(self.directory, "writes to"))
+            remove_leftovers(self.directory)
+            if not path.exists():
+                write_content(self.directory, content)
+                return content
+        except RunDirectoryError as error:
+            raise DatasetError(str(error)) from error
+        except OSError as error:
+            raise DatasetError(f"{self.directory} can not be written: {error}") from error
+        found = read_content(self.directory)
+        self._compare(found, content)
+        return found
 
-    def _remove_leftovers(self) -> None:
-        """Remove what processes of this machine left that are dead."""
-        remove_leftovers(self.directory)
-        for path in self.directory.iterdir():
-            found = WORK.fullmatch(path.name)
-            if found and found[1] == socket.gethostname() and not process_runs(int(found[2])):
-                shutil.rmtree(path, ignore_errors=True)
+    def _compare(self, found: dict[str, Any], content: dict[str, Any]) -> None:
+        """Refuse a data set of other spaces; warn of another environment or policy."""
+        if found["version"] < VERSION:
+            raise DatasetError(
+                f"the data set {self.directory} has version {found['version']} of the format, "
+                f"which is only read: copy its episodes into a new one (docs/trajectories.md)"
+            )
+        theirs = metadata_of(self.directory, found)
+        for name in ("observation_space", "action_space"):
+            if found[name] != content[name]:
+                raise DatasetError(
+                    f"the data set {self.directory} has the {name} {getattr(theirs, name)}, these "
+                    f"episodes have {getattr(self.metadata, name)}: choose another directory"
+                )
+        changes = []
+        for name in ("env", "policy"):
+            old, new = (
+                {k: json.dumps(v, sort_keys=True) for k, v in x[name].items()}
+                for x in (found, content)
+            )
+            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+            if keys:
+                pair = [{k: x[name][k] for k in keys if k in x[name]} for x in (found, content)]
+                changes.append(f"{name} {pair[0]}, now {pair[1]}")
+        if changes:
+            message = f"warning: the data set {self.directory} began with {'; '.join(changes)}"
+            print(f"{message} (each part has its own)", file=sys.stderr, flush=True)
 
     @property
     def num_episodes(self) -> int:
@@ -167,14 +173,15 @@ class TrajectoryWriter:
         """
         if self._closed:
             raise DatasetError(f"the writer of {self.directory} is closed: open another one")
-        episode = checked_episode(trajectory, self._columns, f"trajectory {self._num_episodes}")
+        name = f"trajectory {self._num_episodes}"
+        episode = checked_trajectory(trajectory, self._specs, name)
         now = monotonic()
         if not self._episodes:
             self._oldest_at = now
         self._episodes.append(episode)
         self._nbytes += episode.nbytes
         self._num_episodes += 1
-        self._num_steps += episode.length
+        self._num_steps += episode.num_steps
         is_old = now - self._oldest_at >= self._part_seconds
         if is_old or self._nbytes >= self._part_nbytes:
             self.flush()
@@ -187,59 +194,26 @@ class TrajectoryWriter:
         """
         if not self._episodes:
             return
-        work: Path | None = None
+        part = joined(self._episodes, self.metadata, str(self.directory))
         try:
-            work = self._make_work_directory()
-            write_part(work, self._columns, self._episodes, self.metadata)
-            self._put_in_place(work)
-            self._forget()
-            fsync_directory(self.directory)
+            content = append_part(self.directory, self._content, part)
         except OSError as error:
-            count = len(self._episodes)
-            state = f"{count} episodes are still in memory" if count else "it may be lost"
             raise DatasetError(
-                f"a part of {self.directory} could not be written: {error}; {state}"
+                f"a part of {self.directory} could not be written: {error}; "
+                f"{len(self._episodes)} episodes are still in memory"
             ) from error
-        finally:
-            if work is not None and work.exists():
-                shutil.rmtree(work, ignore_errors=True)
-            elif work is not None:  # it has its name, even if a signal came right after that
-                self._forget()
-
-    def _forget(self) -> None:
-        """Drop the episodes in memory, which are written."""
-        self._episodes = []
-        self._nbytes = 0
-
-    def _make_work_directory(self) -> Path:
-        number = 0
-        while True:
-            name = f".part-{socket.gethostname()}-{os.getpid()}-{number}"
-            with suppress(FileExistsError):
-                (self.directory / name).mkdir()
-                return self.directory / name
-            number += 1
-
-    def _put_in_place(self, work: Path) -> None:
-        """Name a part that is complete by the next number that nobody has taken."""
-        number = max(part_paths(self.directory), default=-1) + 1
-        while True:
-            try:
-                os.rename(work, self.directory / f"part-{number:06d}")
-                return
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                    raise
-            number += 1
+        # No signal comes between these: an episode is neither lost nor written twice.
+        self._content, self._episodes, self._nbytes = content, [], 0
 
     def close(self) -> None:
-        """Write what is left. A second call does nothing.
+        """Write the remaining episodes, and let others write. A second call does nothing.
 
         Raises:
-            DatasetError: If the disk does not take it; the writer is then still open.
+            DatasetError: If the disk does not take them; the writer is then still open.
         """
         self.flush()
         self._closed = True
+        self._lock.close()
 
     def __enter__(self) -> TrajectoryWriter:
         return self
@@ -251,22 +225,3 @@ class TrajectoryWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _write_new(path: Path, data: bytes) -> bool:
-    """Write a file that is complete or not there; False: another process was first."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write_synced(beside, data)
-        os.link(beside, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        with atomic_write(path) as file:  # there are file systems without links
-            file.write(data)
-    finally:
-        beside.unlink(missing_ok=True)
-    fsync_directory(path.parent)
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -9,11 +10,7 @@ import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 from torch.nn.functional import log_softmax
 
-from maze_train.distributions.base import (
-    Distribution,
-    check_space,
-    env_dtype,
-)
+from maze_train.distributions.base import Distribution, check_space, env_dtype
 from maze_train.distributions.constant import Constant
 
 if TYPE_CHECKING:
@@ -57,7 +54,90 @@ def finite_log_probs(log_probs: Tensor) -> tuple[Tensor, Tensor]:
     return probs, log_probs.masked_fill(probs == 0, 0.0)
 
 
-class Categorical(Distribution):
+class CategoricalFamily(Distribution):
+    """Base of the families of independent choices, each of one action out of several.
+
+    A subclass lays the logits out as a table with the actions of a choice in its last dimension.
+
+    Args:
+        space: The action space; the agent's actions are counted from 0.
+        start: The number from which the environment counts them, of the shape of an action.
+        num_choices: Number of actions of all choices together.
+    """
+
+    action_dtype = torch.int64
+    table_dims: tuple[int, ...]
+    """The dimensions of the table that one action fills."""
+
+    def __init__(self, space: Space[Any], start: Any, num_choices: int) -> None:
+        self.param_size = self.noise_size = self.num_choices = num_choices
+        starts = np.asarray(start, dtype=np.int64)
+        self.action_shape = tuple(int(n) for n in starts.shape)
+        self._start = Constant(starts) if starts.any() else None
+        self._env_dtype = env_dtype(space)
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Gumbel noise, float32, [*shape, num_choices]."""
+        draws = torch.empty((*shape, self.noise_size), dtype=torch.float32, device=device)
+        draws.exponential_(generator=generator)
+        # A draw of exactly 0 would become infinite noise, which could select a forbidden action.
+        return draws.clamp_(min=torch.finfo(draws.dtype).tiny).log_().neg_()
+
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """The actions argmax(params + noise) of each choice, int64, [..., *action_shape]."""
+        return self.mode(params + noise)
+
+    def mode(self, params: Tensor) -> Tensor:
+        """The first action with the largest logit of each choice, int64, [..., *action_shape]."""
+        return self._table(params).argmax(-1)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """Σ_k log P_k(a_k), [...]."""
+        return self._pick(log_softmax(self._table(params), -1), actions)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """-Σ_k Σ_a P_k(a) log P_k(a), [...]."""
+        return self._entropy(log_softmax(self._table(params), -1))
+
+    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
+        """Σ_k Σ_a P_k(a) (log P_k(a) - log Q_k(a)), [...]."""
+        log_p = log_softmax(self._table(params_p), -1)
+        log_q = log_softmax(self._table(params_q), -1)
+        return weighted(log_p.exp(), log_p - log_q).sum(self.table_dims)
+
+    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one normalisation of the logits, each [...]."""
+        log_probs = log_softmax(self._table(params), -1)
+        return self._pick(log_probs, actions), self._entropy(log_probs)
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        """Actions counted from `space.start`, in the type of the space, [..., *action_shape]."""
+        shifted = actions if self._start is None else actions + self._start.like(actions)
+        return shifted.to(self._env_dtype)
+
+    def from_env(self, actions: Tensor) -> Tensor:
+        """Actions counted from 0, int64, [..., *action_shape]."""
+        counted = actions.to(self.action_dtype)
+        return counted if self._start is None else counted - self._start.like(counted)
+
+    @abstractmethod
+    def _table(self, params: Tensor) -> Tensor:
+        """The logits by choice, [..., n] or [..., K, max n_k]."""
+
+    @abstractmethod
+    def _pick(self, log_probs: Tensor, actions: Tensor) -> Tensor:
+        """Sum over choices of the entries of a table that `actions` name, [...]."""
+
+    def _entropy(self, log_probs: Tensor) -> Tensor:
+        return -weighted(log_probs.exp(), log_probs).sum(self.table_dims)
+
+
+class Categorical(CategoricalFamily):
     """One choice among n actions: P(a) = exp(l_a) / Σ_b exp(l_b).
 
     `params` are the logits l, [..., n]. A forbidden action is one with the logit -inf, or with a
@@ -74,51 +154,11 @@ class Categorical(Distribution):
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Discrete
+    table_dims = (-1,)
 
     def __init__(self, space: Discrete) -> None:
         check_space(type(self), space)
-        self.param_size = self.noise_size = self.num_choices = int(space.n)
-        self.action_shape = ()
-        self.action_dtype = torch.int64
-        self._start = int(space.start)
-        self._env_dtype = env_dtype(space)
-
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Gumbel noise, [*shape, n]."""
-        return _draw_gumbel((*shape, self.noise_size), generator, device)
-
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """Actions argmax(params + noise), int64, [...]."""
-        return (params + noise).argmax(-1)
-
-    def mode(self, params: Tensor) -> Tensor:
-        """The first of the actions with the largest logit, int64, [...]."""
-        return params.argmax(-1)
-
-    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Value of log P(a) = l_a - log Σ_b exp(l_b), [...]."""
-        return log_softmax(params, -1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-
-    def entropy(self, params: Tensor) -> Tensor:
-        """-Σ_a P(a) log P(a), in [0, log n], [...]."""
-        log_probs = log_softmax(params, -1)
-        return -weighted(log_probs.exp(), log_probs).sum(-1)
-
-    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
-        """Σ_a P(a) (log P(a) - log Q(a)), [...]."""
-        log_p = log_softmax(params_p, -1)
-        return weighted(log_p.exp(), log_p - log_softmax(params_q, -1)).sum(-1)
-
-    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one normalisation of the logits, each [...]."""
-        log_probs = log_softmax(params, -1)
-        entropy = -weighted(log_probs.exp(), log_probs).sum(-1)
-        return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy
+        super().__init__(space, space.start, int(space.n))
 
     def log_prob_and_entropy_vjp(
         self, params: Tensor, actions: Tensor
@@ -141,15 +181,6 @@ class Categorical(Distribution):
             return result
 
         return log_probs.gather(-1, index).squeeze(-1), entropy, gradient
-
-    def to_env(self, actions: Tensor) -> Tensor:
-        """Actions counted from `space.start`, in the type of the space, [...]."""
-        shifted = actions + self._start if self._start else actions
-        return shifted.to(self._env_dtype)
-
-    def from_env(self, actions: Tensor) -> Tensor:
-        """Actions counted from 0, int64, [...]."""
-        return actions.to(self.action_dtype) - self._start
 
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """P(a) and log P(a) of all actions, each [..., n]."""
@@ -176,8 +207,14 @@ class Categorical(Distribution):
         """Logarithm of the number of legal actions, [...]."""
         return _log_legal(params)
 
+    def _table(self, params: Tensor) -> Tensor:
+        return params
 
-class MultiCategorical(Distribution):
+    def _pick(self, log_probs: Tensor, actions: Tensor) -> Tensor:
+        return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+
+class MultiCategorical(CategoricalFamily):
     """K independent choices among n_1 ... n_K actions: P(a) = Π_k P_k(a_k).
 
     `params` are the logits of all choices one after the other, [..., Σ n_k], choices in the
@@ -190,13 +227,12 @@ class MultiCategorical(Distribution):
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = MultiDiscrete
+    table_dims = (-2, -1)
 
     def __init__(self, space: MultiDiscrete) -> None:
         check_space(type(self), space)
         sizes = np.asarray(space.nvec, dtype=np.int64).ravel()
-        self.param_size = self.noise_size = self.num_choices = int(sizes.sum())
-        self.action_shape = tuple(int(n) for n in np.shape(space.nvec))
-        self.action_dtype = torch.int64
+        super().__init__(space, space.start, int(sizes.sum()))
         self._table_shape = (len(sizes), int(sizes.max()))
         self._is_even = bool((sizes == sizes[0]).all())
         # Cell of the flattened table [K * max n_k] that each logit goes to.
@@ -204,58 +240,10 @@ class MultiCategorical(Distribution):
         self._cells = Constant(np.flatnonzero(in_table))
         self._offsets = Constant(sizes.cumsum() - sizes)
         self._choice_of = Constant(np.repeat(np.arange(len(sizes)), sizes))
-        starts = np.asarray(space.start, dtype=np.int64)
-        self._start = Constant(starts) if starts.any() else None
-        self._env_dtype = env_dtype(space)
-
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Gumbel noise, [*shape, Σ n_k]."""
-        return _draw_gumbel((*shape, self.noise_size), generator, device)
-
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """Actions argmax(params + noise) of each choice, int64, [..., *nvec.shape]."""
-        return self.mode(params + noise)
 
     def mode(self, params: Tensor) -> Tensor:
         """The first action with the largest logit of each choice, int64, [..., *nvec.shape]."""
-        actions = self._table(params).argmax(-1)
-        return actions.reshape((*params.shape[:-1], *self.action_shape))
-
-    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Σ_k log P_k(a_k), [...]."""
-        return self._pick(log_softmax(self._table(params), -1), actions)
-
-    def entropy(self, params: Tensor) -> Tensor:
-        """Σ_k of the entropies of the choices, [...]."""
-        log_probs = log_softmax(self._table(params), -1)
-        return -weighted(log_probs.exp(), log_probs).sum((-2, -1))
-
-    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
-        """Σ_k KL(P_k || Q_k), [...]."""
-        log_p = log_softmax(self._table(params_p), -1)
-        log_q = log_softmax(self._table(params_q), -1)
-        return weighted(log_p.exp(), log_p - log_q).sum((-2, -1))
-
-    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one normalisation of the logits, each [...]."""
-        log_probs = log_softmax(self._table(params), -1)
-        entropy = -weighted(log_probs.exp(), log_probs).sum((-2, -1))
-        return self._pick(log_probs, actions), entropy
-
-    def to_env(self, actions: Tensor) -> Tensor:
-        """Actions counted from `space.start`, in the type of the space, [..., *nvec.shape]."""
-        shifted = actions if self._start is None else actions + self._start.like(actions)
-        return shifted.to(self._env_dtype)
-
-    def from_env(self, actions: Tensor) -> Tensor:
-        """Actions counted from 0, int64, [..., *nvec.shape]."""
-        counted = actions.to(self.action_dtype)
-        return counted if self._start is None else counted - self._start.like(counted)
+        return super().mode(params).reshape((*params.shape[:-1], *self.action_shape))
 
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """P_k(a) and log P_k(a) of all actions of all choices, each [..., Σ n_k]."""
@@ -290,7 +278,6 @@ class MultiCategorical(Distribution):
         return _log_legal(self._table(params)).sum(-1)
 
     def _table(self, params: Tensor) -> Tensor:
-        """The logits as [..., K, max n_k]."""
         if not self._is_even:
             rows, columns = self._table_shape
             filler = impossible_logit(params.dtype)
@@ -300,7 +287,6 @@ class MultiCategorical(Distribution):
         return params.reshape((*params.shape[:-1], *self._table_shape))
 
     def _pick(self, log_probs: Tensor, actions: Tensor) -> Tensor:
-        """Sum over choices of the entries of a table [..., K, max n_k] that `actions` name."""
         chosen = actions.reshape((*log_probs.shape[:-1], 1))
         return log_probs.gather(-1, chosen).sum((-2, -1))
 
@@ -310,14 +296,3 @@ def _log_legal(logits: Tensor) -> Tensor:
     count = (logits > impossible_logit(logits.dtype)).sum(-1)
     # Where nothing is legal there is no choice either.
     return count.clamp_(min=1).to(logits.dtype).log()
-
-
-def _draw_gumbel(
-    shape: tuple[int, ...],
-    generator: torch.Generator | None,
-    device: torch.device | str | None,
-) -> Tensor:
-    """Standard Gumbel numbers, float32, of the given shape."""
-    draws = torch.empty(shape, dtype=torch.float32, device=device).exponential_(generator=generator)
-    # A draw of exactly 0 would become infinite noise, which could select a forbidden action.
-    return draws.clamp_(min=torch.finfo(draws.dtype).tiny).log_().neg_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -78,6 +79,45 @@ class GaussianFamily(Distribution):
         size = (*shape, self.noise_size)
         return torch.randn(size, generator=generator, dtype=torch.float32, device=device)
 
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """μ + σ · noise, differentiable, [..., *space.shape]."""
+        mean, log_std = self._layout.split(params)
+        return self._layout.to_box(torch.addcmul(mean, log_std.exp(), noise))
+
+    def mode(self, params: Tensor) -> Tensor:
+        """μ, [..., *space.shape]."""
+        return self._layout.to_box(self._layout.split(params)[0])
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """Log-density of the actions, [...]."""
+        return self._log_density(*self._layout.split(params), self._layout.to_vector(actions))
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """Entropy of the actions that have this density, [...]."""
+        return self._entropy(*self._layout.split(params))
+
+    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one reading of the params, each [...]."""
+        mean, log_std = self._layout.split(params)
+        log_prob = self._log_density(mean, log_std, self._layout.to_vector(actions))
+        return log_prob, self._entropy(mean, log_std)
+
+    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
+        """Σ_i [ log(σ_q/σ_p) + (σ_p² + (μ_p - μ_q)²) / (2 σ_q²) - ½ ], [...]."""
+        mean_p, log_std_p = self._layout.split(params_p)
+        mean_q, log_std_q = self._layout.split(params_q)
+        log_ratio = log_std_p - log_std_q
+        distance = (mean_p - mean_q) * (-log_std_q).exp()
+        return (0.5 * ((2.0 * log_ratio).exp() + distance.square() - 1.0) - log_ratio).sum(-1)
+
+    @abstractmethod
+    def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
+        """Log-density of actions [..., D], [...]."""
+
+    @abstractmethod
+    def _entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Its negative expectation, [...]."""
+
 
 class DiagonalGaussian(GaussianFamily):
     """Independent normal distributions: a_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).
@@ -98,36 +138,6 @@ class DiagonalGaussian(GaussianFamily):
         log_std_min: Lower limit of a state-dependent log σ.
         log_std_max: Upper limit of a state-dependent log σ.
     """
-
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """μ + σ · noise, differentiable, [..., *space.shape]."""
-        mean, log_std = self._layout.split(params)
-        return self._layout.to_box(torch.addcmul(mean, log_std.exp(), noise))
-
-    def mode(self, params: Tensor) -> Tensor:
-        """μ, [..., *space.shape]."""
-        return self._layout.to_box(self._layout.split(params)[0])
-
-    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Log-density of the unclipped actions, [...]."""
-        mean, log_std = self._layout.split(params)
-        surprise = _surprise(mean, log_std, self._layout.to_vector(actions))
-        return self._log_prob_constant - surprise.sum(-1)
-
-    def entropy(self, params: Tensor) -> Tensor:
-        """Σ_i [ log σ_i + ½ + ½ log 2π ], [...]."""
-        return self._layout.split(params)[1].sum(-1) + self._entropy_constant
-
-    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
-        """Σ_i [ log(σ_q/σ_p) + (σ_p² + (μ_p - μ_q)²) / (2 σ_q²) - ½ ], [...]."""
-        return _normal_kl(*self._layout.split(params_p), *self._layout.split(params_q))
-
-    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one reading of the params, each [...]."""
-        mean, log_std = self._layout.split(params)
-        surprise = _surprise(mean, log_std, self._layout.to_vector(actions))
-        entropy = log_std.sum(-1) + self._entropy_constant
-        return self._log_prob_constant - surprise.sum(-1), entropy
 
     def log_prob_and_entropy_vjp(
         self, params: Tensor, actions: Tensor
@@ -169,6 +179,13 @@ class DiagonalGaussian(GaussianFamily):
         """μ, scaled where both bounds are finite, [..., D]; it may lie beyond them."""
         return self._layout.to_vector(self._bounds.to_unit(self.mode(params)))
 
+    def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
+        return self._log_prob_constant - _surprise(mean, log_std, x).sum(-1)
+
+    def _entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Sum over dimensions of log σ_i + ½ + ½ log 2π."""
+        return log_std.sum(-1) + self._entropy_constant
+
 
 class SquashedGaussian(GaussianFamily):
     """A Gaussian squashed into the bounds: a = c + h tanh(u), u_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).
@@ -180,6 +197,16 @@ class SquashedGaussian(GaussianFamily):
 
     where the right-hand side has no difference of almost equal numbers, so values and gradients are
     finite for saturated actions. `params` are μ ++ log σ, [..., 2 D]. The agent's actions are u.
+
+    The mode is that of u, so c + h tanh(μ) is the median of the environment's action. Its density
+    may have the peak elsewhere (for a large σ at the bounds); the median is what evaluation of a
+    squashed policy customarily uses.
+
+    The entropy is H(a) = H(u) + Σ_i E[ log |da_i / du_i| ], the expectation by Gauss-Hermite
+    quadrature with 32 nodes: a deterministic, differentiable function of `params`. The error of
+    each dimension is below 1e-7 nats for σ <= 1, 2e-3 for σ <= e, and 0.1 for σ <= e². The
+    divergence is that of the Gaussians of u: one bijection (tanh and the scaling) of both sides
+    does not change it.
 
     Source: Haarnoja et al. (2018), arXiv:1801.01290, appendix C, here with the scale to the bounds.
 
@@ -213,47 +240,6 @@ class SquashedGaussian(GaussianFamily):
         self._unit_constant = -self._layout.size * (HALF_LOG_2PI + 2.0 * LOG_2)
         nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
         self._nodes, self._weights = Constant(nodes), Constant(weights / weights.sum())
-
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """Pre-tanh u = μ + σ · noise, differentiable, [..., *space.shape]."""
-        mean, log_std = self._layout.split(params)
-        return self._layout.to_box(torch.addcmul(mean, log_std.exp(), noise))
-
-    def mode(self, params: Tensor) -> Tensor:
-        """μ, [..., *space.shape]: the mode of u, and the median of the environment's action.
-
-        The density over the environment's action may have its peak elsewhere (for a large σ at the
-        bounds); the median is what evaluation of a squashed policy customarily uses.
-        """
-        return self._layout.to_box(self._layout.split(params)[0])
-
-    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Log-density of the environment's actions c + h tanh(actions), [...]."""
-        mean, log_std = self._layout.split(params)
-        return self._log_density(mean, log_std, self._layout.to_vector(actions))
-
-    def entropy(self, params: Tensor) -> Tensor:
-        """Entropy of the environment's action, [...].
-
-        H(a) = H(u) + Σ_i E[ log |da_i / du_i| ], the expectation by Gauss-Hermite quadrature with
-        32 nodes. It is a deterministic, differentiable function of `params`. The error of each
-        dimension is below 1e-7 nats for σ <= 1, 2e-3 for σ <= e, and 0.1 for σ <= e².
-        """
-        return self._squashed_entropy(*self._layout.split(params))
-
-    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
-        """Divergence of the Gaussians of u, [...].
-
-        It equals that of the environment's actions: a divergence does not change when one
-        bijection (here tanh and the scaling) is applied to both distributions.
-        """
-        return _normal_kl(*self._layout.split(params_p), *self._layout.split(params_q))
-
-    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one reading of the params, each [...]."""
-        mean, log_std = self._layout.split(params)
-        log_prob = self._log_density(mean, log_std, self._layout.to_vector(actions))
-        return log_prob, self._squashed_entropy(mean, log_std)
 
     def to_env(self, actions: Tensor) -> Tensor:
         """Squashed c + h tanh(actions), rounded in an integer box, [..., *space.shape]."""
@@ -312,11 +298,11 @@ class SquashedGaussian(GaussianFamily):
         surprise = torch.addcmul(log_std, noise, noise, value=0.5)
         return self._unit_constant - _squashed(surprise, u).sum(-1)
 
-    def _log_density(self, mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
-        surprise = _squashed(_surprise(mean, log_std, u), u)
-        return self._log_prob_constant - surprise.sum(-1)
+    def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
+        return self._log_prob_constant - _squashed(_surprise(mean, log_std, x), x).sum(-1)
 
-    def _squashed_entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
+    def _entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
+        """H(u) + Σ_i E[ log |da_i / du_i| ], the expectation by Gauss-Hermite quadrature."""
         u = torch.addcmul(mean.unsqueeze(-1), log_std.exp().unsqueeze(-1), self._nodes.like(mean))
         bends = torch.logaddexp(u, -u) @ self._weights.like(mean)
         return torch.sub(log_std, bends, alpha=2).sum(-1) + self._entropy_constant
@@ -331,10 +317,3 @@ def _surprise(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
 def _squashed(surprise: Tensor, u: Tensor) -> Tensor:
     """The surprise of tanh(u), up to a constant, from that of u; each [..., D]."""
     return torch.sub(surprise, torch.logaddexp(u, -u), alpha=2)
-
-
-def _normal_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
-    """KL(N(mean_p, std_p) || N(mean_q, std_q)), summed over dimensions, [...]."""
-    log_ratio = log_std_p - log_std_q
-    distance = (mean_p - mean_q) * (-log_std_q).exp()
-    return (0.5 * ((2.0 * log_ratio).exp() + distance.square() - 1.0) - log_ratio).sum(-1)

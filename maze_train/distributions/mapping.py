@@ -1,4 +1,7 @@
-"""Mapping from action spaces to families of distributions."""
+"""Mapping from action spaces to families of distributions.
+
+Families are named by dotted paths and imported when a space or a setting asks for them.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +13,40 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gymnasium.spaces import Dict, Tuple
 
 from maze_train.distributions.base import Distribution
-from maze_train.distributions.bernoulli import Bernoulli
-from maze_train.distributions.beta import Beta
-from maze_train.distributions.categorical import Categorical, MultiCategorical
-from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
-from maze_train.distributions.joint import JointDistribution
-from maze_train.distributions.truncated_gaussian import TruncatedGaussian
 from maze_train.errors import ConfigError, nearest
 from maze_train.spaces.describe import flat_spaces
-from maze_train.targets import TARGET, build_target
+from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from gymnasium import Space
 
-__all__ = ["DEFAULTS", "FAMILIES", "DistributionTable", "Override", "distribution_for"]
+__all__ = ["DEFAULTS", "FAMILIES", "Override", "distribution_for", "family_class"]
 
 Override: TypeAlias = str | Mapping[str, Any]
 """A family: its name, `{name: ..., **settings}`, or `{_target_: my_package.Family, **settings}`."""
 
-FAMILIES: Mapping[str, type[Distribution]] = MappingProxyType(
+FAMILIES: Mapping[str, str] = MappingProxyType(
     {
-        "bernoulli": Bernoulli,
-        "beta": Beta,
-        "categorical": Categorical,
-        "clipped_gaussian": DiagonalGaussian,
-        "diagonal_gaussian": DiagonalGaussian,
-        "multi_categorical": MultiCategorical,
-        "squashed_gaussian": SquashedGaussian,
-        "truncated_gaussian": TruncatedGaussian,
+        "bernoulli": "maze_train.distributions.bernoulli.Bernoulli",
+        "beta": "maze_train.distributions.beta.Beta",
+        "categorical": "maze_train.distributions.categorical.Categorical",
+        "clipped_gaussian": "maze_train.distributions.gaussian.DiagonalGaussian",
+        "diagonal_gaussian": "maze_train.distributions.gaussian.DiagonalGaussian",
+        "multi_categorical": "maze_train.distributions.categorical.MultiCategorical",
+        "squashed_gaussian": "maze_train.distributions.gaussian.SquashedGaussian",
     }
 )
 """The families that configuration knows by name; `clipped_gaussian` is `diagonal_gaussian`."""
+
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "truncated_gaussian": "this family was removed: use beta or squashed_gaussian, which keep "
+        "to the bounds as well, or diagonal_gaussian, which clips to them",
+    }
+)
+"""Families of earlier versions, and what to use in place of them."""
 
 DEFAULTS: Mapping[str, str] = MappingProxyType(
     {
@@ -54,63 +58,35 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
 )
 """The family of each type of space, unless it is overridden."""
 
+JOINT = "maze_train.distributions.joint.JointDistribution"
+"""The distribution over Dict and Tuple spaces."""
+
 KEY = "model.distributions"
 
 
-class DistributionTable:
-    """Chooses a family for every part of an action space.
-
-    The choice for a part is the override under its own key (such as `steer` or `arm/0`), else the
-    override under the name of the type of its space (such as `Box`), else the default of that type.
-    A family named by `_target_` is called with the space first.
+def family_class(name: str, key: str = KEY) -> type[Distribution]:
+    """The class of a family that configuration knows by name.
 
     Args:
-        overrides: Families by the key of a part or the name of a space type.
+        name: One of `FAMILIES`.
+        key: Dotted name of the setting that names it, for error messages.
 
     Raises:
-        ConfigError: If an override is not a known family, or is not a family at all.
+        ConfigError: If there is no such family.
     """
-
-    def __init__(self, overrides: Mapping[str, Override] | None = None) -> None:
-        self._overrides = dict(overrides or {})
-        for key, override in self._overrides.items():
-            _check_override(f"{KEY}.{key}", override)
-
-    def build(self, action_space: Space[Any]) -> Distribution:
-        """The distribution over the actions of a space: a joint one for Dict and Tuple spaces.
-
-        Raises:
-            ConfigError: If an override names no part, does not fit its space, or is set up wrongly.
-            SpaceError: If a part is of another kind, or its family can not handle its bounds.
-        """
-        spaces = flat_spaces(action_space)
-        self._check_keys(spaces)
-        parts = {key: self._build_part(key, space) for key, space in spaces.items()}
-        is_joint = isinstance(action_space, (Dict, Tuple))
-        return JointDistribution(parts) if is_joint else parts[""]
-
-    def _check_keys(self, spaces: Mapping[str, Space[Any]]) -> None:
-        """Refuse overrides that are neither a type of space nor a part of this one."""
-        types = dict.fromkeys([*DEFAULTS, *map(_type_name, spaces.values())])
-        allowed = [*types, *(key for key in spaces if key)]
-        for key in self._overrides:
-            if key not in allowed:
-                raise ConfigError(
-                    f"{KEY}.{key}",
-                    "there is no such action or type of space; " + _expected(key, allowed),
-                )
-
-    def _build_part(self, part_key: str, space: Space[Any]) -> Distribution:
-        type_name = _type_name(space)
-        key = part_key if part_key in self._overrides else type_name
-        override = self._overrides.get(key, DEFAULTS[type_name])
-        return _build_family(f"{KEY}.{key}", override, space)
+    _check_name(key, name)
+    found: type[Distribution] = locate(FAMILIES[name])
+    return found
 
 
 def distribution_for(
     action_space: Space[Any], overrides: Mapping[str, Override] | None = None
 ) -> Distribution:
-    """The distribution over the actions of a space.
+    """The distribution over the actions of a space: a joint one for Dict and Tuple spaces.
+
+    The family of a part is the override under its own key (such as `steer` or `arm/0`), else the
+    override under the name of the type of its space (such as `Box`), else the default of that type.
+    A family named by `_target_` is called with the space first.
 
     Args:
         action_space: Box, Discrete, MultiDiscrete, MultiBinary, or any nesting of Dict and Tuple
@@ -121,10 +97,37 @@ def distribution_for(
         A family bound to the space.
 
     Raises:
-        ConfigError: If an override is wrong, see `DistributionTable`.
+        ConfigError: If an override is not a known family, or is not a family at all, names no part,
+            does not fit its space, or is set up wrongly.
         SpaceError: If a space is of another kind, or its family can not handle its bounds.
     """
-    return DistributionTable(overrides).build(action_space)
+    given = dict(overrides or {})
+    for key, override in given.items():
+        _check_override(f"{KEY}.{key}", override)
+    spaces = flat_spaces(action_space)
+    _check_keys(given, spaces)
+    parts: dict[str, Distribution] = {}
+    for part_key, space in spaces.items():
+        type_name = _type_name(space)
+        key = part_key if part_key in given else type_name
+        override = given.get(key, DEFAULTS[type_name])
+        parts[part_key] = _build_family(f"{KEY}.{key}", override, space)
+    if not isinstance(action_space, (Dict, Tuple)):
+        return parts[""]
+    joint: Distribution = locate(JOINT)(parts)
+    return joint
+
+
+def _check_keys(overrides: Mapping[str, Override], spaces: Mapping[str, Space[Any]]) -> None:
+    """Refuse overrides that are neither a type of space nor a part of this one."""
+    types = dict.fromkeys([*DEFAULTS, *map(_type_name, spaces.values())])
+    allowed = [*types, *(key for key in spaces if key)]
+    for key in overrides:
+        if key not in allowed:
+            raise ConfigError(
+                f"{KEY}.{key}",
+                "there is no such action or type of space; " + _expected(key, allowed),
+            )
 
 
 def _type_name(space: Space[Any]) -> str:
@@ -154,6 +157,13 @@ def _check_override(key: str, override: Any) -> None:
             f"expected the name of a family ({', '.join(FAMILIES)}) or a mapping with _target_",
             name,
         )
+    _check_name(key, name)
+
+
+def _check_name(key: str, name: str) -> None:
+    """Refuse the name of a family that does not exist, or not any more."""
+    if name in REMOVED:
+        raise ConfigError(key, REMOVED[name], name)
     if name not in FAMILIES:
         raise ConfigError(key, f"there is no such family; {_expected(name, FAMILIES)}", name)
 
@@ -165,7 +175,7 @@ def _build_family(key: str, override: Override, space: Space[Any]) -> Distributi
         return built
     settings = {"name": override} if isinstance(override, str) else dict(override)
     name = settings.pop("name")
-    family = FAMILIES[name]
+    family = family_class(name)
     wanted = family.space_type
     if wanted is not None and not isinstance(space, wanted):
         raise ConfigError(
@@ -176,8 +186,7 @@ def _build_family(key: str, override: Override, space: Space[Any]) -> Distributi
         if setting not in known:
             problem = _expected(setting, known) if known else "it has no settings"
             raise ConfigError(f"{key}.{setting}", f"{name} has no such setting; {problem}", value)
-    build: Callable[..., Distribution] = family
     try:
-        return build(space, **settings)
+        return family(space, **settings)  # type: ignore[call-arg]  # signatures differ by family
     except ConfigError as error:
         raise error.below(key) from None

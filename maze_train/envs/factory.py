@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
-from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
-from maze_train.envs.wrappers import MonitoringWrapper, ObservationStackWrapper
 from maze_train.errors import (
     ConfigError,
     EnvError,
@@ -21,7 +19,7 @@ from maze_train.errors import (
     nearest,
 )
 from maze_train.extras import import_extra
-from maze_train.targets import build_target, maker_of
+from maze_train.targets import build_target, locate, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +34,20 @@ REMEDIES = (
 """Remedies for an import error, by a word of its text."""
 
 
+MONITOR = "maze_train.envs.monitoring.MonitoringWrapper"
+"""Reports the returns of whole episodes, where wrappers for training change them."""
+
+ATARI_GAME = "maze_train.envs.atari.AtariPreprocessing"
+ATARI_STACK = "maze_train.envs.wrappers.ObservationStackWrapper"
+ATARI_TRAINING = (
+    "maze_train.envs.atari.EpisodicLifeWrapper",
+    "maze_train.envs.atari.SignRewardWrapper",
+)
+"""Wrappers around Atari games, found where one is asked for; the last ones in training only."""
+
 ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
 
-ATARI_STACK = 4
+STACKED_SCREENS = 4
 """Screens that the agent sees of an Atari game (Mnih et al., 2015)."""
 
 
@@ -109,9 +118,9 @@ class EnvFactory:
             env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if not self.training or not (atari or config.training_wrappers):
             return env
-        env = MonitoringWrapper(env)
-        if atari:
-            env = SignRewardWrapper(EpisodicLifeWrapper(env))
+        env = locate(MONITOR)(env)
+        for name in ATARI_TRAINING if atari else ():
+            env = locate(name)(env)
         for i, wrapper in enumerate(config.training_wrappers):
             key = f"env.training_wrappers[{i}]"
             wrapped = wrap(env, wrapper, key=key)
@@ -235,11 +244,12 @@ def make_game(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.
     """Build an Atari game with the preprocessing that training and evaluation share."""
     kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
     game = make(replace(config, kwargs=kwargs, max_episode_steps=None), maker)
-    env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
+    env = locate(ATARI_GAME)(game)
     if config.max_episode_steps is not None:
         # Outside, where steps are those of the agent.
         env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
-    return ObservationStackWrapper(env, ATARI_STACK)
+    stacked: gymnasium.Env[Any, Any] = locate(ATARI_STACK)(env, STACKED_SCREENS)
+    return stacked
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:

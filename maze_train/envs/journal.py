@@ -15,14 +15,13 @@ import numpy as np
 
 from maze_train.envs.layers import plain_copy
 from maze_train.errors import EnvError
-from maze_train.seeding import EpisodeSeeds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from maze_train.envs.buffers import Array
 
-__all__ = ["EpisodeRecord", "Journal", "episode_seed", "read_state"]
+__all__ = ["EpisodeRecord", "Journal"]
 
 CHUNK_BYTES = 2**18
 CHUNK_ROWS = (16, 1024)
@@ -83,7 +82,7 @@ class EpisodeRecord:
 
 
 @dataclass(slots=True)
-class Base:
+class RecordStart:
     """Start of the record of an environment."""
 
     episodes: int
@@ -103,14 +102,12 @@ class Journal:
 
     Args:
         columns: The arrays in which the actions of a step lie, [n, ...] per part.
-        keeps_actions: Whether actions are kept; else no environment can be put back.
 
     Attributes:
         episodes: Episodes started, by environment.
     """
 
-    def __init__(self, columns: Mapping[str, Array], *, keeps_actions: bool = True) -> None:
-        self._keeps_actions = keeps_actions
+    def __init__(self, columns: Mapping[str, Array]) -> None:
         self._columns = dict(columns)
         nbytes = max(1, sum(column.nbytes for column in columns.values()))
         self._rows = int(np.clip(CHUNK_BYTES // nbytes, *CHUNK_ROWS))
@@ -125,7 +122,7 @@ class Journal:
         self._restart()
         self.episodes = [1] * self._n
         self._episode_starts = [0] * self._n
-        self._bases = [Base(1, 0, options) for _ in range(self._n)]
+        self._bases = [RecordStart(1, 0, options) for _ in range(self._n)]
 
     def _restart(self) -> None:
         self._chunks: list[tuple[int, dict[str, Array]]] = []
@@ -140,8 +137,6 @@ class Journal:
 
     def record(self) -> None:
         """Keep the actions of the step that was made."""
-        if not self._keeps_actions:
-            return
         row = self._row
         if row == self._rows or not self._chunks:
             self._next_chunk()
@@ -163,11 +158,11 @@ class Journal:
             self.episodes[i] += 1
             self._episode_starts[i] = now
             if i not in continuing:
-                self._bases[i] = Base(self.episodes[i], now)
+                self._bases[i] = RecordStart(self.episodes[i], now)
 
     def rebase(self, i: int, own: dict[str, Any]) -> None:
         """Let the record of an environment begin now, with the state that it gives of itself."""
-        self._bases[i] = Base(self.episodes[i], self._first + self._row, own=own)
+        self._bases[i] = RecordStart(self.episodes[i], self._first + self._row, own=own)
 
     def load(self, records: Sequence[EpisodeRecord]) -> None:
         """Go on from records that all environments were put back by."""
@@ -175,9 +170,37 @@ class Journal:
         self.episodes = [record.episodes for record in records]
         self._episode_starts = [-record.steps for record in records]
         self._bases = [
-            Base(record.base_episodes, 0, record.options, record.own, record.actions)
+            RecordStart(record.base_episodes, 0, record.options, record.own, record.actions)
             for record in records
         ]
+
+    def read_state(
+        self, state: Any, obs: Mapping[str, Array]
+    ) -> tuple[int | None, list[EpisodeRecord]]:
+        """Root seed and records of a state that was kept; no records before a reset.
+
+        Args:
+            state: Result of `MazeVectorEnv.state_dict`.
+            obs: Arrays of observations of these environments, [n, ...] per leaf.
+
+        Raises:
+            EnvError: If the state is not one of as many environments, with such actions and
+                observations.
+        """
+        n = self._n
+        root = state.get("root_seed", ...) if isinstance(state, dict) else ...
+        envs = state.get("envs") if isinstance(state, dict) else None
+        if not isinstance(envs, list) or not (root is None or (type(root) is int and root >= 0)):
+            expected = "expected root_seed and envs"
+            raise EnvError(f"the state is not one of a vector environment: {expected}")
+        if root is None:
+            return None, []
+        if len(envs) != n:
+            raise EnvError(
+                f"the state is one of {len(envs)} environments, but there are {n}: resume with as "
+                "many"
+            )
+        return root, [record_from(env, i, self._columns, obs) for i, env in enumerate(envs)]
 
     def record_of(self, i: int, obs: Mapping[str, Array], rewards: Array) -> EpisodeRecord:
         """Return the record from which an environment is put back.
@@ -190,8 +213,6 @@ class Journal:
         Raises:
             EnvError: If the last step failed, or none of the environments was ever reset.
         """
-        if not self._keeps_actions:
-            raise EnvError("the actions of these environments are not kept: can_be_restored=False")
         if not self._valid:
             raise EnvError(
                 "the state of the environments is not known, because the last call failed: call "
@@ -231,41 +252,6 @@ class Journal:
         }
         self._chunks.append((self._first, chunk))
         self._pairs = [(chunk[key], column) for key, column in self._columns.items()]
-
-
-def episode_seed(root: int, index: int, num_envs: int, episodes: int) -> int:
-    """The seed of the last one of `episodes` >= 1 episodes of an environment."""
-    seeds = EpisodeSeeds(root, index, num_envs)
-    seeds.episodes_started = episodes - 1
-    return seeds.next()
-
-
-def read_state(
-    state: Any, actions: Mapping[str, Array], obs: Mapping[str, Array]
-) -> tuple[int | None, list[EpisodeRecord]]:
-    """Root seed and records of the state of a vector environment; no records before a reset.
-
-    Args:
-        state: Result of `MazeVectorEnv.state_dict`.
-        actions: Arrays of actions of the environments that it is for, [n, ...] per part.
-        obs: Arrays of observations of these.
-
-    Raises:
-        EnvError: If the state is not one of as many environments, with such actions and
-            observations.
-    """
-    n = len(next(iter(actions.values())))
-    root = state.get("root_seed", ...) if isinstance(state, dict) else ...
-    envs = state.get("envs") if isinstance(state, dict) else None
-    if not isinstance(envs, list) or not (root is None or (type(root) is int and root >= 0)):
-        raise EnvError("the state is not one of a vector environment: expected root_seed and envs")
-    if root is None:
-        return None, []
-    if len(envs) != n:
-        raise EnvError(
-            f"the state is one of {len(envs)} environments, but there are {n}: resume with as many"
-        )
-    return root, [record_from(given, i, actions, obs) for i, given in enumerate(envs)]
 
 
 def record_from(

@@ -13,16 +13,6 @@ import gymnasium
 import numpy as np
 from gymnasium import wrappers as known
 
-from maze_train.envs.atari import EpisodicLifeWrapper, SignRewardWrapper
-from maze_train.envs.info_masks import ActionMaskWrapper
-from maze_train.envs.selection import SelectEntriesWrapper
-from maze_train.envs.wrappers import (
-    DiscretizeActionsWrapper,
-    MonitoringWrapper,
-    ObservationStackWrapper,
-    RandomResetWrapper,
-    RewardScalingWrapper,
-)
 from maze_train.errors import EnvError
 
 if TYPE_CHECKING:
@@ -49,22 +39,26 @@ STATELESS = (
     known.RescaleObservation,
     known.ReshapeObservation,
     known.ResizeObservation,
-    ActionMaskWrapper,
-    DiscretizeActionsWrapper,
-    RandomResetWrapper,
-    RewardScalingWrapper,
-    SelectEntriesWrapper,
-    SignRewardWrapper,
 )
-"""Wrappers that remember nothing but what a reset with a seed brings back."""
+"""Wrappers of gymnasium that remember nothing but what a reset with a seed brings back."""
 
-REMEMBERED = (
-    (known.TimeLimit, ("_elapsed_steps",)),
-    (EpisodicLifeWrapper, ("_lives", "goes_on")),
-    (MonitoringWrapper, ("_return", "_length")),
-    (ObservationStackWrapper, ("_stacks",)),
+OWN = "maze_train.envs."
+OWN_STATELESS = (
+    f"{OWN}atari.SignRewardWrapper",
+    f"{OWN}info_masks.ActionMaskWrapper",
+    f"{OWN}selection.SelectEntriesWrapper",
+    f"{OWN}wrappers.DiscretizeActionsWrapper",
+    f"{OWN}wrappers.RandomResetWrapper",
+    f"{OWN}wrappers.RewardScalingWrapper",
 )
-"""Wrappers and the attributes in which they remember."""
+"""Such wrappers of this package."""
+
+REMEMBERED = {
+    f"{OWN}atari.EpisodicLifeWrapper": ("_lives", "goes_on"),
+    f"{OWN}monitoring.MonitoringWrapper": ("_return", "_length"),
+    f"{OWN}wrappers.ObservationStackWrapper": ("_stacks",),
+}
+"""Wrappers of this package and the attributes in which they remember."""
 
 
 def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
@@ -88,7 +82,11 @@ def offers_own_state(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether the environment and all its wrappers can give their state."""
     *around, inner = layers_of(env)
     return has_methods(inner) and all(
-        has_methods(layer) or type(layer) in STATELESS or remembered_by(layer) for layer in around
+        has_methods(layer)
+        or type(layer) in STATELESS
+        or qualified_name(layer) in OWN_STATELESS
+        or remembered_by(layer)
+        for layer in around
     )
 
 
@@ -153,7 +151,14 @@ def has_methods(layer: Any) -> bool:
 
 def remembered_by(layer: Any) -> tuple[str, ...]:
     """The attributes in which a known wrapper remembers; none for others."""
-    return next((names for known_type, names in REMEMBERED if type(layer) is known_type), ())
+    if type(layer) is known.TimeLimit:
+        return ("_elapsed_steps",)
+    return REMEMBERED.get(qualified_name(layer), ())
+
+
+def qualified_name(layer: Any) -> str:
+    """The dotted name of the class of a layer."""
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
 
 
 def plain_copy(value: Any, path: str) -> Any:

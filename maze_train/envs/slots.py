@@ -11,27 +11,24 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from maze_train.envs.building import build_envs, close_all
 from maze_train.envs.faults import episode_fault
 from maze_train.envs.finite import (
     MAX_REWARD,
-    FiniteCheck,
     NonFiniteError,
     check_finite,
     check_finite_reward,
     non_finite_rewards,
     non_finite_rows,
 )
-from maze_train.envs.layers import continuing_layers, layers_of
-from maze_train.envs.rows import masked_writer, row_writer
-from maze_train.envs.stepping import checked_info
-from maze_train.envs.wrappers import MonitoringWrapper
+from maze_train.envs.layers import layers_of
+from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.rows import row_writer
+from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.errors import EnvError
-from maze_train.spaces.describe import FlatView, flat_space
-from maze_train.spaces.masks import mask_layout
+from maze_train.spaces.describe import flat_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from maze_train.types import Array, ArrayTree
 
@@ -54,7 +51,7 @@ class EpisodeError(EnvError):
         return type(self), (self.text, self.seed)
 
 
-class EnvSlots:
+class EnvSlots(SteppedEnvs):
     """Slots with an environment each; episodes begin and end in one slot without the others.
 
     Vector environments begin the next episode where one ended. Here the caller says which
@@ -98,35 +95,23 @@ class EnvSlots:
         first: int = 0,
         on_non_finite: str = "raise",
     ) -> None:
-        self.envs = build_envs(env_factories, first)
-        self._first = first
-        self._skips = on_non_finite == "skip"
+        super().__init__(env_factories, first, on_non_finite)
         env = self.envs[0]
         self.env_observation_space = env.observation_space
         self.single_observation_space = flat_space(env.observation_space)
         self.single_action_space = env.action_space
-        observation = FlatView(env.observation_space)
-        self._action = FlatView(env.action_space)
-        self._blank = {key: blank(leaf) for key, leaf in observation.leaves.items()}
-        self.obs: dict[str, Array] = {
+        self._blank = {key: blank(leaf) for key, leaf in self._observation.leaves.items()}
+        obs: dict[str, Array] = {
             key: np.repeat(value[None], rows, axis=0) for key, value in self._blank.items()
         }
+        flags = np.zeros((3, rows), np.bool_)
+        self._step_into(obs, np.zeros(rows), flags[0], flags[1])
+        self.lost = flags[2]
         self.returns = np.zeros(rows)
         self.lengths = np.zeros(rows, np.int64)
-        self.lost = np.zeros(rows, np.bool_)
-        self.terminations = np.zeros(rows, np.bool_)
-        self.truncations = np.zeros(rows, np.bool_)
         self.final_infos: dict[int, dict[str, Any]] = {}
         self.final_obs: dict[int, Any] = {}
-        self.rewards = np.zeros(rows)
         self.seeds = [0] * len(self.envs)
-        self._observation = observation
-        self._write_obs = row_writer(observation, self.obs)
-        masks = mask_layout(observation.space, self._action.space)
-        if masks is not None:
-            self._write_obs = masked_writer(self._write_obs, masks, self.obs)
-        self._finite = FiniteCheck(self.obs)
-        self._continuing = [continuing_layers(env) for env in self.envs]
         self._monitors = [monitor_of(env) for env in self.envs]
         self._games = [watched_game(layers) for layers in self._continuing]
 
@@ -148,14 +133,8 @@ class EnvSlots:
         self.lost[slot] = self.terminations[slot] = self.truncations[slot] = False
         self.final_infos.pop(slot, None)
         self.final_obs.pop(slot, None)
-        env = self.envs[slot]
         try:
-            for layer in self._continuing[slot]:
-                layer.goes_on = False
-            obs, info = env.reset(seed=seed)
-            checked_info(info)
-            self._write_obs(slot, obs)
-            check_finite({key: column[slot] for key, column in self.obs.items()})
+            self._begin_game(slot, seed=seed)
         except BaseException as error:
             raise self._fault(slot, error) from error
 
@@ -174,28 +153,11 @@ class EnvSlots:
             EnvError: If an environment raises or returns something invalid.
         """
         ended: list[int] = []
-        rewards, write_obs, total, i = self.rewards, self._write_obs, 0.0, 0
-        try:
-            for i, action in zip(range(count), self._built(actions, count), strict=True):
-                obs, reward, terminated, truncated, info = self.envs[i].step(action)
-                # As a float: an array of numbers would take None for NaN.
-                rewards[i] = number = float(reward)
-                total += number
-                if terminated or truncated:
-                    if truncated or not self._goes_on(i):
-                        self._end(i, obs, bool(terminated), bool(truncated), info)
-                        ended.append(i)
-                        continue
-                    obs = self._next_life(i, obs, info)
-                    if obs is None:
-                        ended.append(i)
-                        continue
-                write_obs(i, obs)
-        except BaseException as error:
-            self.lengths[i] += 1
-            raise self._fault(i, error) from error
+        self._ended = ended
+        parts = actions if isinstance(actions, dict) else {"": actions}
+        total = self._step_envs(parts, count)
         self.lengths[:count] += 1
-        sums = self.returns[:count] + rewards[:count]
+        sums = self.returns[:count] + self.rewards[:count]
         bounded = abs(total) <= MAX_REWARD and math.isfinite(float(sums.sum()))
         if not (bounded and self._finite.passes()):
             ended = self._lose_non_finite(sums, ended)
@@ -251,31 +213,33 @@ class EnvSlots:
         except BaseException as error:
             raise self._fault(slot, error) from error
 
-    def _end(self, slot: int, obs: Any, terminated: bool, truncated: bool, info: Any) -> None:
-        """Note how an episode ended."""
+    def _end_episode(self, slot: int, obs: Any, info: Any) -> tuple[Any, Any] | None:
+        """Note how an episode ended, unless the game goes on."""
+        if self._goes_on(slot) and not self.truncations[slot]:
+            obs, end = self._next_life(slot, obs, info)
+            if end is None:
+                self.terminations[slot] = False
+                return obs, info
+            self.terminations[slot], self.truncations[slot], last_info = end
+            info = {**checked_info(info), **last_info}
         self.final_infos[slot] = self._with_report(slot, checked_info(info))
         self.final_obs[slot] = obs
-        self.terminations[slot], self.truncations[slot] = terminated, truncated
+        self._ended.append(slot)
+        return None
 
-    def _next_life(self, slot: int, obs: Any, info: Any) -> Any:
-        """Go on with a game; returns the observation, or None if the episode ended instead.
+    def _next_life(self, slot: int, obs: Any, info: Any) -> tuple[Any, Any]:
+        """Go on with a game; returns the observation to act on, and None.
 
-        Going on takes steps without the agent, which may end the game. The last observation is then
-        the one after the last step of the agent.
+        Going on takes steps without the agent, which may end the game. Then the observation is the
+        one after the last step of the agent, and comes with the end of the game.
         """
         game = self._games[slot]
         if game is not None:
             game.end = None
         following = going_on(self.envs[slot])
         if game is None or game.end is None:
-            return following
-        terminated, truncated, last_info = game.end
-        self._end(slot, obs, terminated, truncated, {**checked_info(info), **last_info})
-        return None
-
-    def _goes_on(self, slot: int) -> bool:
-        """Whether a wrapper ended an episode of a game that is not over."""
-        return any(layer.goes_on for layer in self._continuing[slot])
+            return following, None
+        return obs, game.end
 
     def _with_report(self, slot: int, info: dict[str, Any]) -> dict[str, Any]:
         """The last info with what a monitored environment counted, and nothing else by that name.
@@ -286,22 +250,6 @@ class EnvSlots:
         if monitor is None:
             return {key: value for key, value in info.items() if key != "episode"}
         return info if "episode" in info else {**info, "episode": monitor.report()}
-
-    def close(self) -> None:
-        """Close every environment, all of them also when one raises."""
-        close_all(self.envs)
-
-    def _built(self, actions: ArrayTree, count: int) -> Iterable[Any]:
-        """The first actions in the form of the space, one after the other."""
-        if self._action.is_single:
-            assert not isinstance(actions, dict)
-            column: Iterable[Any] = actions[:count]
-            return column
-        assert isinstance(actions, dict)
-        return [
-            self._action.build({key: column[i] for key, column in actions.items()})
-            for i in range(count)
-        ]
 
     def _lose_non_finite(self, sums: Array, ended: list[int]) -> list[int]:
         """Look for numbers that are not finite, and raise or end the episodes; returns the ended.
@@ -317,7 +265,7 @@ class EnvSlots:
                 if not math.isfinite(sums[i]):
                     raise NonFiniteError("the sum of the rewards is not a finite number")
                 if i not in ended:
-                    check_finite({key: column[i] for key, column in self.obs.items()})
+                    check_finite(self._row(i))
             except NonFiniteError as error:
                 if not self._skips:
                     raise self._fault(i, error) from error
@@ -327,10 +275,12 @@ class EnvSlots:
                     column[i] = self._blank[key]
         return sorted({*ended, *(int(k) for k in self.lost[:count].nonzero()[0])})
 
-    def _fault(self, slot: int, error: BaseException) -> EpisodeError:
-        seed = self.seeds[slot]
-        number = self._first + slot
-        return EpisodeError(episode_fault(number, int(self.lengths[slot]), seed, error), seed)
+    def _when(self, slot: int, in_step: bool) -> tuple[int, int]:
+        return int(self.lengths[slot]) + in_step, self.seeds[slot]
+
+    def _fault(self, slot: int, error: BaseException, *, in_step: bool = False) -> EpisodeError:
+        steps, seed = self._when(slot, in_step)
+        return EpisodeError(episode_fault(self._number + slot, steps, seed, error), seed)
 
 
 class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):

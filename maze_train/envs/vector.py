@@ -207,7 +207,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             observation_space: Its observation space, as the environment gives it.
             action_space: Its action space.
             num_envs: Number of environments.
-            metadata: Its metadata, see `maze_train.envs.wrappers.described_metadata`.
+            metadata: Its metadata, see `maze_train.envs.monitoring.described_metadata`.
         """
         self.num_envs = num_envs
         self.metadata = {**metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -257,6 +257,15 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             columns = {key: column.copy() for key, column in columns.items()}
         return columns[""] if self._is_single else columns
 
+    def _add_info(
+        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        """Gymnasium's, but values of one key may differ in type and shape."""
+        for key, value in env_info.items():
+            if key in vector_infos and key != "final_obs":
+                vector_infos[key] = able_to_hold(vector_infos[key], value)
+        return super()._add_info(vector_infos, env_info, env_num)
+
 
 def fitting_stacks(space: gymnasium.Space[Any], declared: Mapping[str, int]) -> dict[str, int]:
     """The declared stacks of frames whose leaf really has n as its first dimension."""
@@ -270,3 +279,24 @@ def batched(space: gymnasium.Space[Any], n: int) -> gymnasium.Space[Any]:
         return batch_space(space, n)
     parts = OrderedDict((key, batch_space(part, n)) for key, part in space.spaces.items())
     return gymnasium.spaces.Dict(parts)
+
+
+def able_to_hold(column: Any, value: Any) -> Any:
+    """`column` itself, or its content in an array with a dtype that can hold `value` in a row.
+
+    Gymnasium takes dtype and shape from the first value. A later 0.5 would become 0 in a column of
+    integers, and an array of another length would end the run.
+    """
+    if isinstance(column, dict) or isinstance(value, dict) or column.dtype == object:
+        return column
+    array = np.asarray(value)
+    if array.dtype.kind in "biufc" and column.dtype.kind in "biufc":
+        if array.shape == column.shape[1:]:
+            wide = np.result_type(column.dtype, array.dtype)
+            return column if wide == column.dtype else column.astype(wide)
+    elif array.dtype == column.dtype:
+        return column
+    rows = np.full(len(column), None, dtype=object)
+    for i, row in enumerate(column):
+        rows[i] = row
+    return rows

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.buffers import StepBuffers
-from maze_train.envs.building import build_envs, close_all
-from maze_train.envs.layers import offers_own_state
-from maze_train.envs.stepping import EnvSlice
-from maze_train.envs.wrappers import described_metadata
-from maze_train.errors import EnvError
-from maze_train.spaces.describe import FlatView
+from maze_train.envs.faults import explained
+from maze_train.envs.finite import (
+    MAX_REWARD,
+    NonFiniteError,
+    check_finite,
+    check_finite_reward,
+    non_finite_rewards,
+    non_finite_rows,
+)
+from maze_train.envs.layers import load_own_state, offers_own_state, own_state
+from maze_train.envs.monitoring import described_metadata
+from maze_train.envs.rows import row_writer
+from maze_train.envs.stepped import SteppedEnvs, checked_info
+from maze_train.seeding import EpisodeSeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,22 +28,45 @@ if TYPE_CHECKING:
     import gymnasium
 
     from maze_train.envs.journal import EpisodeRecord
-    from maze_train.envs.stepping import StepReport
     from maze_train.workers.messages import Portable
     from maze_train.workers.pool import WorkerContext
 
-__all__ = ["EnvWorker"]
+__all__ = ["EnvWorker", "StepReport"]
 
 
-class EnvWorker:
-    """The environments `first, first + 1, ...` of a vector environment.
+@dataclass(slots=True)
+class StepReport:
+    """Infos of one step, by index of the environment, in the order in which they arose."""
+
+    final: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Of the last steps of episodes."""
+    ordinary: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Of resets and of all other steps, when they are asked for."""
+    lost: list[int] = field(default_factory=list)
+    """Environments whose row is no transition, because their episode was given up."""
+    continuing: list[int] = field(default_factory=list)
+    """Environments whose new episode goes on with the game of the old one."""
+
+    def add(self, other: StepReport) -> None:
+        """Append the report of the environments that follow."""
+        self.final += other.final
+        self.ordinary += other.ordinary
+        self.lost += other.lost
+        self.continuing += other.continuing
+
+
+class EnvWorker(SteppedEnvs):
+    """The environments `first, first + 1, ...` of a vector environment, reset where episodes end.
 
     Args:
         factories: Functions that build them.
         first: Index of the first one.
         num_envs: Number of environments of the whole vector environment.
-        step_infos: Whether to report the infos of every step.
-        on_non_finite: Reaction to numbers that are not finite.
+        number: Number of the first one in messages.
+        step_infos: Whether to report the infos of every step and autoreset, not only those of last
+            steps.
+        on_non_finite: Reaction to a step that returns NaN or an infinity: `raise`, or `skip`:
+            the episode is given up, and the next one begins.
         context: Where it lives.
     """
 
@@ -42,64 +75,245 @@ class EnvWorker:
         factories: Portable[Sequence[Callable[[], gymnasium.Env[Any, Any]]]],
         first: int,
         num_envs: int,
+        number: int,
         step_infos: bool,
         on_non_finite: str,
         context: WorkerContext,
     ) -> None:
+        super().__init__(factories.value, number, on_non_finite)
         self._first, self._num_envs = first, num_envs
-        self._settings: dict[str, Any] = {
-            "step_infos": step_infos,
-            "on_non_finite": on_non_finite,
-        }
+        self._step_infos = step_infos
         self._context = context
-        self._envs = build_envs(factories.value, first)
+        self._seeds: list[EpisodeSeeds] = []
+        self._episode_seed = [0] * len(self.envs)
+        self._episode_start = [0] * len(self.envs)
+        self._steps = 0
+        self._report: StepReport | None = None
 
     def describe(self) -> tuple[Any, Any, Any, Any, bool]:
         """Spaces, metadata and render mode, and whether an environment offers its state."""
-        env, offers = self._envs[0], any(map(offers_own_state, self._envs))
+        env, offers = self.envs[0], any(map(offers_own_state, self.envs))
         metadata = described_metadata(env)
         return env.observation_space, env.action_space, metadata, env.render_mode, offers
 
     def map(self, memory: Any) -> None:
-        """Step into memory of the whole vector environment from now on."""
-        envs = self._envs
-        observation, action = FlatView(envs[0].observation_space), FlatView(envs[0].action_space)
-        buffers = StepBuffers.over(memory.buffer, observation, action, self._num_envs)
-        self._slice = EnvSlice(
-            envs,
-            buffers.rows(self._first, self._first + len(envs)),
-            first=self._first,
-            num_envs=self._num_envs,
-            **self._settings,
-        )
+        """Step into memory of the whole vector environment from now on.
 
-    def step(self) -> StepReport | None:
-        """Step every environment once, see `EnvSlice`."""
-        return self._slice.step()
+        Raises:
+            SpaceError: If a mask in the observations does not fit the actions.
+        """
+        buffers = StepBuffers.over(memory.buffer, self._observation, self._action, self._num_envs)
+        self._buffers = part = buffers.rows(self._first, self._first + len(self.envs))
+        self._step_into(part.obs, part.rewards, part.terminated, part.truncated)
+        self._write_final_obs = row_writer(self._observation, part.final_obs)
 
     def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
-        """Start a run of episodes, see `EnvSlice`."""
-        return self._slice.reset(seed, options)
+        """Start the first episodes of the run of episodes that `seed` names.
 
-    def begin(self, seed: int, started: Sequence[int]) -> StepReport:
-        """Begin new episodes, see `EnvSlice`."""
-        return self._slice.begin(seed, started)
+        Raises:
+            EnvError: If an environment raises or returns something invalid.
+        """
+        self._begin_run(seed)
+        report = StepReport()
+        for i in range(len(self.envs)):
+            # A copy: an environment may change it.
+            info = self._begin_anew(i, copy.deepcopy(options))
+            report.ordinary.append((self._first + i, info))
+        return report
+
+    def step(self) -> StepReport | None:
+        """Step every environment once, and start the next episode where one ended.
+
+        Returns:
+            The infos to pass on, or None when there are none.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid.
+        """
+        self._report = None
+        self._steps += 1
+        self.terminations.fill(False)
+        self.truncations.fill(False)
+        infos: list[tuple[int, Any]] | None = [] if self._step_infos else None
+        # Environments may keep or change the action that they are given, so they get a copy.
+        actions = {key: column.copy() for key, column in self._buffers.actions.items()}
+        total = self._step_envs(actions, len(self.envs), infos)
+        if infos is not None:
+            report = self._report_of_step()
+            report.ordinary += [(self._first + i, info) for i, info in infos]
+        if not (abs(total) <= MAX_REWARD and self._finite.passes()):
+            self._give_up_non_finite()
+        return self._report
 
     def restore(
         self, seed: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
     ) -> list[tuple[int, str]]:
-        """Put the environments back, see `EnvSlice`."""
-        return self._slice.restore(
-            seed, records, allow_new_episodes=allow_new_episodes, progress=self._context.count
-        )
+        """Put every environment where its record says, by playing its episode again.
+
+        Args:
+            seed: Names the run of episodes.
+            records: One per environment.
+            allow_new_episodes: Whether an environment that did not do the same again begins a new
+                episode.
+
+        Returns:
+            The environments that did not do the same again, and what was different.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid.
+        """
+        self._begin_run(seed)
+        problems = []
+        for i, record in enumerate(records):
+            try:
+                problem = self._replay(i, record)
+            except BaseException as error:
+                problem = f"it raised {explained(error)}"
+            self.rewards[i] = record.reward
+            self._episode_start[i] = -record.steps
+            if problem is None:
+                continue
+            name = f"environment {self._number + i} could not be put back where it was: after "
+            name += f"{record.num_actions} actions in the episode with seed "
+            problems.append((self._first + i, f"{name}{self._episode_seed[i]}, {problem}"))
+            if allow_new_episodes:
+                self._seeds[i].episodes_started = record.episodes
+                self._begin_anew(i, None)
+        return problems
+
+    def begin(self, seed: int, episodes: Sequence[int]) -> StepReport:
+        """Start the next episode of every environment.
+
+        Args:
+            seed: Names the run of episodes.
+            episodes: How many episodes each environment has started before.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid.
+        """
+        self._begin_run(seed)
+        report = StepReport(lost=[self._first + i for i in range(len(self.envs))])
+        for i, count in enumerate(episodes):
+            self._seeds[i].episodes_started = count
+            info = self._begin_anew(i, None)
+            if self._step_infos:
+                report.ordinary.append((self._first + i, info))
+        return report
 
     def own_states(self) -> list[dict[str, Any] | None] | str:
-        """States that environments give of themselves; a text if they can not."""
-        try:
-            return self._slice.own_states()
-        except EnvError as error:
-            return str(error)
+        """States that environments give of themselves, or None; a text if one can not."""
+        states: list[dict[str, Any] | None] = []
+        for i, env in enumerate(self.envs):
+            try:
+                states.append(own_state(env) if offers_own_state(env) else None)
+            except BaseException as error:
+                return str(self._fault(i, error))
+        return states
 
-    def close(self) -> None:
-        """Close the environments."""
-        close_all(self._envs)
+    def _begin_run(self, seed: int) -> None:
+        indices = range(self._first, self._first + len(self.envs))
+        self._seeds = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
+        self._clear_rows(slice(None))
+        self._steps = 0
+
+    def _clear_rows(self, rows: int | slice) -> None:
+        self.rewards[rows] = 0.0
+        self.terminations[rows] = False
+        self.truncations[rows] = False
+
+    def _report_of_step(self) -> StepReport:
+        """The report of this step, made where there is something to report."""
+        if self._report is None:
+            self._report = StepReport()
+        return self._report
+
+    def _next_seed(self, i: int) -> int:
+        """Count an episode that begins now; returns its seed."""
+        self._episode_start[i] = self._steps
+        self._episode_seed[i] = seed = self._seeds[i].next()
+        return seed
+
+    def _begin_anew(self, i: int, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Start an episode that has nothing to do with what was before; returns the info."""
+        try:
+            return self._begin_game(i, seed=self._next_seed(i), options=options)
+        except BaseException as error:
+            raise self._fault(i, error) from error
+
+    def _go_on(self, i: int) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode, which may go on with the game; returns observation and info."""
+        obs, info = self.envs[i].reset(seed=self._next_seed(i), options=None)
+        return obs, checked_info(info)
+
+    def _end_episode(self, i: int, obs: Any, info: Any) -> tuple[Any, Any]:
+        """Report the end of an episode and start the next one; returns its observation and info."""
+        report = self._report_of_step()
+        self._write_final_obs(i, obs)
+        checked_info(info)
+        try:
+            check_finite_reward(self.rewards[i])
+            if self.truncations[i]:
+                final = {key: column[i] for key, column in self._buffers.final_obs.items()}
+                check_finite(final, "final observation")
+        except NonFiniteError:
+            if not self._skips:
+                raise
+            self._clear_rows(i)
+            report.lost.append(self._first + i)
+            self._let_go(i)
+        else:
+            report.final.append((self._first + i, info))
+            if self._goes_on(i):
+                report.continuing.append(self._first + i)
+        obs, reset_info = self._go_on(i)
+        if "episode" in reset_info:
+            # The report of an episode that a wrapper ended from outside belongs to its last step.
+            info["episode"] = reset_info.pop("episode")
+        return obs, reset_info
+
+    def _give_up_non_finite(self) -> None:
+        """Look for numbers that are not finite, and raise or give up the episodes."""
+        bad = non_finite_rows(self.obs) | non_finite_rewards(self.rewards)
+        for i in [int(k) for k in bad.nonzero()[0]]:
+            try:
+                check_finite_reward(self.rewards[i])
+                check_finite(self._row(i))
+            except NonFiniteError as error:
+                # There is nothing to give up in the first observation of an episode.
+                if not self._skips or self._episode_start[i] == self._steps:
+                    raise self._fault(i, error) from error
+            self._clear_rows(i)
+            self._report_of_step().lost.append(self._first + i)
+            self._begin_anew(i, None)
+
+    def _replay(self, i: int, record: EpisodeRecord) -> str | None:
+        """Play an episode again; returns what was different."""
+        env, seeds = self.envs[i], self._seeds[i]
+        seeds.episodes_started = record.base_episodes - 1
+        self._let_go(i)
+        seed = self._next_seed(i)
+        obs, info = env.reset(seed=seed, options=copy.deepcopy(record.options))
+        checked_info(info)
+        if record.own is not None:
+            load_own_state(env, record.own)
+        reward: Any = record.reward
+        actions = {key: column.copy() for key, column in record.actions.items()}
+        for k, action in enumerate(self._built(actions, record.num_actions), start=1):
+            self._episode_start[i] -= 1
+            obs, reward, terminated, truncated, _ = env.step(action)
+            self._context.count()
+            if terminated or truncated:
+                if seeds.episodes_started == record.episodes:
+                    return f"the episode has ended, already after {k} of them"
+                obs, _ = self._go_on(i)
+        if seeds.episodes_started != record.episodes:
+            return f"{record.episodes - seeds.episodes_started} episodes have not ended"
+        if record.own is not None and not record.num_actions:
+            for key, column in self.obs.items():
+                column[i] = record.obs[key]
+            return None
+        self._write_obs(i, obs)
+        return record.difference(self._row(i), float(reward))
+
+    def _when(self, i: int, in_step: bool) -> tuple[int, int]:
+        return self._steps - self._episode_start[i], self._episode_seed[i]

@@ -18,8 +18,7 @@ from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.trees import tree_map
 from maze_train.workers.messages import Portable
 from maze_train.workers.places import ThisProcess
-from maze_train.workers.pool import WorkerFailedError, warn
-from maze_train.workers.task_queue import check_spaces
+from maze_train.workers.pool import WorkerFailedError, check_spaces, warn, worker_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,12 +139,10 @@ class DistributedActors:
         self._writer: WeightsWriter | None = None
         # How often each actor began anew, with other random numbers.
         self._generations = [0] * num_actors
-        # News between two calls of `gather`.
-        self._news = FinishedEpisodes()
+        self._news = FinishedEpisodes()  # between two calls of `gather`
         self._queue: deque[QueuedRollout] = deque()
         self._turn = 0
-        # Steps that were made before this object was.
-        self._made_before = 0
+        self._made_before = 0  # steps, before this object was
         # Steps of each actor whose rollouts arrived, or were dropped.
         self._settled = [0] * num_actors
         self._has_begun = False
@@ -153,9 +150,10 @@ class DistributedActors:
         self._memories: list[Any] = []
         self._slots: list[list[RolloutSlot]] = []
         makers = [partial(ActorWorker, Portable(make_env, "env"), num_envs)] * num_actors
-        self._pool = (place or ThisProcess()).pool(
-            makers, names, {"collect": "a step of a rollout"}
-        )
+        names = worker_names("actor", num_actors, num_envs)
+        place = place or ThisProcess()
+        self._is_remote = place.is_remote
+        self._pool = place.pool(makers, names, CALLS)
         described = self._pool.call_all("describe")
         self._envs: ActorEnvs = described[0]
         try:
@@ -215,7 +213,7 @@ class DistributedActors:
         seeds = [self._seed_of(f"{name}/{kind}") for kind in ("episodes", "actions")]
         memory = self._memories[actor]
         self._pool.call(actor, "set_policy", self._policy, *seeds, self._weights, memory)
-        if not self._pool.is_remote:
+        if not self._is_remote:
             self._pool.receive(actor)
             return
         waiting = {queued.slot for queued in self._queue if queued.actor == actor}
@@ -252,11 +250,11 @@ class DistributedActors:
                 self.num_slots * self.num_actors - self.num_actors,
             )
         self._begin_to_act()
-        if self._pool.is_remote:
+        if self._is_remote:
             self._look(0.0)
         before, started = len(self._queue), time.perf_counter()
         while len(self._queue) < count:
-            if self._pool.is_remote:
+            if self._is_remote:
                 self._look(POLL_S)
                 idle()
             else:
@@ -272,7 +270,7 @@ class DistributedActors:
             self.counts.trained += queued.num_samples
             # Rows of lost episodes are no steps to learn from.
             self.counts.dropped += self.num_envs * self.num_steps - queued.num_samples
-            if self._pool.is_remote and self._is_acting[queued.actor]:
+            if self._is_remote and self._is_acting[queued.actor]:
                 self._pool.call(queued.actor, "collect", queued.slot)
         self._count_made()
         return GatheredRollouts(rollout, episodes, before, len(self._queue), waited_s)
@@ -357,7 +355,7 @@ class DistributedActors:
         Of actors elsewhere, environments and rollouts in flight are not kept.
         """
         collectors = None
-        if not self._pool.is_remote:
+        if not self._is_remote:
             self._begin_to_act()
             collectors = [self._ask(actor, "state_dict") for actor in range(self.num_actors)]
         self._count_made()
@@ -383,7 +381,7 @@ class DistributedActors:
             assert self._writer is not None, "call begin first"
             self._writer.load_state_dict(state["weights"])
             self.has_weights = True
-        if self._pool.is_remote or state["collectors"] is None:
+        if self._is_remote or state["collectors"] is None:
             self._begin_anew()
             return
         self._turn = state["turn"]

@@ -12,7 +12,8 @@ from maze_train.nets.population import row_blocks
 from maze_train.rollout.episode_player import EpisodePlayer, PlayedEpisode
 from maze_train.workers.messages import Portable
 from maze_train.workers.places import ThisProcess
-from maze_train.workers.task_queue import TaskQueue, worker_names
+from maze_train.workers.pool import worker_names
+from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

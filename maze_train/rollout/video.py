@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
-from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from maze_train.extras import import_extra
 from maze_train.files import fsync_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import gymnasium
@@ -29,8 +27,6 @@ DEFAULT_FPS = 30.0
 
 END_S = 60.0
 """Seconds that ffmpeg may take to finish a file."""
-
-ENDED = "ffmpeg ended"
 
 BUILD = 'build the environment with render_mode="rgb_array"'
 
@@ -57,7 +53,6 @@ class VideoWriter:
         self._beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._shape: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self._told: IO[bytes] | None = None
 
     def add(self, frame: Any) -> None:
         """Append a frame.
@@ -69,19 +64,20 @@ class VideoWriter:
             EnvError: If it is something else.
             RunDirectoryError: If it can not be written.
         """
-        checked = checked_frame(frame)
+        checked = even_frame(checked_frame(frame))
         if self._process is None:
-            with self._writing():
-                self._start(checked.shape)
-        if checked.shape != self._shape:
+            self._shape = frame.shape
+            self._process = self._started(checked.shape)
+        if frame.shape != self._shape:
             raise EnvError(
-                f"a frame has the shape {list(checked.shape)}, those before have "
+                f"a frame has the shape {list(frame.shape)}, those before have "
                 f"{list(self._shape)}: expected frames of one size"
             )
-        assert self._process is not None
         assert self._process.stdin is not None
-        with self._writing():
-            self._process.stdin.write(even_frame(checked).data)
+        try:
+            self._process.stdin.write(checked.data)
+        except OSError as error:
+            raise self._failure(self._told(self._process) or str(error)) from error
 
     def close(self) -> None:
         """Finish the file; calling it again does nothing.
@@ -92,75 +88,60 @@ class VideoWriter:
         process = self._process
         if process is None:
             return
-        assert process.stdin is not None
         try:
-            with self._writing():
-                with suppress(BrokenPipeError):  # the exit code tells
-                    process.stdin.close()
-                if process.wait(END_S):
-                    raise self._failure(ENDED)
-                with self._beside.open("rb") as file:
-                    os.fsync(file.fileno())
-                os.replace(self._beside, self.path)
-                fsync_directory(self.path.parent)
+            told = self._told(process)
+            if process.returncode:
+                raise self._failure(told or "ffmpeg ended")
+            with self._beside.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(self._beside, self.path)
+            fsync_directory(self.path.parent)
+        except OSError as error:
+            raise self._failure(str(error)) from error
         finally:
             self.discard()
+
+    def _told(self, process: subprocess.Popen[bytes]) -> str:
+        """Let ffmpeg come to its end; returns its messages."""
+        try:
+            _, told = process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired as error:
+            raise self._failure(f"ffmpeg did not finish it in {error.timeout:g} s") from error
+        return told[-1000:].decode(errors="replace").strip()
 
     def discard(self) -> None:
         """Stop writing and remove what is not finished; calling it again does nothing."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with suppress(OSError):  # what it did not take is lost
+            with suppress(OSError, ValueError):  # what it did not take is lost
                 process.communicate()
             self._beside.unlink(missing_ok=True)
-        if self._told is not None:
-            self._told.close()
-            self._told = None
 
-    def _start(self, shape: tuple[int, ...]) -> None:
+    def _started(self, shape: tuple[int, ...]) -> subprocess.Popen[bytes]:
         """Start ffmpeg for frames of a shape."""
-        self._shape = shape
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._told = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as ffmpeg runs)
-        size = f"{shape[1] + shape[1] % 2}x{shape[0] + shape[0] % 2}"
-        raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size]
+        raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{shape[1]}x{shape[0]}"]
         coded = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "20", "-pix_fmt", "yuv420p"]
         command = [
-            *(self._ffmpeg, "-y", "-loglevel", "error", "-threads", "1"),
+            # It ends at the first error, so its messages fit into the pipe.
+            *(self._ffmpeg, "-y", "-loglevel", "error", "-xerror", "-threads", "1"),
             *(*raw, "-r", f"{self._fps:g}", "-i", "pipe:0", "-an"),
             # One thread: the cores belong to environments.
             *(*coded, "-threads", "1", "-movflags", "+faststart", "-f", "mp4"),
             str(self._beside.absolute()),
         ]
-        # In a session of its own: signals for this job, such as Ctrl+C, do not cut the file short.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._told,
-            start_new_session=True,
-        )
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Errors of the disk and of ffmpeg are those of the video."""
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
-            yield
-        except BrokenPipeError as error:
-            raise self._failure(ENDED) from error
-        except subprocess.TimeoutExpired as error:
-            raise self._failure(f"ffmpeg did not finish it in {error.timeout:g} s") from error
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # In a session of its own: signals for this job, as Ctrl+C, do not cut the file short.
+            return subprocess.Popen(
+                command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True
+            )
         except OSError as error:
             raise self._failure(str(error)) from error
 
-    def _failure(self, otherwise: str) -> RunDirectoryError:
-        """Error with the message of ffmpeg, or with another where it wrote none."""
-        told = ""
-        if self._told is not None:
-            self._told.seek(0)
-            told = self._told.read()[-1000:].decode(errors="replace").strip()
-        return RunDirectoryError(f"the video {self.path} can not be written: {told or otherwise}")
+    def _failure(self, problem: str) -> RunDirectoryError:
+        return RunDirectoryError(f"the video {self.path} can not be written: {problem}")
 
 
 def ffmpeg_path() -> str:

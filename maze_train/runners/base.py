@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,16 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from maze_train.config.loading import config_to_dict
-from maze_train.config.resuming import CHECKPOINTS, checkpoint_name, continued, run_to_resume
-from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
-from maze_train.envs.foreign import make_foreign_env
+from maze_train.config.resuming import continued, run_to_resume
+from maze_train.envs.factory import EnvFactory
 from maze_train.files import exclusive
-from maze_train.rollout.collector import RolloutCollector
 from maze_train.runners.base_policy import check_base_spaces, take_over, with_base_model
-from maze_train.runners.machine import find_device, place_of, torch_threads
 from maze_train.runners.notes import start_notes, tell
 from maze_train.runners.parts import (
-    close_quietly,
     joined,
     missing_results,
     own_evaluators,
@@ -33,50 +28,49 @@ from maze_train.runners.parts import (
 from maze_train.runners.result import TrainingResult
 from maze_train.runners.run_dir import (
     check_is_free,
-    find_checkpoint,
     how_to_go_on,
-    load_checkpoint,
     make_run_dir,
-    take_up,
     write_config,
 )
-from maze_train.runners.vector_envs import build_vector_env, num_env_threads
 from maze_train.seeding import Seeds, draw_seed
+from maze_train.targets import locate
 from maze_train.tracking.build import build_writers
 from maze_train.tracking.rows import RunInfo
 from maze_train.tracking.tracker import Tracker
-from maze_train.training.checkpoint_schedule import Checkpoints
-from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.config import TRIAL_STEPS
-from maze_train.training.evaluators import RolloutEvaluator
+from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.interruption import Interruption
+from maze_train.training.machine import find_device, torch_threads
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
-from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
+from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gymnasium import Env
     from torch import nn
 
     from maze_train.config.train_config import TrainConfig
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.tracking.writers import MetricsWriter
+    from maze_train.runners.run_checkpoints import RunCheckpoints
+    from maze_train.tracking.tracker import MetricsWriter
     from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.outcome import TrainingSummary
+    from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 
 __all__ = ["TrainingRunner"]
 
+# Files of a run are imported when it reads or writes them.
+CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
+LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
+POLICY = "maze_train.training.policy_files.TrainedPolicy"
+POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 
-class TrainingRunner(ABC):
+
+class TrainingRunner:
     """Builds everything that a configuration asks for, trains, and cleans up.
 
-    A subclass says how model and trainer of its algorithms are built; `config.runner` says where
-    environments are stepped.
+    `config.algorithm` names the builder of its algorithm, `config.runner` the place where workers
+    live.
 
     Args:
         config: The configuration; it is not changed.
@@ -90,35 +84,48 @@ class TrainingRunner(ABC):
         if config.base_run is not None:
             config = with_base_model(config, self.resumed_dir)
         if self.resumed_dir is not None:
-            self._checkpoint = find_checkpoint(self.resumed_dir, config.resume)
+            self._checkpoint = locate(CHECKPOINTS)(self.resumed_dir, config.resume).find()
             config = continued(config, self.resumed_dir, self._checkpoint)
         self.config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
         self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
-        self.device = find_device(self.config.algorithm.device)
-        self.place = place_of(self.config.runner)
         self.run_dir: Path | None = None
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
-        self._env: MazeVectorEnv | None = None
         self._tell_once = cache(tell)
         self._closing = contextlib.ExitStack()
+        self.builder = make_builder(self._context())
 
-    @abstractmethod
-    def build_model(self) -> nn.Module:
-        """The model for the environment of the configuration, before the run directory exists."""
+    def _context(self) -> BuildContext[Any]:
+        """Everything that the algorithm is built from."""
+        config = self.config
+        return BuildContext(
+            algorithm=config.algorithm,
+            env=config.env,
+            env_factory=self.env_factory,
+            place=config.runner.place(),
+            seeds=self.seeds,
+            device=find_device(config.algorithm.device),
+            concurrency=config.runner.concurrency,
+            run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
+            model=config.model,
+            evaluation=config.evaluation,
+            checkpoint=config.checkpoint,
+            total_steps=config.total_steps or 0,
+            dataset=config.runner.dataset,
+            is_trial=config.runner.fast_dev_run,
+            has_checkpoint=self._checkpoint is not None,
+            read_checkpoint=self._read_checkpoint,
+            closing=self._closing,
+            tell=self._tell_once,
+        )
 
-    @abstractmethod
-    def build_trainer(self, model: nn.Module, **services: Any) -> Trainer:
-        """The trainer with all that is particular to its algorithms.
-
-        Args:
-            model: Result of `build_model`.
-            **services: Tracker, evaluator, model selection and limits, for `Trainer`.
-        """
-
-    def before_training(self, trainer: Trainer) -> None:  # noqa: B027 (most runners do nothing)
-        """Prepare environments before the first update."""
+    def _read_checkpoint(self) -> Checkpoint | None:
+        """Read the checkpoint from which the run goes on."""
+        if self.resumed_dir is None:
+            return None
+        found: RunCheckpoints = locate(CHECKPOINTS)(self.resumed_dir, self.config.resume)
+        return found.load()
 
     def __enter__(self) -> TrainingRunner:
         return self
@@ -149,10 +156,12 @@ class TrainingRunner(ABC):
         ):
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
-            has_base = self.config.base_run is not None and not self._has_checkpoint
+            builder = self.builder
+            has_base = self.config.base_run is not None and self._checkpoint is None
             if has_base:
-                check_base_spaces(self.config, self.spaces)
-            model = self.build_model()
+                check_base_spaces(self.config, builder.spaces)
+            model = builder.build_model()
+            builder.prepare(model)
             if has_base:
                 print(take_over(self.config, model), file=sys.stderr)
             evaluator = self._build_evaluator()
@@ -172,36 +181,32 @@ class TrainingRunner(ABC):
     ) -> TrainingResult:
         """Train in a directory that no other process uses."""
         config = self.config
-        store = CheckpointStore(
-            run_dir / CHECKPOINTS,
-            keep_last=config.checkpoint.keep_last,
-            keep_best=config.checkpoint.keep_best,
-            mode=self.selection_mode,
-            settings=self.config_text,
-        )
-        is_resumed = self.resumed_dir is not None
-        resumed = take_up(run_dir, store, checkpoint_name(config.resume)) if is_resumed else None
+        is_on, is_resumed = config.checkpoint.is_on, self.resumed_dir is not None
+        saved: RunCheckpoints | None = None
+        if is_on or is_resumed:
+            keep, mode = config.checkpoint, self.selection_mode
+            saved = locate(CHECKPOINTS)(run_dir, config.resume, keep, mode, self.config_text)
+        resumed = saved.take_up() if saved and is_resumed else None
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
         interruption = Interruption()
-        is_on = config.checkpoint.is_on
         if self.resumed_dir is None:
-            for note in start_notes(config, self.env_factory, self.spaces[0]):
+            for note in start_notes(config, self.env_factory, self.builder.spaces[0]):
                 self._tell_once(note)
-        trainer = self.build_trainer(
-            model,
+        services = TrainerServices(
             tracker=tracker,
             evaluator=evaluator,
             model_selection=selection,
             limits=self._limits(),
             evaluation_interval=config.evaluation.interval,
-            selection_metric=self.selection_metric,
-            checkpoints=Checkpoints(store, config.checkpoint, resumed) if is_on else None,
+            selection_metric=self.builder.selection_metric,
+            checkpoints=saved.schedule(resumed) if saved and is_on else None,
             interruption=interruption,
         )
+        trainer = self.builder.build_trainer(model, services)
         if resumed is not None:
-            load_checkpoint(trainer, resumed)
+            locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker)
         selection.keep_if_none(trainer.epoch)
@@ -215,7 +220,7 @@ class TrainingRunner(ABC):
             with generators_kept():  # writers of users may draw from them
                 tracker.start()
             try:
-                self.before_training(trainer)
+                self.builder.before_training(trainer)
                 trainer.train()
             except BaseException as error:
                 is_signal = isinstance(error, KeyboardInterrupt)
@@ -230,115 +235,18 @@ class TrainingRunner(ABC):
     # -- parts -----------------------------------------------------------------------------------
 
     @property
-    def env(self) -> MazeVectorEnv:
-        """The environments that collect experience."""
-        if self._env is None:
-            self._env = self.make_env(self.config.runner.concurrency)
-        return self._env
-
-    def close_env(self) -> None:
-        """Close the environments that collect experience; the next use of `env` makes new ones."""
-        env, self._env = self._env, None
-        if env is not None:
-            close_quietly(env)
-
-    @property
-    def step_label(self) -> str:
-        """Name of the counted steps, for people."""
-        return "environment steps"
-
-    @property
-    def task_name(self) -> str:
-        """Name of the task, in names of runs."""
-        return env_name(self.config.env)
-
-    @property
-    def selection_metric(self) -> str:
-        """Metric that selects the best policy."""
-        return self.config.evaluation.selection_metric
-
-    @property
     def selection_mode(self) -> Literal["max", "min"]:
         """Whether a larger or a smaller value of it is better."""
-        return self.config.evaluation.selection_mode(self.selection_metric)
-
-    @property
-    def _has_checkpoint(self) -> bool:
-        """Whether a run is continued that was saved before."""
-        return self._checkpoint is not None
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self.env.env_observation_space, self.env.single_action_space
-
-    def make_collector(self, num_steps: int, stream: str = "") -> RolloutCollector:
-        """A collector of rollouts of so many steps; each `stream` has random numbers of its own."""
-        return RolloutCollector(
-            self.env,
-            min(num_steps, TRIAL_STEPS) if self.config.runner.fast_dev_run else num_steps,
-            env_seed=self.seeds.integer(f"{stream}episodes"),
-            action_seed=self.seeds.integer(f"{stream}actions"),
-            device=self.device,
-            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
-        )
-
-    def make_env(self, num_envs: int, *, training: bool = True) -> MazeVectorEnv:
-        """Vector environments of the configuration, closed at the end of the run.
-
-        Args:
-            num_envs: How many.
-            training: Whether they are for training, where rewards and ends of episodes may be
-                changed, or for evaluation.
-        """
-        config = self.config.env
-        if config.backend != "gymnasium":
-            limit = 0 if training else self.config.evaluation.max_episode_steps
-            env = make_foreign_env(
-                config,
-                num_envs,
-                training=training,
-                num_threads=num_env_threads(self.place),
-                max_episode_steps=limit or None,
-            )
-        else:
-            factories = [self._single_env_factory(training)] * num_envs
-            env = build_vector_env(factories, self.place, self.config.algorithm.on_non_finite)
-        env.tell = self._tell_once
-        self._closing.callback(close_quietly, env)
-        return env
-
-    def _single_env_factory(self, training: bool) -> Callable[[], Env[Any, Any]]:
-        if training:
-            return self.env_factory
-        factory = self.env_factory.for_evaluation()
-        limit = self.config.evaluation.max_episode_steps
-        return BoundedEnvFactory(factory, limit) if limit else factory
-
-    def build_evaluators(self) -> list[Evaluator]:
-        """Build the evaluators of the policy, without those of the user."""
-        config = self.config.evaluation
-        if not config.n_episodes:
-            return []
-        return [
-            RolloutEvaluator(
-                lambda num_envs: self.make_env(num_envs, training=False),
-                config.n_episodes,
-                concurrency=config.concurrency,
-                seed=self.seeds.integer("evaluation"),
-                deterministic=config.deterministic,
-            )
-        ]
+        return self.config.evaluation.selection_mode(self.builder.selection_metric)
 
     def _build_evaluator(self) -> Evaluator | None:
         own = own_evaluators(self.config.evaluation)
         for evaluator in own:
             self._closing.callback(evaluator.close)
-        return joined([*self.build_evaluators(), *own])
+        return joined([*self.builder.build_evaluators(), *own])
 
     def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
-        observation_space, action_space = self.spaces
-        writer = PolicyWriter(observation_space, action_space, self.config_text)
+        writer = locate(POLICY_WRITER)(*self.builder.spaces, self.config_text)
         return BestModelSelection(
             model,
             save=writer,
@@ -350,7 +258,7 @@ class TrainingRunner(ABC):
 
     def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
         config = self.config
-        title = f"{config.algorithm.name.upper()} on {self.task_name}"
+        title = f"{config.algorithm.name.upper()} on {self.builder.task_name}"
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"
         return RunInfo(
@@ -362,8 +270,8 @@ class TrainingRunner(ABC):
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
-            step_label=self.step_label,
-            metric=self.selection_metric,
+            step_label=self.builder.step_label,
+            metric=self.builder.selection_metric,
             mode=self.selection_mode,
         )
 
@@ -378,7 +286,8 @@ class TrainingRunner(ABC):
 
     def _trained_policy(self, model: nn.Module) -> TrainedPolicy:
         seed = self.seeds.integer("acting")
-        return TrainedPolicy(model.cpu(), *self.spaces, seed)  # type: ignore[arg-type]  # an ActingModel
+        policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
+        return policy
 
     @property
     def config_text(self) -> str:
@@ -395,4 +304,6 @@ class TrainingRunner(ABC):
     def _parent(self) -> Path:
         """Directory in which that of a new run is made, unless one is named."""
         config = self.config
-        return self._outputs / f"{self.task_name}-{config.algorithm.name}-{config.runner.name}"
+        return (
+            self._outputs / f"{self.builder.task_name}-{config.algorithm.name}-{config.runner.name}"
+        )

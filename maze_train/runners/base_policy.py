@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.spaces import Box
 
 from maze_train.config.stored import CONFIG_FILE, PARTS_OF_POLICY, settings_of_run
-from maze_train.distributions.mapping import DEFAULTS, FAMILIES
+from maze_train.distributions.mapping import DEFAULTS, family_class
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.nets.building import input_space
 from maze_train.nets.config import ModelConfig
@@ -311,7 +311,7 @@ def _families(overrides: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = dict(override)
             continue
         given = {"name": override} if isinstance(override, str) else dict(override)
-        family = FAMILIES[given.pop("name")]
+        family = family_class(given.pop("name"))
         parameters = signature(family).parameters.values()
         settings = {p.name: p.default for p in parameters if p.default is not p.empty} | given
         if not settings.get("state_dependent_std"):

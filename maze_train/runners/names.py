@@ -1,13 +1,9 @@
-"""Names of runners for a place; here one class runs in every place."""
+"""Names of runners by algorithm and place: one runner runs every algorithm in every place."""
 
-from maze_train.runners.actor_critic import ACRunner
-from maze_train.runners.bc import BCRunner
-from maze_train.runners.es import ESMasterRunner
-from maze_train.runners.impala import ImpalaRunner
-from maze_train.runners.off_policy import SACRunner
+from maze_train.runners.base import TrainingRunner
 
-ACDevRunner = ACLocalRunner = ACRunner
-BCDevRunner = BCLocalRunner = BCRunner
-ESDevRunner = ESLocalRunner = ESMasterRunner
-ImpalaDevRunner = ImpalaLocalRunner = ImpalaRunner
-SACDevRunner = SACLocalRunner = SACRunner
+ACRunner = ACDevRunner = ACLocalRunner = TrainingRunner
+BCRunner = BCDevRunner = BCLocalRunner = TrainingRunner
+ESMasterRunner = ESDevRunner = ESLocalRunner = TrainingRunner
+ImpalaRunner = ImpalaDevRunner = ImpalaLocalRunner = TrainingRunner
+SACRunner = SACDevRunner = SACLocalRunner = TrainingRunner

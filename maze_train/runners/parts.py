@@ -6,9 +6,9 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from maze_train.errors import EnvError, RunDirectoryError
+from maze_train.errors import RunDirectoryError
 from maze_train.targets import build_target
 from maze_train.tracking.rows import read_rows
 from maze_train.training.config import TRIAL_STEPS
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from maze_train.training.trainer import Trainer
 
 __all__ = [
-    "close_quietly",
     "joined",
     "missing_results",
     "own_evaluators",
@@ -120,18 +119,3 @@ def missing_results(
     if checkpoints is not None and not checkpoints.holds(trainer.epoch, trainer.updates, False):
         missing.append("the last checkpoint")
     return tuple(missing)
-
-
-class SupportsClose(Protocol):
-    """Can be closed, more than once."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
-def close_quietly(env: SupportsClose) -> None:
-    """Close environments; an error of theirs must not cost a finished training."""
-    try:
-        env.close()
-    except EnvError as error:
-        print(f"warning: {error}", file=sys.stderr)

@@ -20,23 +20,20 @@ from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.rollout.video import ffmpeg_path
-from maze_train.runners.machine import place_of, torch_threads
-from maze_train.runners.parts import close_quietly
 from maze_train.runners.rollout_policies import chosen_policy
 from maze_train.runners.rollout_report import (
     EPISODES_FILE,
     SUMMARY_FILE,
-    EpisodesFile,
+    RolloutFiles,
     RolloutProgress,
     RolloutSummary,
     summarise,
     tell_stop,
-    write_episodes,
-    write_summary,
-    writing,
 )
 from maze_train.runners.run_dir import new_directory
+from maze_train.training.environments import close_quietly
 from maze_train.training.interruption import Interruption
+from maze_train.training.machine import torch_threads
 from maze_train.versions import versions
 
 if TYPE_CHECKING:
@@ -157,18 +154,17 @@ class RolloutRunner:
         seeds = self.config.episode_seeds
         reason, began = FAILED, time.monotonic()
         progress = RolloutProgress(len(seeds), self.config.progress)
-        with writing(output_dir):
-            file = EpisodesFile(output_dir / EPISODES_FILE)
+        files = RolloutFiles(output_dir)
         with interruption.deferred():  # a signal while files are written costs no episodes
             try:
                 with writer or nullcontext():
                     try:
-                        with file, interruption.immediate(), progress:
+                        with interruption.immediate(), progress:
                             progress.say([self._title])
                             for episode in player.play(seeds, on_step=progress.steps):
-                                with interruption.deferred(), writing(output_dir):
+                                with interruption.deferred():
                                     self._keep(episode, writer)
-                                    file.add(episode)
+                                    files.add(episode)
                                 interruption.check()
                                 progress.ended(episode)
                     finally:
@@ -179,7 +175,7 @@ class RolloutRunner:
                 raise
             finally:
                 spent = time.monotonic() - began
-                self._write_results(output_dir, reason, spent, player.worker_restarts)
+                files.finish(self.episodes, self._content(reason, spent, player.worker_restarts))
                 if reason != FINISHED:
                     tell_stop(len(self.episodes), len(seeds), output_dir)
         progress.say(self._outcome(output_dir))
@@ -214,7 +210,7 @@ class RolloutRunner:
             self.env_factory,
             self.policy.make_agent,
             settings,
-            place_of(config.runner),
+            config.runner.place(),
             concurrency=min(config.runner.concurrency, len(config.episode_seeds)),
             on_non_finite=config.on_non_finite,
         )
@@ -244,7 +240,7 @@ class RolloutRunner:
                     value,
                 )
             self._spaces = (env.observation_space, env.action_space)
-            self.policy.check_spaces(env_name(self.env_config), *self._spaces)
+            self.policy.check_spaces(env_name(self.env_config), self._spaces)
         finally:
             try:
                 close_all([env])
@@ -311,11 +307,9 @@ class RolloutRunner:
         except DatasetError as error:
             raise ConfigError("record_dir", str(error), directory) from error
 
-    def _write_results(
-        self, output_dir: Path, reason: str, wall_time_s: float, worker_restarts: int
-    ) -> None:
-        """Write the episodes, and the numbers over them."""
-        content = {
+    def _content(self, reason: str, wall_time_s: float, worker_restarts: int) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        return {
             "stop_reason": reason,
             "episodes_requested": len(self.config.episode_seeds),
             **summarise(self.episodes).as_dict(),
@@ -327,9 +321,6 @@ class RolloutRunner:
             "worker_restarts": worker_restarts,
             "versions": dict(versions()),
         }
-        with writing(output_dir):
-            write_episodes(output_dir / EPISODES_FILE, self.episodes)
-            write_summary(output_dir, content)
 
     @property
     def _seeds(self) -> dict[str, Any]:

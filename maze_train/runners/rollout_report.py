@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.text import Text
 
 from maze_train.errors import RunDirectoryError
-from maze_train.files import atomic_write
-from maze_train.tracking.console import Screen, make_bar
+from maze_train.tracking.display import Display
 from maze_train.tracking.formatting import compact, duration, readable
 from maze_train.tracking.rows import RunInfo
-from maze_train.tracking.writers import JSONSummaryWriter
+from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from maze_train.rollout.player import PlayedEpisode
-    from maze_train.tracking.console import ProgressMode
+    from maze_train.tracking.display import ProgressMode
 
 __all__ = [
     "EPISODES_FILE",
     "SUMMARY_FILE",
-    "EpisodesFile",
+    "RolloutFiles",
     "RolloutProgress",
     "RolloutSummary",
     "summarise",
     "tell_stop",
-    "write_episodes",
-    "write_summary",
-    "writing",
 ]
 
 EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
-COLUMNS = (
-    "number", "seed", "return", "length", "success", "terminated", "truncated", "lost"
-)  # fmt: skip
-INTERVAL_S = {"bar": 0.1, "lines": 1.0}
-"""Least time between two refreshes of the display, by its mode."""
+COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "truncated", "lost")
 
 
 @dataclass(frozen=True)
@@ -123,80 +109,73 @@ def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
     return float(array.mean()), float(array.std()), float(array.min()), float(array.max())
 
 
-class EpisodesFile:
-    """A CSV file that has the row of an episode as soon as that is over; a context manager.
+class RolloutFiles:
+    """The table of the episodes, and the summary.
 
-    A process that is killed leaves the rows up to there. `write_episodes` puts a complete file with
-    the same bytes in its place.
+    A process that is killed leaves the rows up to there.
 
     Args:
-        path: The file.
+        directory: Directory of the results.
 
     Raises:
-        OSError: If it can not be written.
+        RunDirectoryError: If it can not be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        try:
-            self._write(_line(COLUMNS))
-        except BaseException:
-            self.__exit__()
-            raise
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._run = RunInfo(run_dir=directory)
+        self._table = CSVWriter(EPISODES_FILE, COLUMNS)
+        self._count = 0
+        with self._writing():
+            self._table.start(self._run)
 
     def add(self, episode: PlayedEpisode) -> None:
-        """Write the row of an episode.
+        """Write the row of an episode; flags are 0 or 1, an unknown success is empty.
 
         Raises:
-            OSError: If the disk does not take it.
+            RunDirectoryError: If the disk does not take it; `finish` tries again.
         """
-        self._write(_row(episode))
+        row = {
+            "number": episode.number,
+            "seed": episode.seed,
+            "return": float(episode.episode_return),
+            "length": episode.length,
+            "terminated": int(episode.terminated),
+            "truncated": int(episode.truncated),
+            "lost": int(episode.lost),
+        }
+        if not math.isnan(episode.success):
+            row["success"] = float(episode.success)
+        self._count += 1
+        with self._writing():
+            self._table.write(row)
 
-    def _write(self, line: bytes) -> None:
-        self._file.write(line)
-        self._file.flush()
+    def finish(self, episodes: Sequence[PlayedEpisode], content: Mapping[str, Any]) -> None:
+        """Write the rows that are missing, and the summary; NaN becomes null.
 
-    def __enter__(self) -> EpisodesFile:
-        return self
+        Args:
+            episodes: All episodes, those that were added first.
+            content: Content of the summary.
 
-    def __exit__(self, *error: object) -> None:
-        with suppress(OSError):  # a failed write was reported, and is tried once more
-            self._file.close()
+        Raises:
+            RunDirectoryError: If the disk does not take them.
+        """
+        summary = JSONSummaryWriter(SUMMARY_FILE)
+        summary.start(self._run)
+        with self._writing(), closing(self._table):
+            for episode in episodes[self._count :]:
+                self.add(episode)
+            self._table.finish(content)
+            summary.finish(content)
 
-
-def write_episodes(path: Path, episodes: Iterable[PlayedEpisode]) -> None:
-    """Write one row per episode as CSV; flags are 0 or 1, an unknown success is empty.
-
-    Raises:
-        OSError: If the file can not be written; what was there stays.
-    """
-    lines = [_line(COLUMNS), *map(_row, episodes)]
-    with atomic_write(path) as file:
-        file.writelines(lines)
-
-
-def _row(episode: PlayedEpisode) -> bytes:
-    success = "" if math.isnan(episode.success) else repr(float(episode.success))
-    flags = (int(episode.terminated), int(episode.truncated), int(episode.lost))
-    total = repr(float(episode.episode_return))
-    return _line((episode.number, episode.seed, total, episode.length, success, *flags))
-
-
-def _line(values: Iterable[Any]) -> bytes:
-    buffer = StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(values)
-    return buffer.getvalue().encode()
-
-
-def write_summary(directory: Path, content: Mapping[str, Any]) -> None:
-    """Write `summary.json`; NaN becomes null.
-
-    Raises:
-        OSError: If the file can not be written; what was there stays.
-    """
-    writer = JSONSummaryWriter(SUMMARY_FILE)
-    writer.start(RunInfo(run_dir=directory))
-    writer.finish(content)
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Errors of the disk are those of the directory of the results."""
+        try:
+            yield
+        except OSError as error:
+            problem = f"{self._directory} can not be written: {error}"
+            raise RunDirectoryError(problem) from error
 
 
 def tell_stop(played: int, requested: int, output_dir: Path) -> None:
@@ -212,19 +191,6 @@ def tell_stop(played: int, requested: int, output_dir: Path) -> None:
         print(f"stopped after {count}; results: {output_dir}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def writing(output_dir: Path) -> Iterator[None]:
-    """Errors of the disk are those of the directory of the results.
-
-    Raises:
-        RunDirectoryError: In place of OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryError(f"{output_dir} can not be written: {error}") from error
-
-
 class RolloutProgress:
     """Shows how many episodes were played; a context manager, which gives the terminal back.
 
@@ -232,8 +198,7 @@ class RolloutProgress:
 
     Args:
         total: Episodes to play.
-        mode: `bar`, `lines`, `quiet`, or `auto`: a bar on a terminal, lines elsewhere.
-        console: Where to print; None: standard output.
+        mode: See `Display`.
         clock: Time in seconds, any origin.
     """
 
@@ -241,46 +206,38 @@ class RolloutProgress:
         self,
         total: int,
         mode: ProgressMode = "auto",
-        console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = Screen() if console is None else console
-        if mode == "auto":
-            is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
-            mode = "bar" if is_screen else "lines"
-        self._mode = mode
+        self._display = Display(mode)
         self._total = total
         self._clock = clock
-        self._bar: Progress | None = None
-        self._started_at = self._shown_at = clock()
+        self._started_at = clock()
         self._played = 0
         self._steps = 0
-        self._sum_of_returns = 0.0
         self._counted = 0
+        self._sum_of_returns = 0.0
 
     def __enter__(self) -> RolloutProgress:
-        if self._mode == "bar":
-            self._bar = make_bar(self._console)
-            self._bar.add_task("", total=float(self._total), status="")
-            self._bar.start()
+        self._display.open(self._started_at)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            bar, self._bar = self._bar, None
-            with suppress(OSError):
-                self._fill(bar)
-                bar.stop()
+        with self._shown():
+            if self._display.has_bar:
+                self._show(self._clock())
+        with self._shown():
+            self._display.close()
 
     def say(self, lines: Iterable[str]) -> None:
         """Print lines, unless everything is quiet."""
-        for line in lines:
-            self._print(line)
+        with self._shown():
+            for line in lines:
+                self._display.say(line)
 
     def steps(self, count: int) -> None:
         """Count so many steps."""
         self._steps += count
-        self._show()
+        self._show_if_due()
 
     def ended(self, episode: PlayedEpisode) -> None:
         """Take in an episode."""
@@ -288,35 +245,23 @@ class RolloutProgress:
         if not episode.lost:
             self._counted += 1
             self._sum_of_returns += episode.episode_return
-        self._show()
+        self._show_if_due()
 
-    def _show(self) -> None:
-        interval, now = INTERVAL_S.get(self._mode, math.inf), self._clock()
-        if now - self._shown_at < interval:
-            return
-        self._shown_at = now
-        if self._bar is None:
-            self._print(f"{self._episodes_text()}  {self._status()}")
-            return
-        self._fill(self._bar)
+    def _show_if_due(self) -> None:
+        now = self._clock()
+        if self._display.is_due(now):
+            with self._shown():
+                self._show(now)
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
         try:
-            self._bar.refresh()
+            yield
         except OSError:
-            self._mode = "quiet"
+            self._display.silence()
 
-    def _fill(self, bar: Progress) -> None:
-        bar.update(
-            bar.task_ids[0],
-            description=self._episodes_text(),
-            completed=float(self._played),
-            status=self._status(),
-        )
-
-    def _episodes_text(self) -> str:
-        return f"episode {self._played:>{len(str(self._total))}}/{self._total}"
-
-    def _status(self) -> str:
-        elapsed = self._clock() - self._started_at
+    def _show(self, now: float) -> None:
+        elapsed = now - self._started_at
         parts = [f"{compact(self._steps):>5} steps"]
         if elapsed > 0:
             parts.append(f"{compact(self._steps / elapsed):>5}/s")
@@ -325,13 +270,5 @@ class RolloutProgress:
             parts.append(f"eta {duration(left)}")
         if self._counted:
             parts.append(f"return {readable(self._sum_of_returns / self._counted)}")
-        return "  ".join(parts)
-
-    def _print(self, text: str) -> None:
-        if self._mode == "quiet":
-            return
-        try:
-            # No wrapping and no markup: lines are for files and pipes as well.
-            self._console.print(Text(text), soft_wrap=True, highlight=False)
-        except OSError:
-            self._mode = "quiet"
+        played = f"episode {self._played:>{len(str(self._total))}}/{self._total}"
+        self._display.show(now, played, self._played / self._total, "  ".join(parts))

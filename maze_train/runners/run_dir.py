@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
+from maze_train.config.resuming import CHECKPOINTS
 from maze_train.config.stored import CONFIG_FILE, check_plain, modules_to_trust
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.files import atomic_write, remove_leftovers
-from maze_train.training.checkpoints import CheckpointStore
+from maze_train.errors import ConfigError
+from maze_train.files import atomic_write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from maze_train.config.train_config import TrainConfig
-    from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
-    from maze_train.training.trainer import Trainer
-    from maze_train.types import Tensor
 
 __all__ = [
     "check_is_free",
-    "find_checkpoint",
     "how_to_go_on",
-    "load_checkpoint",
     "make_run_dir",
     "new_directory",
-    "take_up",
     "write_config",
 ]
 
 BEST, METRICS = "best", "metrics.csv"
-RESULTS = (METRICS, BEST, "summary.json", "policies", "plots", "events.out.tfevents.*")
-"""Files and directories of a run besides its configuration and its checkpoints."""
-
-SHOWN_DIFFERENCES = 4
 
 
 def check_is_free(run_dir: str | Path | None) -> None:
@@ -59,95 +45,6 @@ def check_is_free(run_dir: str | Path | None) -> None:
             "(best/ has a copy) to continue it, or name another directory",
             str(run_dir),
         )
-
-
-def find_checkpoint(run_dir: Path, resume: str | None) -> CheckpointInfo | None:
-    """The newest checkpoint of a run, or the one that `resume` names; None: there is none."""
-    name = checkpoint_name(resume)
-    infos = CheckpointStore(run_dir / CHECKPOINTS).list()
-    return next((info for info in infos[::-1] if name in (None, info.path.name)), None)
-
-
-def take_up(run_dir: Path, store: CheckpointStore, name: str | None) -> Checkpoint | None:
-    """The checkpoint from which a run goes on; what killed processes left is removed.
-
-    Without one the run begins again, and what it has written so far is put aside.
-
-    Args:
-        run_dir: Directory of the run, which this process has for itself.
-        store: Its checkpoints.
-        name: Name of the checkpoint; None: the newest one.
-
-    Raises:
-        RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
-    """
-    for directory in (run_dir, run_dir / BEST):
-        remove_leftovers(directory)
-    store.clean()
-    checkpoint = store.load(name)
-    if checkpoint is None:
-        put_aside(run_dir)
-    else:
-        store.point_to(checkpoint)
-    return checkpoint
-
-
-def put_aside(run_dir: Path) -> None:
-    """Move the results of a run that begins again into a directory below it.
-
-    Raises:
-        ConfigError: If they can not be moved.
-    """
-    if not (run_dir / METRICS).exists() and not (run_dir / BEST).exists():
-        return
-    try:
-        aside = new_directory(run_dir / "before")
-        for path in [path for name in RESULTS for path in sorted(run_dir.glob(name))]:
-            path.rename(aside / path.name)
-    except OSError as error:
-        raise ConfigError("run_dir", f"can not be written: {error}", str(run_dir)) from error
-    print(
-        f"warning: {run_dir} has no checkpoint: the run begins again, at step 0; what it had "
-        f"written is in {aside}",
-        file=sys.stderr,
-    )
-
-
-def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Continue from a checkpoint.
-
-    Raises:
-        RunDirectoryError: If it is that of another algorithm or of other networks.
-    """
-    problem = f"checkpoint {checkpoint.path} does not fit this run: "
-    remedy = "; is it a copy from another run, or has the environment other spaces now?"
-    try:
-        saved = shapes_of(checkpoint.state["learners"]["learner"]["modules"])
-        own = shapes_of(trainer.learners.get_weights())
-        differing = [
-            f"{name} {saved.get(name, 'missing')} there, {own.get(name, 'missing')} here"
-            for name in (saved | own)
-            if saved.get(name) != own.get(name)
-        ]
-        if differing:
-            more = f" and {len(differing) - SHOWN_DIFFERENCES} more"
-            told = "; ".join(differing[:SHOWN_DIFFERENCES])
-            told += more if len(differing) > SHOWN_DIFFERENCES else ""
-            raise RunDirectoryError(f"{problem}weights differ: {told}{remedy}")
-        trainer.load_state_dict(checkpoint.state)
-    except KeyError as error:
-        raise RunDirectoryError(
-            f"{problem}it has no {error}, as of another algorithm{remedy}"
-        ) from error
-
-
-def shapes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, list[int]]:
-    """The shape of every weight, by module and name."""
-    return {
-        f"{module}/{name}": list(value.shape)
-        for module, weights in modules.items()
-        for name, value in weights.items()
-    }
 
 
 def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:

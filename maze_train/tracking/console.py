@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.text import Text
-
-from maze_train.checks import check_one_of
 from maze_train.tracking.disagreement import DISAGREEMENT, Disagreement
+from maze_train.tracking.display import Display, ProgressMode
 from maze_train.tracking.formatting import compact, duration, readable
 from maze_train.tracking.rows import (
     ENV_STEPS,
@@ -23,32 +17,27 @@ from maze_train.tracking.rows import (
     TRAIN_RETURN,
     RunInfo,
 )
-from maze_train.tracking.writers import MetricsWriter
+from maze_train.tracking.tracker import MetricsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["ConsoleWriter", "ProgressMode", "Screen", "make_bar"]
+    from rich.console import Console
 
-ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
-
-# A refresh costs about half a millisecond, and there can be hundreds of updates in a second.
-_REFRESH_INTERVAL_S = 0.1
-_MIN_BAR_WIDTH = 8
+__all__ = ["ConsoleWriter"]
 
 
 class ConsoleWriter(MetricsWriter):
     """Shows progress while training runs, and the outcome when it ends.
 
     Args:
-        mode: `bar`: one progress bar; `lines`: one line per epoch; `quiet`: nothing; `auto`: a bar
-            on a terminal, lines elsewhere.
+        mode: See `Display`.
         console: Where to print; None: standard output.
         line_interval_s: Least time between two lines in seconds, >= 0; the last one always comes.
         clock: Time in seconds, any origin.
 
     Raises:
-        ConfigError: If `mode` is none of the four.
+        ConfigError: If `mode` is unknown.
     """
 
     is_kept = False
@@ -60,112 +49,62 @@ class ConsoleWriter(MetricsWriter):
         line_interval_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_one_of("progress", mode, ("auto", "bar", "lines", "quiet"))
-        self._console = Screen() if console is None else console
-        if mode == "auto":
-            is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
-            mode = "bar" if is_screen else "lines"
-        self._mode = mode
-        self._line_interval_s = line_interval_s
+        self._display = Display(mode, console, line_interval_s)
         self._clock = clock
         self._status = _Status(RunInfo(), clock())
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._shown_at = -math.inf
-        self._has_unprinted_line = False
+        self._has_more = False
+        """Whether the last epoch has not been shown."""
 
     def start(self, run: RunInfo) -> None:
         """Print the title and open the bar."""
         self._status = _Status(run, self._clock())
-        self._shown_at = -math.inf
-        if self._mode == "quiet":
-            return
         if run.title:
-            self._print(run.title, style="bold")
-        if self._mode == "bar":
-            self._bar = make_bar(self._console)
-            self._task = self._bar.add_task("", total=1.0, status="")
-            self._bar.start()
-            self._refresh_bar(self._clock())
+            self._display.say(run.title, style="bold")
+        self._display.open()
+        if self._display.has_bar:
+            self._show(self._clock())
 
     def write(self, row: Mapping[str, float]) -> None:
         """Show the numbers of an epoch."""
         disagrees = self._status.take(row)
         now = self._clock()
-        if self._mode == "bar":
-            self._refresh_bar(now)
-        elif self._mode == "lines":
-            self._has_unprinted_line = True
-            if disagrees or now - self._shown_at >= self._line_interval_s:
-                self._print_line(now)
-        if disagrees and self._mode != "quiet":
-            self._print(DISAGREEMENT)
+        self._has_more = self._display.mode != "quiet"
+        if self._display.is_due(now) or (disagrees and self._display.mode == "lines"):
+            self._show(now)
+        if disagrees:
+            self._display.say(DISAGREEMENT)
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
         """Move the bar within an epoch."""
-        if self._bar is None:
+        if not self._display.has_bar:
             return
         self._status.fraction = progress_fraction
         self._status.env_steps = env_steps
-        self._refresh_bar(self._clock())
+        if self._display.is_due(now := self._clock()):
+            self._show(now)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Close the bar and print the outcome."""
         self.close()
-        if self._mode == "quiet":
-            return
         lines = self._status.outcome(summary, self._clock())
         width = max(len(name) for name, _ in lines)
-        self._print("")
+        self._display.say("")
         for name, text in lines:
-            self._print(f"  {name:<{width}}  {text}")
+            self._display.say(f"  {name:<{width}}  {text}")
 
     def close(self) -> None:
-        """Print a line that is still held back, and give the terminal back."""
-        if self._bar is not None:
-            bar, self._bar = self._bar, None
-            try:
-                self._fill(bar, self._clock())
-            finally:
-                bar.stop()
-        if self._has_unprinted_line:
-            self._print_line(self._clock())
+        """Show what is still held back, and give the terminal back."""
+        try:
+            if self._display.has_bar or self._has_more:
+                self._show(self._clock())
+        finally:
+            self._display.close()
 
-    def _refresh_bar(self, now: float) -> None:
-        if self._bar is not None and now - self._shown_at >= _REFRESH_INTERVAL_S:
-            self._shown_at = now
-            self._fill(self._bar, now)
-            self._bar.refresh()
-
-    def _fill(self, bar: Progress, now: float) -> None:
-        epoch = self._status.epoch_text()
-        share = self._status.share()
-        room = self._console.width - len(epoch) - _MIN_BAR_WIDTH - 2
-        bar.update(
-            self._task,
-            description=epoch,
-            completed=0.0 if share is None else share,
-            total=None if share is None else 1.0,
-            status=self._status.text(now, room),
-        )
-
-    def _print_line(self, now: float) -> None:
-        self._shown_at = now
-        self._has_unprinted_line = False
-        self._print(f"{self._status.epoch_text()}  {self._status.text(now)}")
-
-    def _print(self, text: str, style: str = "") -> None:
-        # Lines are for files and pipes as well: no wrapping at 80 columns, no markup in names.
-        self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
-
-
-class Screen(Console):
-    """Standard output; a reader that goes away is an OSError, and not the end of training."""
-
-    def on_broken_pipe(self) -> None:
-        """Write to nowhere from here on, and let the tracker drop the console."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise BrokenPipeError("nobody reads standard output")
+    def _show(self, now: float) -> None:
+        self._has_more = False
+        description = self._status.epoch_text()
+        status = self._status.text(now, self._display.room(description))
+        self._display.show(now, description, self._status.share(), status)
 
 
 class _Status:
@@ -271,17 +210,3 @@ class _Status:
         if self.run.run_dir is not None:
             lines.append(("run directory", str(self.run.run_dir)))
         return lines
-
-
-def make_bar(console: Console) -> Progress:
-    """A bar with a description before it and a status after it; it is refreshed by its owner."""
-    # No refresh thread: it would compete with the hot loops for the interpreter, and forking a
-    # process while it holds a lock could block the child.
-    return Progress(
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[status]}", markup=False),
-        console=console,
-        auto_refresh=False,
-        expand=True,
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.files import atomic_write
 from maze_train.tracking.formatting import compact, readable
 from maze_train.tracking.rows import ENV_STEPS, EPOCH, EVAL_RETURN, EVAL_RETURN_STD, TRAIN_RETURN
-from maze_train.tracking.writers import MetricsWriter
+from maze_train.tracking.tracker import MetricsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.extras import import_extra
 from maze_train.tracking.rows import ENV_STEPS
-from maze_train.tracking.writers import MetricsWriter
+from maze_train.tracking.tracker import MetricsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,19 +1,60 @@
-"""The one object through which a training run reports its metrics."""
+"""The one object through which a training run reports its metrics, and the base of writers."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from maze_train.tracking.rows import MetricsRow, RunInfo
-    from maze_train.tracking.writers import MetricsWriter
 
-__all__ = ["Tracker"]
+__all__ = ["MetricsWriter", "Tracker"]
+
+
+class MetricsWriter:
+    """Base of writers: a writer overrides what it needs; the rest does nothing.
+
+    The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
+    came to its end, and `close` in any case. A writer holds all its state itself, so that several
+    runs in one process do not meet. An `OSError` makes the tracker drop the writer, unless it
+    recovers; training goes on.
+    """
+
+    recovers: ClassVar[bool] = False
+    """Whether the writer keeps what it could not write, and tries again at the next call."""
+
+    is_kept: ClassVar[bool] = True
+    """Whether what it writes is a result of the run, which must not be missing at the end."""
+
+    filename: str = ""
+    """File below the run directory, for messages; empty: several files, or none."""
+
+    def start(self, run: RunInfo) -> None:
+        """Get ready for the rows of a run."""
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Take the row of an epoch that ended."""
+
+    def advance(self, progress_fraction: float, env_steps: int) -> None:
+        """Note progress within an epoch.
+
+        Args:
+            progress_fraction: Share of the running epoch that is done, in [0, 1].
+            env_steps: Environment steps since the start of training.
+        """
+
+    def sync(self) -> None:
+        """Put all rows on disk: a checkpoint is about to be written that counts on them."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Take the outcome of the run: plain values by name."""
+
+    def close(self) -> None:
+        """Release files, threads and the terminal; may be called more than once."""
 
 
 class Tracker:

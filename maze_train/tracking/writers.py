@@ -1,4 +1,4 @@
-"""Writers of metrics: their interface, and those that write plain files."""
+"""Writers of metrics that write files."""
 
 from __future__ import annotations
 
@@ -9,62 +9,21 @@ import os
 from contextlib import suppress
 from io import StringIO
 from numbers import Integral, Real
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any
 
 from maze_train.files import atomic_write
 from maze_train.tracking.rows import ENV_STEPS, ordered_columns
+from maze_train.tracking.tracker import MetricsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from torch.utils.tensorboard import SummaryWriter
 
     from maze_train.tracking.rows import RunInfo
 
-__all__ = ["CSVWriter", "JSONSummaryWriter", "MetricsWriter", "TensorBoardWriter"]
-
-
-class MetricsWriter:
-    """Base of writers: a writer overrides what it needs; the rest does nothing.
-
-    The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
-    came to its end, and `close` in any case. A writer holds all its state itself, so that several
-    runs in one process do not meet. An `OSError` makes the tracker drop the writer, unless it
-    recovers; training goes on.
-    """
-
-    recovers: ClassVar[bool] = False
-    """Whether the writer keeps what it could not write, and tries again at the next call."""
-
-    is_kept: ClassVar[bool] = True
-    """Whether what it writes is a result of the run, which must not be missing at the end."""
-
-    filename: str = ""
-    """File below the run directory, for messages; empty: several files, or none."""
-
-    def start(self, run: RunInfo) -> None:
-        """Get ready for the rows of a run."""
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """Take the row of an epoch that ended."""
-
-    def advance(self, progress_fraction: float, env_steps: int) -> None:
-        """Note progress within an epoch.
-
-        Args:
-            progress_fraction: Share of the running epoch that is done, in [0, 1].
-            env_steps: Environment steps since the start of training.
-        """
-
-    def sync(self) -> None:
-        """Put all rows on disk: a checkpoint is about to be written that counts on them."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Take the outcome of the run: plain values by name."""
-
-    def close(self) -> None:
-        """Release files, threads and the terminal; may be called more than once."""
+__all__ = ["CSVWriter", "JSONSummaryWriter", "TensorBoardWriter"]
 
 
 class CSVWriter(MetricsWriter):
@@ -77,13 +36,15 @@ class CSVWriter(MetricsWriter):
 
     Args:
         filename: Name of the file below the run directory.
+        columns: The first columns, which the file has from the beginning.
     """
 
     recovers = True
 
-    def __init__(self, filename: str = "metrics.csv") -> None:
+    def __init__(self, filename: str = "metrics.csv", columns: Sequence[str] = ()) -> None:
         self.filename = filename
         self._path: Path | None = None
+        self._first_columns = columns
         self._columns: list[str] = []
         self._lines: list[dict[str, str]] = []
         self._file: IO[str] | None = None
@@ -94,8 +55,8 @@ class CSVWriter(MetricsWriter):
             return
         run.run_dir.mkdir(parents=True, exist_ok=True)
         self._path = run.run_dir / self.filename
-        self._columns, self._lines = [], []
-        if run.past_rows:
+        self._columns, self._lines = list(self._first_columns), []
+        if run.past_rows or self._columns:
             for row in run.past_rows:
                 self._take(row)
             self._replace()
@@ -122,7 +83,7 @@ class CSVWriter(MetricsWriter):
 
     def sync(self) -> None:
         """Make the system write the file; an `OSError` means that it is gone."""
-        if self._path is None or not self._lines:
+        if self._path is None or not self._columns:
             return
         if self._file is None:
             self._replace()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from maze_train.training.manifests import Place
-
 if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.training.checkpoints import Checkpoint, CheckpointStore
     from maze_train.training.config import CheckpointConfig
+    from maze_train.training.outcome import Position
 
 __all__ = ["Checkpoints"]
 
@@ -32,9 +31,7 @@ class Checkpoints:
         self._config = config
         self._saved_at = time.monotonic()
         self._latest = None if resumed is None else resumed.path
-        self._place: tuple[int, int, bool] | None = None
-        if resumed is not None:
-            self._place = (resumed.epoch, resumed.updates, resumed.within_epoch)
+        self._position: Position | None = resumed
 
     @property
     def latest(self) -> Path | None:
@@ -52,41 +49,26 @@ class Checkpoints:
         return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
 
     def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
-        """Whether the last checkpoint was taken at this place."""
-        return self._place == (epoch, updates, within_epoch)
+        """Whether the last checkpoint was taken at this position."""
+        last = self._position
+        return last is not None and (epoch, updates, within_epoch) == (
+            last.epoch,
+            last.updates,
+            last.within_epoch,
+        )
 
-    def save(
-        self,
-        state: dict[str, Any],
-        *,
-        epoch: int,
-        updates: int,
-        env_steps: int,
-        score: float | None,
-        within_epoch: bool,
-    ) -> Path | None:
+    def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint.
 
         Args:
             state: The state of the trainer.
-            epoch: Epochs that ended.
-            updates: Updates that were made.
-            env_steps: Environment steps that were made.
-            score: Last score of the policy; None: there is none.
-            within_epoch: Whether an epoch is running.
+            position: Where training stands.
 
         Returns:
             Its directory; None if it could not be written.
         """
-        place = Place(
-            epoch=epoch,
-            updates=updates,
-            env_steps=env_steps,
-            score=score,
-            within_epoch=within_epoch,
-        )
-        path = self._store.save(state, place)
+        path = self._store.save(state, position)
         self._saved_at = time.monotonic()
         if path is not None:
-            self._latest, self._place = path, (epoch, updates, within_epoch)
+            self._latest, self._position = path, position
         return path

@@ -33,11 +33,10 @@ from maze_train.training.manifests import (
     STATE,
     Checkpoint,
     CheckpointInfo,
-    Place,
     make_manifest,
-    position,
     read_checkpoint,
     read_manifest,
+    sort_key,
 )
 from maze_train.training.state_files import dumps
 
@@ -46,8 +45,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.training.checkpoint_files import Parts
+    from maze_train.training.outcome import Position
 
-__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore", "Place"]
+__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore"]
 
 LATEST = "latest"
 
@@ -104,7 +104,7 @@ class CheckpointStore:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def save(self, state: dict[str, Any], place: Place) -> Path | None:
+    def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint; it is on disk when this returns, or nothing of it is.
 
         A checkpoint of the same name is replaced. A process that is killed at any moment leaves the
@@ -117,7 +117,7 @@ class CheckpointStore:
 
         Args:
             state: Content that `load` gives back, see `state_files.dumps`.
-            place: Where training stands.
+            position: Where training stands.
 
         Returns:
             Where the checkpoint is; None after a warning if the disk did not take it.
@@ -128,22 +128,22 @@ class CheckpointStore:
         """
         try:
             self._put_back_interrupted()
-            self._write(state, place)
+            self._write(state, position)
         except OSError as error:
             self._warn(
-                f"checkpoint {self.directory / place.name} could not be written: {error}; "
+                f"checkpoint {self.directory / position.name} could not be written: {error}; "
                 f"{self._last_good()}; training goes on"
             )
             return None
-        self._remove_old(place)
-        return self.directory / place.name
+        self._remove_old(position)
+        return self.directory / position.name
 
-    def _write(self, state: dict[str, Any], place: Place) -> None:
+    def _write(self, state: dict[str, Any], position: Position) -> None:
         """Write the files, move them into place, and point to them; or leave all as it was."""
         if not self.directory.is_dir():
             self.directory.mkdir()
             fsync_directory(self.directory.parent)
-        name = place.name
+        name = position.name
         beside, final, old = self._work("tmp", name), self.directory / name, self._work("old", name)
         pointer, target = self._work("tmp", LATEST), (name, "")
         self._discard(beside)
@@ -151,7 +151,7 @@ class CheckpointStore:
             beside.mkdir()
             files = FilesWriter(beside, final, self._parts)
             files.write(STATE, dumps(state, files.write_part))
-            files.write(MANIFEST, make_manifest(files.digests, place, self._settings))
+            files.write(MANIFEST, make_manifest(files.digests, position, self._settings))
             target = (name, files.digests[MANIFEST].sha256)
             fsync_directory(beside)
             if final.exists():
@@ -200,7 +200,7 @@ class CheckpointStore:
             return f"the last good one is still {pointer[0]}"
         return f"the last good one is still {names[-1]}" if names else "there is no earlier one"
 
-    def _remove_old(self, last: Place) -> None:
+    def _remove_old(self, last: Position) -> None:
         """Remove what is neither among the newest nor among the best up to the last checkpoint."""
         present, unknown = self._survey()
         infos = [
@@ -325,7 +325,7 @@ class CheckpointStore:
             if meant is not None:
                 self._warn(f"{self.directory / LATEST} is damaged: it means {meant}, not {target}")
                 target = meant
-        return (target, *(name for name in candidates if position(name) < position(target)))
+        return (target, *(name for name in candidates if sort_key(name) < sort_key(target)))
 
     def _pointer(self) -> tuple[str, str] | None:
         """Name and digest of the manifest that `latest` holds; None if it is not valid."""
@@ -335,7 +335,7 @@ class CheckpointStore:
         except (OSError, UnicodeDecodeError):
             return None
         found = re.fullmatch(r"(\S+) ([0-9a-f]{64})\n", text)
-        return (found[1], found[2]) if found and position(found[1]) else None
+        return (found[1], found[2]) if found and sort_key(found[1]) else None
 
     def _paths(self) -> tuple[Path, ...]:
         try:
@@ -344,13 +344,13 @@ class CheckpointStore:
             return ()
 
     def _directories(self) -> tuple[Path, ...]:
-        return tuple(path for path in self._paths() if position(path.name) and path.is_dir())
+        return tuple(path for path in self._paths() if sort_key(path.name) and path.is_dir())
 
     def _candidates(self) -> dict[str, Path]:
         """Checkpoints by name, newest first, with those that a killed process was to replace."""
-        found = {name: path for path, name, _ in self._leftovers("old") if position(name)}
+        found = {name: path for path, name, _ in self._leftovers("old") if sort_key(name)}
         found |= {path.name: path for path in self._directories()}
-        return dict(sorted(found.items(), key=lambda item: position(item[0]), reverse=True))
+        return dict(sorted(found.items(), key=lambda item: sort_key(item[0]), reverse=True))
 
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
         """Read all manifests, the oldest first; returns also checkpoints that may still be whole.

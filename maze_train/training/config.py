@@ -61,8 +61,8 @@ class AlgorithmConfig:
     """Dotted path of a function of model config and flat observation space that fills in the
     settings which are null."""
 
-    runner_class: ClassVar[str] = ""
-    """Dotted path of the `TrainingRunner` of the algorithm, which runs in every place."""
+    builder_class: ClassVar[str] = ""
+    """Dotted path of the `AlgorithmBuilder` of the algorithm, which builds all of it."""
 
     default_concurrency: ClassVar[int] = 8
     """Environments that collect experience in parallel, unless `runner.concurrency` says it."""

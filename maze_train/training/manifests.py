@@ -1,13 +1,7 @@
-"""Manifests of checkpoints, and the check that a checkpoint is the one that was written.
-
-A manifest is valid only if its bytes are exactly those that its content is written as, and the
-digest in it fits: every flipped bit is noticed.
-"""
+"""Manifests of checkpoints, and the check that a checkpoint is the one that was written."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -16,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import RunDirectoryError
+from maze_train.sealed import seal, unseal
 from maze_train.training.checkpoint_files import (
     DamagedError,
     FileDigest,
@@ -25,6 +20,7 @@ from maze_train.training.checkpoint_files import (
     read_verified,
     verify,
 )
+from maze_train.training.outcome import Position
 from maze_train.training.state_files import loads
 from maze_train.training.state_trees import check_content
 from maze_train.types import StatePart
@@ -44,11 +40,10 @@ __all__ = [
     "STATE",
     "Checkpoint",
     "CheckpointInfo",
-    "Place",
     "make_manifest",
-    "position",
     "read_checkpoint",
     "read_manifest",
+    "sort_key",
 ]
 
 MANIFEST, STATE = "MANIFEST.json", "state.safetensors"
@@ -64,34 +59,7 @@ NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Position of training at a checkpoint."""
-
-    epoch: int
-    """Epochs that are complete."""
-
-    updates: int
-    """Updates so far."""
-
-    env_steps: int
-    """Environment steps so far."""
-
-    score: float | None = None
-    """Score of the policy; None if there is none, or if it is not finite."""
-
-    within_epoch: bool = False
-    """Whether the next epoch is under way."""
-
-    @property
-    def name(self) -> str:
-        """Name of the directory of a checkpoint."""
-        return f"epoch_{self.epoch:06d}" + (
-            f"_update_{self.updates:06d}" if self.within_epoch else ""
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointInfo(Place):
+class CheckpointInfo(Position):
     """Content of the manifest of a checkpoint."""
 
     path: Path
@@ -128,28 +96,28 @@ class Checkpoint(CheckpointInfo):
     """Files of the parts of the state."""
 
 
-def position(name: str) -> tuple[int, ...]:
+def sort_key(name: str) -> tuple[int, ...]:
     """Sorts names of checkpoints by time; empty for what is no such name."""
     found = NAME.fullmatch(name)
     return (int(found[1]), int(found[2] or -1)) if found else ()
 
 
-def make_manifest(files: Mapping[str, FileDigest], place: Place, settings: str = "") -> bytes:
+def make_manifest(files: Mapping[str, FileDigest], position: Position, settings: str = "") -> bytes:
     """The manifest of a checkpoint that is made now.
 
     Raises:
         ValueError: If there are more files than can be read again.
     """
-    score = place.score
-    manifest = _canonical(
+    score = position.score
+    manifest = seal(
         {
             "schema": SCHEMA,
             "versions": dict(versions()),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "epoch": int(place.epoch),
-            "updates": int(place.updates),
-            "env_steps": int(place.env_steps),
-            "within_epoch": bool(place.within_epoch),
+            "epoch": int(position.epoch),
+            "updates": int(position.updates),
+            "env_steps": int(position.env_steps),
+            "within_epoch": bool(position.within_epoch),
             "score": float(score) if score is not None and math.isfinite(score) else None,
             "files": {
                 name: {"sha256": item.sha256, "bytes": item.nbytes} for name, item in files.items()
@@ -165,17 +133,6 @@ def make_manifest(files: Mapping[str, FileDigest], place: Place, settings: str =
     return manifest
 
 
-def _canonical(content: dict[str, Any]) -> bytes:
-    """The only bytes of a manifest with this content; `sha256` is made anew."""
-    content = {key: value for key, value in content.items() if key != "sha256"}
-    content["sha256"] = hashlib.sha256(_text(content)).hexdigest()
-    return _text(content)
-
-
-def _text(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
 def read_manifest(path: Path, name: str) -> CheckpointInfo:
     """The manifest of the checkpoint in `path`, whose name is, or was, `name`.
 
@@ -187,12 +144,9 @@ def read_manifest(path: Path, name: str) -> CheckpointInfo:
         raise DamagedError("the directory is missing")
     data = read_at_most(path / MANIFEST, MAX_MANIFEST_BYTES)
     try:
-        content = json.loads(data)
-        valid = isinstance(content, dict) and _canonical(content) == data
-    except (ValueError, TypeError, RecursionError):
-        valid = False
-    if not valid:
-        raise DamagedError(f"{MANIFEST}: sha256 differs, or it is no manifest")
+        content = unseal(data)
+    except ValueError as error:
+        raise DamagedError(f"{MANIFEST}: {error}") from error
     try:
         _refuse_newer(path, content)
         info = _info(path, content, digest(data).sha256)
@@ -265,11 +219,11 @@ def read_checkpoint(path: Path, name: str) -> Checkpoint:
             verify(path / file_name, expected)
     parts = {}
 
-    def open_part(place: TreePath, version: str, file_name: str) -> StatePart:
+    def open_part(tree_path: TreePath, version: str, file_name: str) -> StatePart:
         check_content(file_name in info.files, f"the part {file_name!r} is not in {MANIFEST}")
         file = PartFile(path, info.files[file_name])
         check_content(file.name == file_name, f"{file_name} is no part")
-        parts[place, version] = file
+        parts[tree_path, version] = file
         return StatePart(version, file.read)
 
     data = read_verified(path / STATE, info.files[STATE])

@@ -1,11 +1,11 @@
-"""Limits of training, and its outcome."""
+"""Limits of training, where it stands, and its outcome."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Limits", "TrainingSummary"]
+__all__ = ["Limits", "Position", "TrainingSummary"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,33 @@ class Limits:
     total_steps: int = 0
     patience: int = 0
     max_wall_time_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Position:
+    """Position of training at a checkpoint."""
+
+    epoch: int
+    """Epochs that are complete."""
+
+    updates: int
+    """Updates so far."""
+
+    env_steps: int
+    """Environment steps so far."""
+
+    score: float | None = None
+    """Score of the policy; None if there is none, or if it is not finite."""
+
+    within_epoch: bool = False
+    """Whether the next epoch is under way."""
+
+    @property
+    def name(self) -> str:
+        """Name of the directory of a checkpoint."""
+        return f"epoch_{self.epoch:06d}" + (
+            f"_update_{self.updates:06d}" if self.within_epoch else ""
+        )
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from maze_train.events import Event, EventInterface, Statistics
 from maze_train.files import atomic_write
 from maze_train.learner.progress import Progress
 from maze_train.rollout.episodes import TrainingEpisodeEvents
+from maze_train.targets import locate
 from maze_train.training.generators import generator_states, load_generator_states
 from maze_train.training.interruption import Interrupted, Interruption
-from maze_train.training.outcome import Limits, TrainingSummary
-from maze_train.training.state_files import dumps, loads
+from maze_train.training.outcome import Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.learner.group import LearnerGroup
-    from maze_train.tracking.tracker import Tracker
-    from maze_train.training.checkpoint_schedule import Checkpoints
     from maze_train.training.config import AlgorithmConfig
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.model_selection import BestModelSelection
+    from maze_train.training.services import TrainerServices
 
 __all__ = ["TimeEvents", "Trainer"]
+
+# Imported where a trainer writes its state to a file by itself.
+DUMPS = "maze_train.training.state_files.dumps"
+LOADS = "maze_train.training.state_files.loads"
 
 PROGRESS = (
     "epoch",
@@ -70,14 +72,7 @@ class Trainer(ABC):
         config: Settings of the algorithm.
         learners: Learners that change the weights.
         model: The policy, for evaluation.
-        tracker: Takes the metrics.
-        evaluator: Judges the policy; None: the training return selects the best one.
-        model_selection: Keeps the best policy; None: nothing is kept.
-        limits: When to stop; None: those of the algorithm.
-        evaluation_interval: Epochs from one evaluation to the next.
-        selection_metric: Metric that `model_selection` is told.
-        checkpoints: Writes where training stands; None: nothing is written.
-        interruption: Tells whether a signal came; None: no signals are taken.
+        services: Tracker, evaluator, model selection, limits, checkpoints.
     """
 
     def __init__(
@@ -85,27 +80,19 @@ class Trainer(ABC):
         config: AlgorithmConfig,
         learners: LearnerGroup,
         model: nn.Module,
-        tracker: Tracker,
-        *,
-        evaluator: Evaluator | None = None,
-        model_selection: BestModelSelection | None = None,
-        limits: Limits | None = None,
-        evaluation_interval: int = 1,
-        selection_metric: str = "eval/episode_return_mean",
-        checkpoints: Checkpoints | None = None,
-        interruption: Interruption | None = None,
+        services: TrainerServices,
     ) -> None:
         self.algorithm_config = config
         self.learners = learners
         self.model = model
-        self.tracker = tracker
-        self.evaluator = evaluator
-        self.model_selection = model_selection
-        self.limits = limits or Limits(n_epochs=config.n_epochs, patience=config.patience)
-        self.evaluation_interval = evaluation_interval
-        self.selection_metric = selection_metric
-        self.checkpoints = checkpoints
-        self.interruption = interruption or Interruption()
+        self.tracker = services.tracker
+        self.evaluator = services.evaluator
+        self.model_selection = services.model_selection
+        self.limits = services.limits or Limits(n_epochs=config.n_epochs, patience=config.patience)
+        self.evaluation_interval = services.evaluation_interval
+        self.selection_metric = services.selection_metric
+        self.checkpoints = services.checkpoints
+        self.interruption = services.interruption or Interruption()
         self.epoch = 0
         self.updates = 0
         self.env_steps = 0
@@ -249,14 +236,9 @@ class Trainer(ABC):
             return self.checkpoints.latest
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         self.tracker.sync()
-        path = self.checkpoints.save(
-            self.state_dict(),
-            epoch=self.epoch,
-            updates=self.updates,
-            env_steps=self.env_steps,
-            score=self._score,
-            within_epoch=within_epoch,
-        )
+        counters = (self.epoch, self.updates, self.env_steps)
+        position = Position(*counters, self._score, within_epoch)
+        path = self.checkpoints.save(self.state_dict(), position)
         self._statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
         return path
 
@@ -378,7 +360,7 @@ class Trainer(ABC):
 
     def save_state(self, file_path: str | Path | BinaryIO) -> None:
         """Write `state_dict` to a file of tensors and plain values."""
-        data = dumps(self.state_dict())
+        data: bytes = locate(DUMPS)(self.state_dict())
         if isinstance(file_path, (str, Path)):
             with atomic_write(Path(file_path)) as file:
                 file.write(data)
@@ -392,8 +374,7 @@ class Trainer(ABC):
             RunDirectoryError: If the file is damaged.
         """
         if isinstance(file_path, (str, Path)):
-            data = Path(file_path).read_bytes()
+            state = locate(LOADS)(Path(file_path).read_bytes(), file_path)
         else:
-            data = file_path.read()
-        name = file_path if isinstance(file_path, (str, Path)) else "the state"
-        self.load_state_dict(loads(data, name))
+            state = locate(LOADS)(file_path.read())
+        self.load_state_dict(state)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from maze_train.checks import check_at_least
+from maze_train.targets import locate
 from maze_train.workers.pool import InlinePool
 
 if TYPE_CHECKING:
@@ -13,11 +15,24 @@ if TYPE_CHECKING:
 
     from maze_train.workers.pool import MakeWorker, WorkerPool
 
-__all__ = ["LocalProcesses", "Place", "ThisProcess"]
+__all__ = ["LocalProcesses", "Place", "ThisProcess", "available_cores"]
+
+PROCESS_POOL = "maze_train.workers.process_pool.ProcessPool"
+"""Found when it is asked for, since runs in one process need no processes."""
 
 
 class Place(Protocol):
     """Somewhere workers can live."""
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers that was asked for; 0: one per core."""
+        ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether workers live outside this process, and do their calls at the same time."""
+        ...
 
     def num_workers(self, at_most: int) -> int:
         """Number of workers that share a task of so many equal parts, in [1, at_most]."""
@@ -39,6 +54,9 @@ class Place(Protocol):
 class ThisProcess:
     """The calling process, with a single worker."""
 
+    n_workers: int = 1
+    is_remote: bool = False
+
     def num_workers(self, at_most: int) -> int:
         """One."""
         return 1
@@ -57,6 +75,7 @@ class LocalProcesses:
     n_workers: int = 0
     """Number of processes, >= 0; 0: one per core."""
 
+    is_remote: ClassVar[bool] = True
     start_method: str = "forkserver"
     timeout_s: float = 300.0
     on_worker_failure: str = "fail"
@@ -67,18 +86,13 @@ class LocalProcesses:
 
     def num_workers(self, at_most: int) -> int:
         """One per core, or as many as there are to be."""
-        from maze_train.workers.process_pool import available_cores
-
         return min(self.n_workers or available_cores(), at_most)
 
     def pool(
         self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
     ) -> WorkerPool:
         """A pool of workers in processes."""
-        # Imported here, since runs in one process need no processes.
-        from maze_train.workers.process_pool import ProcessPool
-
-        return ProcessPool(
+        pool: WorkerPool = locate(PROCESS_POOL)(
             make_workers,
             names,
             calls,
@@ -87,3 +101,11 @@ class LocalProcesses:
             on_worker_failure=self.on_worker_failure,
             max_worker_restarts=self.max_worker_restarts,
         )
+        return pool
+
+
+def available_cores() -> int:
+    """Number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.errors import WorkerError
+from maze_train.errors import SpaceError, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,9 @@ __all__ = [
     "WorkerContext",
     "WorkerFailedError",
     "WorkerPool",
+    "check_spaces",
     "warn",
+    "worker_names",
 ]
 
 
@@ -67,6 +69,10 @@ class WorkerFailedError(Exception):
     def appendix(self) -> str:
         """The traceback of the environment, if it raised, to be appended to a message."""
         return f"\n\nIn the worker process:\n{self.trace}" if self.trace else ""
+
+    def as_error(self) -> MazeTrainError:
+        """The error for the user, where the worker is not started again."""
+        return self.error or WorkerError(self.text + self.appendix)
 
 
 class WorkerContext:
@@ -122,11 +128,13 @@ class WorkerPool(ABC):
 
     Attributes:
         restarts: How many times workers were started again.
-        is_remote: Whether workers do their calls while the caller does something else.
+        may_restart: Whether a worker that fails may be started again.
+        workers: The workers that live in this process.
     """
 
     restarts: int = 0
-    is_remote: bool = True
+    may_restart: bool = False
+    workers: Sequence[Any] = ()
 
     @abstractmethod
     def __len__(self) -> int:
@@ -213,10 +221,22 @@ class WorkerPool(ABC):
         try:
             for index in range(len(self)):
                 self.call(index, method, *args)
+        except BaseException:
+            self.close()
+            raise
+        return self.receive_all()
+
+    def receive_all(self) -> list[Any]:
+        """The result of the oldest call of every worker, in the order of the workers.
+
+        Raises:
+            MazeTrainError: If a worker fails; the pool is closed then.
+        """
+        try:
             return [self.receive(index) for index in range(len(self))]
         except WorkerFailedError as failure:
             self.close()
-            raise failure.error or WorkerError(failure.text + failure.appendix) from None
+            raise failure.as_error() from None
         except BaseException:
             self.close()
             raise
@@ -229,12 +249,7 @@ class InlinePool(WorkerPool):
 
     Args:
         make_workers: Makes the workers, one function each.
-
-    Attributes:
-        workers: The workers.
     """
-
-    is_remote = False
 
     def __init__(self, make_workers: Sequence[MakeWorker]) -> None:
         self.workers: list[Any] = []
@@ -340,3 +355,30 @@ def warn(message: str) -> None:
     """Tell something on stderr, if there is one."""
     with suppress(OSError, ValueError):
         print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def check_spaces(number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    """Refuse environments whose spaces differ from those of environment 0.
+
+    Args:
+        number: Number of the first of these environments.
+        spaces: Their observation and action space.
+        expected: Those of environment 0.
+
+    Raises:
+        SpaceError: If they differ.
+    """
+    if spaces != expected:
+        raise SpaceError(
+            f"the spaces of environment {number} are {spaces[0]} and {spaces[1]}, those of "
+            f"environment 0 are {expected[0]} and {expected[1]}: all environments must have equal "
+            "spaces"
+        )
+
+
+def worker_names(kind: str, count: int, num_envs: int) -> list[str]:
+    """Names of workers with so many environments each, for messages."""
+    return [
+        f"{kind} {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
+        for i in range(count)
+    ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from maze_train.workers.pool import MakeWorker
 
-__all__ = ["START_METHODS", "ProcessPool", "available_cores"]
+__all__ = ["START_METHODS", "ProcessPool"]
 
 START_METHODS = ("forkserver", "spawn", "fork")
 
@@ -67,7 +67,7 @@ class ProcessPool(WorkerPool):
         check_one_of("on_worker_failure", on_worker_failure, ("fail", "restart"))
         check_at_least("max_worker_restarts", max_worker_restarts, 0)
         self.timeout_s = timeout_s
-        self.on_worker_failure = on_worker_failure
+        self.may_restart = on_worker_failure == "restart"
         self.max_worker_restarts = max_worker_restarts
         self._make_workers, self._names, self._calls = list(make_workers), list(names), calls
         self._start_method = start_method
@@ -173,12 +173,12 @@ class ProcessPool(WorkerPool):
 
     def _check_restart(self, failure: WorkerFailedError, told: str) -> None:
         spent = self.restarts >= self.max_worker_restarts
-        if self.on_worker_failure == "restart" and not failure.final and not spent:
+        if self.may_restart and not failure.final and not spent:
             return
         if failure.error is not None:
             raise failure.error
         limit = f"max_worker_restarts = {self.max_worker_restarts}"
-        reason = limit if self.on_worker_failure == "restart" else "on_worker_failure = fail"
+        reason = limit if self.may_restart else "on_worker_failure = fail"
         raise WorkerError(
             f"{told} (workers were restarted {self.restarts} times; {reason}){failure.appendix}"
         )
@@ -201,10 +201,3 @@ def _close_at_exit(reference: weakref.ref[ProcessPool], pid: int) -> None:
     pool = reference()
     if pool is not None and os.getpid() == pid:
         pool.close()
-
-
-def available_cores() -> int:
-    """Number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

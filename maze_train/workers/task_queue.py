@@ -6,15 +6,14 @@ from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from maze_train.errors import SpaceError
-from maze_train.workers.pool import WorkerFailedError
+from maze_train.workers.pool import WorkerFailedError, check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from maze_train.workers.pool import WorkerPool
 
-__all__ = ["MOST_DEATHS", "MOST_RAISES", "TaskQueue", "check_spaces", "worker_names"]
+__all__ = ["MOST_DEATHS", "MOST_RAISES", "TaskQueue"]
 
 Result = TypeVar("Result")
 
@@ -250,33 +249,6 @@ class _WorkerState:
         self.tasks: set[int] = set()
         # What to do with the results of its calls.
         self.handlers: deque[Callable[[Any], list[Any]]] = deque()
-
-
-def worker_names(kind: str, count: int, num_envs: int) -> list[str]:
-    """Names of workers with so many environments each, for messages."""
-    return [
-        f"{kind} {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
-        for i in range(count)
-    ]
-
-
-def check_spaces(number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
-    """Refuse environments whose spaces differ from those of environment 0.
-
-    Args:
-        number: Number of the first of these environments.
-        spaces: Their observation and action space.
-        expected: Those of environment 0.
-
-    Raises:
-        SpaceError: If they differ.
-    """
-    if spaces != expected:
-        raise SpaceError(
-            f"the spaces of environment {number} are {spaces[0]} and {spaces[1]}, those of "
-            f"environment 0 are {expected[0]} and {expected[1]}: all environments must have equal "
-            "spaces"
-        )
 
 
 def _ignored(result: Any) -> list[Any]:

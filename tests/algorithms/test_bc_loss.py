@@ -22,7 +22,7 @@ BITS = spaces.MultiBinary(3)
 ARM = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
 HYBRID = spaces.Dict(OrderedDict(arm=ARM, grip=GRIP, keys=KEYS, bits=BITS))
 ALL = {"grip": GRIP, "keys": KEYS, "bits": BITS, "arm": ARM, "hybrid": HYBRID}
-FAMILIES = ("diagonal_gaussian", "squashed_gaussian", "truncated_gaussian", "beta")
+FAMILIES = ("diagonal_gaussian", "squashed_gaussian", "beta")
 
 
 def drawn(space, n=6, **families):

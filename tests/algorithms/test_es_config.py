@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from maze_train import EnvFactory, load_config
+from maze_train.algorithms.es.build import ESBuilder
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.es.trainer import ESTrainer
@@ -19,7 +20,6 @@ from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.rollout.es_rollouts import trained_size
-from maze_train.runners.es import ESMasterRunner
 from maze_train.runners.factory import build_runner
 from maze_train.targets import locate
 from maze_train.workers.places import LocalProcesses, ThisProcess
@@ -153,12 +153,10 @@ def test_where_a_run_takes_place() -> None:
     """One runner takes place where the configuration says; there are two places."""
     for runner, expected in (("dev", ThisProcess), ("local", LocalProcesses)):
         found = build_runner(load_run(runner=runner))
-        assert type(found) is ESMasterRunner
-        assert type(found.place) is expected
+        assert type(found.builder) is ESBuilder
+        assert type(found.builder.context.place) is expected
     with pytest.raises(ConfigError, match=r"runner = 'ray'"):
         load_run(runner="ray")
-    with pytest.raises(ConfigError, match=r"algorithm = .*PPOAlgorithmConfig.*: expected es"):
-        ESMasterRunner(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
 
 
 def test_the_classes_that_carry_it_out() -> None:
@@ -167,7 +165,7 @@ def test_the_classes_that_carry_it_out() -> None:
     assert locate(config.learner_class) is ESLearner
     assert locate(config.trainer_class) is ESTrainer
     with build_runner(load_run()) as runner:
-        assert type(runner.build_model()) is PolicyModel
+        assert type(runner.builder.build_model()) is PolicyModel
 
 
 @pytest.mark.parametrize("backend", ["native", "envpool"])
@@ -193,7 +191,7 @@ def test_a_critic_is_refused(setting: str, value: Any) -> None:
         build_runner(config) as runner,
         pytest.raises(ConfigError, match=rf"model\.{setting} = .*leave it out"),
     ):
-        runner.build_model()
+        runner.builder.prepare(runner.builder.build_model())
 
 
 @pytest.mark.parametrize(
@@ -211,22 +209,22 @@ def test_an_optimizer_that_can_not_be_built(node: dict[str, Any], message: str) 
         build_runner(load_run(**{"algorithm.optimizer": node})) as runner,
         pytest.raises(ConfigError, match=message),
     ):
-        runner.build_model()
+        runner.builder.prepare(runner.builder.build_model())
 
 
 def test_a_noise_table_that_is_too_small() -> None:
     """One that holds no two vectors; one number more than the policy has is enough."""
     with build_runner(load_run()) as runner:
-        dim = trained_size(runner.build_model())
+        dim = trained_size(runner.builder.build_model())
     assert dim == 4 * 4 + 4 + 4 * 2 + 2
     message = rf"algorithm\.noise_table_size = {dim}: expected more than {dim}, the number of param"
     with (
         build_runner(load_run(**{"algorithm.noise_table_size": dim})) as runner,
         pytest.raises(ConfigError, match=message),
     ):
-        runner.build_model()
+        runner.builder.prepare(runner.builder.build_model())
     with build_runner(load_run(**{"algorithm.noise_table_size": dim + 1})) as runner:
-        runner.build_model()
+        runner.builder.prepare(runner.builder.build_model())
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -234,7 +232,7 @@ def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool
     """That of a Gaussian counts only where actions are sampled; it is in the policy anyway."""
     more = {"env": "Pendulum-v1", "algorithm.deterministic": deterministic}
     with build_runner(load_run(**more)) as runner:
-        model: Any = runner.build_model()
+        model: Any = runner.builder.build_model()
         assert model.policy.free_params.requires_grad is not deterministic
         assert trained_size(model) == 3 * 4 + 4 + 4 + 1 + (not deterministic)
         assert "policy.free_params" in model.state_dict()
@@ -280,7 +278,7 @@ def test_no_slot_is_there_for_nothing(
         "runner.concurrency": concurrency,
     }
     made: Any = build_runner(load_run(**settings))
-    assert made.num_slots == expected
+    assert made.builder.num_slots == expected
 
 
 def test_as_many_environments_as_slots() -> None:
@@ -293,9 +291,9 @@ def test_as_many_environments_as_slots() -> None:
 
     config = load_run(**{"algorithm.n_rollouts_per_update": 6, "algorithm.max_steps": 7})
     with build_runner(config, EnvFactory.from_any(make)) as runner:
-        runner.build_model()
+        runner.builder.prepare(runner.builder.build_model())
         assert len(built) == 6
-        env = runner.member_env_factory()()  # type: ignore[attr-defined]  # that of ES
+        env = runner.builder.member_env_factory()()  # type: ignore[attr-defined]  # that of ES
         env.reset(seed=0)
         ends = [env.step([0.0])[2:4] for _ in range(7)]
         env.close()
@@ -314,7 +312,7 @@ def test_a_trial_is_one_pair() -> None:
     assert isinstance(config, ESAlgorithmConfig)
     assert (config.n_epochs, config.epoch_length) == (1, 1)
     assert (config.n_rollouts_per_update, config.n_timesteps_per_update) == (2, 0)
-    assert runner.num_slots == 2
+    assert runner.builder.num_slots == 2
 
 
 def test_a_run_that_is_continued_keeps_what_decides_numbers() -> None:

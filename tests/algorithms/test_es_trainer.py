@@ -20,7 +20,7 @@ from maze_train import EnvFactory, Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.es.trainer import ESTrainer
-from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.envs.names import SequentialVectorEnv
 from maze_train.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Schedule
@@ -35,12 +35,11 @@ from maze_train.rollout.members import ObservationMoments, PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
 from maze_train.runners.factory import build_runner
-from maze_train.tracking.rows import RunInfo
-from maze_train.tracking.tracker import Tracker
 from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.interruption import Interrupted, Interruption
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
+from maze_train.training.services import TrainerServices
 from maze_train.workers.pool import PrivateMemory
 
 if TYPE_CHECKING:
@@ -172,10 +171,9 @@ def scripted(
     learner = NotedLearner(model, config)
     rollouts = ScriptedRollouts(length, lost)
     rollouts.begin(model, lambda: model)
-    tracker = Tracker([], RunInfo())
     group = LearnerGroup(learner)
     yield (
-        ESTrainer(config, group, model, tracker, rollouts=rollouts, **services or {}),
+        ESTrainer(config, group, model, TrainerServices(**services or {}), rollouts=rollouts),
         rollouts,
         (learner),
     )
@@ -460,10 +458,10 @@ def walking(
     )
     factory = EnvFactory(config.env, lambda: WalkEnv(**env or {}))
     with build_runner(config, factory) as runner:
-        model = runner.build_model()
-        services = {"limits": Limits(n_epochs=3), **(services or {})}
-        trainer = runner.build_trainer(model, tracker=Tracker([], RunInfo()), **services)
-        runner.before_training(trainer)
+        trainer = runner.builder.build(
+            TrainerServices(**{"limits": Limits(n_epochs=3), **(services or {})})
+        )
+        runner.builder.before_training(trainer)
         yield trainer, runner
 
 
@@ -493,7 +491,7 @@ def test_evaluations_take_the_policy_without_noise(model: str) -> None:
     )
     with walking({"evaluator": made}, **MODELS[model]) as (trainer, runner):
         plain: Any = build_policy(
-            runner.config.model, *runner.spaces, seed=runner.seeds.integer("model")
+            runner.config.model, *runner.builder.spaces, seed=runner.seeds.integer("model")
         )
         own, same = trainer.model.state_dict(), plain.state_dict()
         assert all(torch.equal(own[key], same[key]) for key in own)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from maze_train import load_config
+from maze_train.algorithms.impala.build import ImpalaBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.errors import ConfigError
 from maze_train.runners.factory import build_runner
-from maze_train.runners.impala import ImpalaRunner
 
 
 def load(**settings: Any) -> Any:
@@ -122,9 +122,8 @@ def test_runners() -> None:
     """There is one, whatever the place, and it wants settings of its algorithm."""
     config = {"env": "CartPole-v1", "algorithm": "impala", "seed": 1}
     for runner in ("dev", "local"):
-        assert type(build_runner(load_config({**config, "runner": runner}))) is ImpalaRunner
-    with pytest.raises(ConfigError, match=r"algorithm.*expected settings.*ImpalaAlgorithmConfig"):
-        ImpalaRunner(load_config({"env": "CartPole-v1", "algorithm": "ppo"}))
+        made = build_runner(load_config({**config, "runner": runner}))
+        assert type(made.builder) is ImpalaBuilder
     memory = {"algorithm.sequence_length": 10}
     with pytest.raises(ConfigError, match=r"algorithm\.sequence_length = 10: .*model\.memory"):
         build_runner(load_config({**config, **memory}))

@@ -1,49 +1,58 @@
-"""One case or more of every family, and random numbers for them."""
+"""One case or more of every family, random numbers for them, and what torch has instead."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from torch import distributions as td
+from torch.distributions import transforms as tt
 
-from maze_train.distributions import Distribution, distribution_for
+from maze_train.distributions.mapping import distribution_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from maze_train.distributions.base import Distribution
 
 LOW = np.array([[-1.0, 0.0], [-5.0, 2.0]], np.float32)
 HIGH = np.array([[1.0, 0.5], [5.0, 30.0]], np.float32)
 ONE_SIDED = Box(
     np.array([-1, -np.inf, -np.inf], np.float32), np.array([np.inf, 2, np.inf], np.float32)
 )
+DEPENDENT = {"name": "diagonal_gaussian", "state_dependent_std": True, "initial_log_std": -0.5}
+FREE = {"name": "squashed_gaussian", "state_dependent_std": False}
+COUNTED = MultiDiscrete([[2, 3], [4, 1]], dtype=np.int32, start=[[0, 5], [-1, 1]])
 
-CASES: dict[str, tuple[str, Any]] = {
+CASES: dict[str, tuple[Any, Any]] = {
     "bernoulli": ("bernoulli", MultiBinary(3)),
     "bernoulli n-d": ("bernoulli", MultiBinary((2, 2))),
-    "beta": ("beta", Box(-2.0, 3.0, (3,))),
     "beta n-d": ("beta", Box(LOW, HIGH)),
     "beta scalar": ("beta", Box(-1.0, 1.0, ())),
     "categorical": ("categorical", Discrete(4, start=2)),
     "clipped": ("clipped_gaussian", Box(-1.0, 1.0, (2,))),
     "gaussian n-d": ("diagonal_gaussian", Box(LOW, HIGH)),
     "gaussian one-sided": ("diagonal_gaussian", ONE_SIDED),
-    "multi_categorical": ("multi_categorical", MultiDiscrete([[2, 3], [4, 1]])),
+    "gaussian dependent": (DEPENDENT, Box(-1.0, 2.0, ())),
+    "multi_categorical": ("multi_categorical", COUNTED),
+    "multi_categorical even": ("multi_categorical", MultiDiscrete([3, 3])),
     "squashed n-d": ("squashed_gaussian", Box(LOW, HIGH)),
-    "truncated": ("truncated_gaussian", Box(-2.0, 3.0, (3,))),
-    "truncated n-d": ("truncated_gaussian", Box(LOW, HIGH)),
-    "truncated one-sided": ("truncated_gaussian", ONE_SIDED),
-    "truncated scalar": ("truncated_gaussian", Box(0.0, np.inf, ())),
+    "squashed free": (FREE, Box(-3.0, 1.0, (2,))),
 }
 CONTINUOUS = [name for name, (_, space) in CASES.items() if isinstance(space, Box)]
 DISCRETE = [name for name in CASES if name not in CONTINUOUS]
 BOUNDED = [
     name for name, (_, space) in CASES.items() if isinstance(space, Box) and space.is_bounded()
 ]
+UNCLIPPED = [name for name in BOUNDED if name.startswith(("beta", "squashed"))]
 
 
 def build(case: str) -> tuple[Distribution, Any]:
     """The family of a case and its space."""
-    name, space = CASES[case]
-    return distribution_for(space, {type(space).__name__: name}), space
+    override, space = CASES[case]
+    return distribution_for(space, {type(space).__name__: override}), space
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -56,3 +65,36 @@ def draw(family: Distribution, params: torch.Tensor, seed: int = 0) -> Any:
     """Samples for params [..., param_size]."""
     generator = torch.Generator().manual_seed(seed)
     return family.sample(params, family.draw_noise(params.shape[:-1], generator))
+
+
+def torch_parts(case: str, params: torch.Tensor) -> Iterator[td.Distribution]:
+    """Independent distributions of torch over the parts of one action [n, D], in float64.
+
+    Those of squashed and beta families are over the action of the environment.
+    """
+    space = CASES[case][1]
+    if isinstance(space, MultiDiscrete):
+        for part in params.split(space.nvec.ravel().tolist(), -1):
+            yield td.Categorical(logits=part)
+        return
+    if isinstance(space, Discrete):
+        yield td.Categorical(logits=params)
+        return
+    if isinstance(space, MultiBinary):
+        yield from (td.Bernoulli(logits=logit) for logit in params.unbind(-1))
+        return
+    low, high = (torch.from_numpy(x.astype(np.float64)).flatten() for x in (space.low, space.high))
+    for i, (a, b) in enumerate(
+        zip(*(half.unbind(-1) for half in params.chunk(2, -1)), strict=True)
+    ):
+        if case.startswith("beta"):
+            alpha, beta = (1 + torch.nn.functional.softplus(x) for x in (a, b))
+            scale = tt.AffineTransform(low[i], high[i] - low[i])
+            yield td.TransformedDistribution(td.Beta(alpha, beta), [scale])
+            continue
+        normal = td.Normal(a, (b - 0.5 if case == "gaussian dependent" else b).exp())
+        if not case.startswith("squashed"):
+            yield normal
+            continue
+        scale = tt.AffineTransform((high[i] + low[i]) / 2, (high[i] - low[i]) / 2)
+        yield td.TransformedDistribution(normal, [tt.TanhTransform(cache_size=1), scale])

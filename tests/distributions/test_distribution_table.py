@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
-from maze_train.distributions import (
-    Bernoulli,
-    Beta,
-    Categorical,
-    DiagonalGaussian,
-    DistributionTable,
-    JointDistribution,
-    MultiCategorical,
-    SquashedGaussian,
-    TruncatedGaussian,
-    distribution_for,
-)
-from maze_train.distributions.mapping import DEFAULTS, FAMILIES
+from maze_train.distributions.bernoulli import Bernoulli
+from maze_train.distributions.beta import Beta
+from maze_train.distributions.categorical import Categorical, MultiCategorical
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
+from maze_train.distributions.joint import JointDistribution
+from maze_train.distributions.mapping import DEFAULTS, FAMILIES, distribution_for
 from maze_train.errors import ConfigError, SpaceError
 from maze_train.spaces.describe import LEAF_TYPES
 
@@ -78,7 +73,7 @@ def test_override_by_type() -> None:
 def test_override_by_part_wins() -> None:
     """A part's own override wins over that of its type."""
     overrides = {"Box": "squashed_gaussian", "a/0": "diagonal_gaussian"}
-    joint = DistributionTable(overrides).build(NESTED)
+    joint = distribution_for(NESTED, overrides)
     assert isinstance(joint, JointDistribution)
     assert type(joint.parts["a/0"]) is DiagonalGaussian
     assert type(joint.parts["steer"]) is SquashedGaussian
@@ -99,7 +94,6 @@ def test_family_of_a_user() -> None:
         ("clipped_gaussian", DiagonalGaussian),
         ("diagonal_gaussian", DiagonalGaussian),
         ("squashed_gaussian", SquashedGaussian),
-        ("truncated_gaussian", TruncatedGaussian),
     ],
 )
 def test_families_of_boxes_by_name(name: str, family: type) -> None:
@@ -140,15 +134,22 @@ def test_settings_reach_the_family() -> None:
             {"Box": "squashed_gausian"},
             "model.distributions.Box = 'squashed_gausian': there is no such family; expected one "
             "of bernoulli, beta, categorical, clipped_gaussian, diagonal_gaussian, "
-            "multi_categorical, squashed_gaussian, truncated_gaussian; "
+            "multi_categorical, squashed_gaussian; "
             "did you mean 'squashed_gaussian'?",
+        ),
+        (
+            BOX,
+            {"Box": {"name": "truncated_gaussian", "log_std_max": 1}},
+            "model.distributions.Box.name = 'truncated_gaussian': this family was removed: use "
+            "beta or squashed_gaussian, which keep to the bounds as well, or diagonal_gaussian, "
+            "which clips to them",
         ),
         (
             BOX,
             {"Box": {"state_dependent_std": True}},
             "model.distributions.Box.name = None: expected the name of a family (bernoulli, beta, "
             "categorical, clipped_gaussian, diagonal_gaussian, multi_categorical, "
-            "squashed_gaussian, truncated_gaussian) or a mapping with _target_",
+            "squashed_gaussian) or a mapping with _target_",
         ),
         (
             DISCRETE,
@@ -209,7 +210,30 @@ def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) ->
 def test_unknown_family_is_refused_before_a_space_is_seen() -> None:
     """A misspelled family is an error also where no part uses it."""
     with pytest.raises(ConfigError, match="no such family"):
-        DistributionTable({"MultiDiscrete": "categoricl"})
+        distribution_for(BOX, {"MultiDiscrete": "categoricl"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("space", "modules"),
+    [
+        ("Discrete(3)", "base categorical constant mapping"),
+        ("Dict(a=Discrete(3))", "base categorical constant joint mapping"),
+    ],
+)
+def test_only_families_in_use_are_imported(space: str, modules: str) -> None:
+    """A fresh interpreter imports the families that a space asks for, and no other."""
+    code = (
+        "import sys; from gymnasium.spaces import *; "
+        "from maze_train.distributions.mapping import distribution_for; "
+        f"distribution_for({space}); print(*sorted(m for m in sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    prefix = "maze_train.distributions."
+    found = [m.removeprefix(prefix) for m in result.stdout.split() if m.startswith(prefix)]
+    assert found == modules.split()
 
 
 @pytest.mark.parametrize("space", [Text(4), Dict({"x": Text(4)})])

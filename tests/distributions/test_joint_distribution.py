@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
+from family_cases import randn
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
-from maze_train.distributions import (
-    Categorical,
-    DiagonalGaussian,
-    JointDistribution,
-    MultiCategorical,
-    SquashedGaussian,
-    distribution_for,
-)
+from maze_train.distributions.categorical import Categorical, MultiCategorical
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
+from maze_train.distributions.joint import JointDistribution
+from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import SpaceError
 
 
@@ -42,12 +37,6 @@ def own_params(params: torch.Tensor) -> dict[str, torch.Tensor]:
         "arm/1": torch.cat([params[..., 7:8], params[..., 16:17]], -1),
         "keys": params[..., 8:14],
     }
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal float64 numbers of a fixed seed."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def test_sizes_are_sums_and_free_params_come_last() -> None:
@@ -88,25 +77,6 @@ def test_samples_and_modes_are_those_of_the_parts() -> None:
         assert actions[key].shape == (5, *part.action_shape)
 
 
-def test_gradient_of_the_free_params() -> None:
-    """The tail of params gets the gradient of the Gaussians' log std, and nothing else does."""
-    joint = make()
-    params = randn(2, 17).requires_grad_()
-    joint.entropy(params).sum().backward()
-    assert params.grad is not None
-    assert params.grad[:, 14:].tolist() == [[1.0] * 3] * 2
-    assert params.grad[:, [0, 1, 7]].abs().max() == 0
-
-
-def test_parts_without_free_params() -> None:
-    """Without free parameters the layout is the plain concatenation."""
-    joint = JointDistribution({"a": Categorical(Discrete(2)), "b": Categorical(Discrete(3))})
-    params = randn(6, 5)
-    expected = joint.parts["a"].entropy(params[:, :2]) + joint.parts["b"].entropy(params[:, 2:])
-    assert joint.initial_free_params().shape == (0,)
-    torch.testing.assert_close(joint.entropy(params), expected)
-
-
 def test_env_actions_are_in_the_space() -> None:
     """The flat actions of a nested space are members of its leaves, and come back."""
     space = Dict(
@@ -138,10 +108,3 @@ def test_every_tensor_stays_on_the_device_of_params() -> None:
     results = [*joint.log_prob_and_entropy(params, actions), joint.kl(params, params)]
     results += [*joint.to_env(actions).values(), *joint.from_env(joint.to_env(actions)).values()]
     assert {result.device.type for result in results} == {"meta"}
-
-
-def test_survives_pickling() -> None:
-    """A copy in another process computes the same numbers."""
-    joint, params = make(), randn(3, 17)
-    copy = pickle.loads(pickle.dumps(joint))
-    assert torch.equal(copy.entropy(params), joint.entropy(params))

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 from cases import sweep
+from family_cases import randn
 from gymnasium.spaces import Box
-from torch import distributions as td
-from torch.distributions import transforms as tt
 
-from maze_train.distributions import DiagonalGaussian, SquashedGaussian
-from maze_train.errors import SpaceError
+from maze_train.distributions.gaussian import SquashedGaussian
 
 LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
 
@@ -21,58 +19,6 @@ LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
 def asymmetric() -> SquashedGaussian:
     """Two dimensions of different, asymmetric bounds."""
     return SquashedGaussian(Box(LOW, HIGH, dtype=np.float64))
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal float64 numbers of a fixed seed."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def test_density_integrates_to_one_on_the_interval() -> None:
-    """The integral of exp(log_prob) over the environment's own interval is 1 in each dimension."""
-    for low, high, mean, log_std in [(-3.0, 1.0, 0.4, -0.5), (0.0, 0.5, -1.0, 0.2)]:
-        family = SquashedGaussian(Box(low, high, (1,), dtype=np.float64))
-        edges = torch.linspace(low, high, 400_001, dtype=torch.float64)
-        middles = (edges[1:] + edges[:-1]) / 2
-        u = torch.atanh((middles - (low + high) / 2) / ((high - low) / 2)).unsqueeze(-1)
-        params = torch.tensor([mean, log_std], dtype=torch.float64).expand(len(u), 2)
-        integral = family.log_prob(params, u).exp().sum() * (high - low) / 400_000
-        assert integral.item() == pytest.approx(1.0, abs=1e-6)
-
-
-def test_equals_a_transformed_torch_distribution() -> None:
-    """log_prob is that of torch's tanh and affine transforms of a normal distribution."""
-    family, params, u = asymmetric(), 0.5 * randn(6, 4), randn(6, 2, seed=1)
-    mean, log_std = params.chunk(2, -1)
-    centre, half = torch.tensor((HIGH + LOW) / 2), torch.tensor((HIGH - LOW) / 2)
-    chain = [tt.TanhTransform(cache_size=1), tt.AffineTransform(centre, half, cache_size=1)]
-    reference = td.TransformedDistribution(td.Normal(mean, log_std.exp()), chain)
-    in_env = family.to_env(u)
-    torch.testing.assert_close(in_env, centre + half * torch.tanh(u))
-    expected = reference.log_prob(centre + half * torch.tanh(u)).sum(-1)
-    torch.testing.assert_close(family.log_prob(params, u), expected, rtol=1e-7, atol=1e-9)
-
-
-def test_widening_the_bounds_lowers_the_density() -> None:
-    """Doubling all widths subtracts log 2 per dimension from log_prob and adds it to entropy."""
-    narrow = SquashedGaussian(Box(-1.0, 1.0, (3,)))
-    wide = SquashedGaussian(Box(0.0, 4.0, (3,)))
-    params, u = 0.3 * randn(5, 6), randn(5, 3, seed=1)
-    shift = torch.full((5,), 3 * math.log(2.0), dtype=torch.float64)
-    torch.testing.assert_close(narrow.log_prob(params, u) - wide.log_prob(params, u), shift)
-    torch.testing.assert_close(wide.entropy(params) - narrow.entropy(params), shift)
-
-
-@pytest.mark.parametrize("log_std", [-3.0, -0.5, 0.0, 1.0])
-def test_entropy_is_the_mean_of_minus_log_prob(log_std: float) -> None:
-    """The quadrature agrees with 100,000 samples within three standard errors."""
-    family = asymmetric()
-    params = torch.tensor([0.8, -1.5, log_std, log_std], dtype=torch.float64).expand(100_000, 4)
-    noise = family.draw_noise((100_000,), torch.Generator().manual_seed(1))
-    surprises = -family.log_prob(params, family.sample(params, noise))
-    error = surprises.std().item() / 100_000**0.5
-    assert abs(surprises.mean().item() - family.entropy(params[0]).item()) < 3 * error
 
 
 def test_quadrature_error_stays_within_its_promise() -> None:
@@ -111,19 +57,6 @@ def test_log_prob_of_a_saturated_action_is_exact() -> None:
     assert log_prob.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_kl_equals_that_of_the_gaussians() -> None:
-    """Squashing both sides by one bijection leaves the divergence as it was."""
-    p, q = 0.5 * randn(4, 4), 0.5 * randn(4, 4, seed=1)
-    plain = DiagonalGaussian(Box(-1.0, 1.0, (2,)))
-    torch.testing.assert_close(asymmetric().kl(p, q), plain.kl(p, q))
-    samples = asymmetric().sample(p[0].expand(50_000, 4), randn(50_000, 2, seed=2))
-    ratios = asymmetric().log_prob(p[0].expand(50_000, 4), samples) - asymmetric().log_prob(
-        q[0].expand(50_000, 4), samples
-    )
-    error = 4 * ratios.std().item() / 50_000**0.5
-    assert abs(ratios.mean().item() - asymmetric().kl(p, q)[0].item()) < error
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_to_env_never_leaves_the_bounds(dtype: type) -> None:
     """Saturated actions become the bounds themselves, not a rounding error outside of them."""
@@ -145,14 +78,6 @@ def test_widest_float_box_is_finite() -> None:
     assert family.log_prob(torch.zeros(2), torch.tensor([0.5])).isfinite()
 
 
-def test_integer_box_is_rounded() -> None:
-    """An integer box receives integers inside its bounds."""
-    space = Box(0, 10, (1,), dtype=np.uint8)
-    in_env = SquashedGaussian(space).to_env(torch.tensor([[-9.0], [0.0], [9.0]]))
-    assert in_env.tolist() == [[0], [5], [10]]
-    assert in_env.dtype == torch.uint8
-
-
 def test_from_env_inverts_to_env_up_to_clipping() -> None:
     """The round trip returns u while tanh is not saturated, and ±7.25 on the bounds."""
     family = asymmetric()
@@ -165,38 +90,6 @@ def test_from_env_inverts_to_env_up_to_clipping() -> None:
     assert family.from_env(torch.tensor(LOW - 1)).tolist() == pytest.approx(
         [-edge, -edge], rel=1e-5
     )
-
-
-def test_gradient_flows_through_to_env() -> None:
-    """A critic's gradient reaches the params through sampling and squashing."""
-    family = SquashedGaussian(Box(-2.0, 2.0, (2,)))
-    params = torch.zeros(3, 4, requires_grad=True)
-    family.to_env(family.sample(params, torch.full((3, 2), 0.5))).sum().backward()
-    assert params.grad is not None
-    slope = 2.0 * (1 - math.tanh(0.5) ** 2)
-    assert params.grad.flatten().tolist() == pytest.approx([slope, slope, slope / 2, slope / 2] * 3)
-
-
-def test_mode_is_the_median_of_the_environments_action() -> None:
-    """Half of the samples lie on each side of the mode."""
-    family = asymmetric()
-    params = torch.tensor([0.7, -0.2, 0.5, -1.0], dtype=torch.float64).expand(40_000, 4)
-    samples = family.to_env(family.sample(params, randn(40_000, 2)))
-    below = (samples < family.to_env(family.mode(params))).double().mean(0)
-    assert (below - 0.5).abs().max().item() < 4 * 0.5 / 40_000**0.5
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "message"),
-    [
-        (-np.inf, 1.0, "needs finite bounds.*model.distributions.Box=diagonal_gaussian"),
-        (0.0, 0.0, "needs low < high.*remove the constant dimensions"),
-    ],
-)
-def test_bounds_that_tanh_can_not_reach_are_refused(low: float, high: float, message: str) -> None:
-    """Infinite and empty intervals are errors with a remedy."""
-    with pytest.raises(SpaceError, match=message):
-        SquashedGaussian(Box(low, high, (2,)))
 
 
 @pytest.mark.parametrize(("low", "high"), [(-3.0, 1.0), (0.0, 100.0)])
@@ -250,15 +143,3 @@ def test_gradient_by_hand_at_the_limits_of_the_std(initial_log_std: float) -> No
     gradient = family.reparameterized_vjp(params, noise)[2](f, g)
     torch.testing.assert_close(gradient, params.grad)
     assert (gradient[:, 4:] != 0).all(0).tolist() == [False, True, True, False]
-
-
-def test_gradient_by_hand_of_a_free_std() -> None:
-    """A free log std gets its gradient however large it is."""
-    family = SquashedGaussian(Box(-1.0, 1.0, (2,)), state_dependent_std=False)
-    params = torch.cat((randn(5, 2), torch.full((5, 2), 2.5).double()), -1).requires_grad_()
-    noise, f, g = randn(5, 2, seed=1), randn(5, 2, seed=2), randn(5, seed=3)
-    features, log_probs = family.reparameterized(params, noise)
-    ((features * f).sum() + (log_probs * g).sum()).backward()
-    gradient = family.reparameterized_vjp(params, noise)[2](f, g)
-    torch.testing.assert_close(gradient, params.grad)
-    assert (gradient[:, 2:] != 0).all()

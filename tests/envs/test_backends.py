@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv, make_foreign_env
+from maze_train.envs.names import SequentialVectorEnv
 from maze_train.envs.pools import EnvPoolVectorEnv, with_true_bounds
-from maze_train.envs.sequential import SequentialVectorEnv
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, ShapeError
 
 BACKENDS = ["native", "envpool"]

@@ -17,9 +17,10 @@ from maze_train.envs.building import close_all
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv
-from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.names import SequentialVectorEnv
 from maze_train.envs.slots import EnvSlots
-from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
+from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import EnvError
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)

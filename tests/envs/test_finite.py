@@ -17,7 +17,7 @@ from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.finite import FiniteCheck
 from maze_train.envs.foreign import ForeignVectorEnv
-from maze_train.envs.journal import episode_seed
+from maze_train.envs.repair import episode_seed
 from maze_train.errors import ConfigError, EnvError
 
 BAD = [float("nan"), float("inf"), float("-inf")]

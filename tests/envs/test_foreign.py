@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 from maze_train.envs.backends import autoreset_mode, distinct_seeds
 from maze_train.envs.foreign import ForeignVectorEnv
-from maze_train.envs.sequential import SequentialVectorEnv
+from maze_train.envs.names import SequentialVectorEnv
 from maze_train.errors import ConfigError, EnvError, ShapeError, SpaceError
 from maze_train.rollout.episodes import successes_of
 

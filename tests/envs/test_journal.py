@@ -13,8 +13,9 @@ from toy_envs import CountingEnv, FailingEnv, NestedEnv
 
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.envs.foreign import ForeignVectorEnv
-from maze_train.envs.journal import Journal, episode_seed
+from maze_train.envs.journal import Journal
 from maze_train.envs.layers import own_state
+from maze_train.envs.repair import episode_seed
 from maze_train.errors import EnvError
 from maze_train.seeding import EpisodeSeeds
 
@@ -368,7 +369,7 @@ def test_nan_equals_itself():
             return np.array([np.nan if self.t % 2 else -0.0, self.t], np.float32)
 
     journal = SequentialVectorEnv([NanEnv])
-    journal._slice._finite.passes = lambda: True
+    journal._pool.workers[0]._finite.passes = lambda: True
     journal.reset(seed=0)
     play(journal, 3)
     with SequentialVectorEnv([NanEnv]) as other:

@@ -14,8 +14,9 @@ from gymnasium.wrappers import TimeLimit
 from toy_envs import AwkwardEnv, CountingEnv, FailingEnv, NestedEnv
 
 from maze_train.envs.atari import EpisodicLifeWrapper
+from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.slots import EnvSlots, EpisodeError, blank
-from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
+from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:

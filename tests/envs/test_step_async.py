@@ -14,7 +14,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import CountingEnv, FailingEnv, NestedEnv
 
-from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train import EnvFactory, PooledVectorEnv, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.errors import EnvError, ShapeError, WorkerError
 from maze_train.workers import worker_process
@@ -267,14 +267,14 @@ class DyingOnce(CountingEnv):
 
 def test_workers_that_are_faster_than_the_first_half(tmp_path, monkeypatch, capfd):
     """What was before the step is kept before a worker can overwrite it and die."""
-    call, slow = SubprocVectorEnv._call, []
+    call, slow = PooledVectorEnv._call, []
 
     def slow_call(vector, method, *args):
         call(vector, method, *args)
-        if slow:
+        if slow and vector is many:
             vector._pool.processes[1].join()
 
-    monkeypatch.setattr(SubprocVectorEnv, "_call", slow_call)
+    monkeypatch.setattr(PooledVectorEnv, "_call", slow_call)
     dying = DyingOnce
     with (
         sequential([CountingEnv] * 4) as one,

@@ -19,7 +19,7 @@ from toy_envs import CountingEnv, NestedEnv
 
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.envs.atari import EpisodicLifeWrapper
-from maze_train.envs.journal import episode_seed
+from maze_train.envs.repair import episode_seed
 from maze_train.errors import ConfigError, EnvError, WorkerError
 
 pytestmark = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reference_evolution import slow_gradient, slow_normalized, slow_ranks
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.functional import (
+from maze_train.functional.evolution import (
     antithetic_gradient,
     centered_ranks,
     normalized_returns,
@@ -53,13 +53,6 @@ def test_ranks_are_those_of_pairwise_comparisons(returns: list[float]) -> None:
     np.testing.assert_allclose(ranks, slow_ranks(returns), rtol=0, atol=1e-15)
     assert abs(float(ranks.sum())) < 1e-13
     assert float(ranks.abs().max()) <= 0.5
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(returns=RETURNS)
-def test_ranks_of_negated_returns_are_negated(returns: list[float]) -> None:
-    """Exactly, so that mirrored utilities cancel."""
-    assert torch.equal(centered_ranks(-double(returns)), -centered_ranks(double(returns)))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -232,13 +225,6 @@ def test_wrong_shapes_are_refused(
     """Nothing is broadcast, left out or used twice."""
     with pytest.raises(ShapeError, match=message):
         antithetic_gradient(torch.ones(utilities), torch.ones(noise), dim)
-
-
-def test_a_wrong_vector_among_right_ones_is_named() -> None:
-    """Each vector of noise is checked."""
-    noise = [torch.ones(3), torch.ones(3), torch.ones(1)]
-    with pytest.raises(ShapeError, match=r"noise\[2\] has shape \[1\]"):
-        antithetic_gradient(torch.ones(3, 2), noise, 3)
 
 
 TARGET = torch.linspace(-1.0, 2.0, 8, dtype=torch.float64)

@@ -7,11 +7,12 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maze_train.errors import ShapeError
-from maze_train.functional import Moments, batch_moments, merge_moments
+from maze_train.functional.moments import Moments, batch_moments, merge_moments
 
 
 def merged(data, cuts):
@@ -46,21 +47,7 @@ def test_any_split_gives_the_moments_of_all(seed, size, cuts, offset, scale):
     """Empty pieces, single samples and large offsets included."""
     data = offset + scale * np.random.default_rng(seed).normal(size=(size, 2, 3))
     check(merged(data, [min(cut, size) for cut in cuts]), data)
-
-
-def test_many_single_samples_with_a_large_offset():
-    """The textbook difference of mean square and squared mean would have no digit left."""
-    data = 1e6 + 1e-3 * np.random.default_rng(0).normal(size=(3000, 1))
-    check(merged(data, range(1, 3000)), data)
-
-
-def test_batches_that_differ_much():
-    """The distance of the means is part of the variance."""
-    data = np.concatenate([np.full((10, 1), -5.0), np.full((30, 1), 7.0)])
-    moments = merged(data, [10])
-    check(moments, data)
-    assert float(moments.mean) == 4.0
-    assert float(moments.var) == 27.0
+    check(merged(data, range(1, size)), data)
 
 
 def test_equal_samples_have_no_variance():
@@ -84,7 +71,7 @@ def test_an_empty_set_changes_nothing():
     assert nothing.mean.tolist() == nothing.var.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.bool])
+@sweep("dtype", [torch.uint8, torch.int64, torch.float32, torch.bool])
 def test_any_dtype(dtype):
     """Integers and flags are numbers too; a graph ends here."""
     batch = torch.tensor([[0, 1], [1, 1]]).to(dtype)

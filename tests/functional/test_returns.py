@@ -13,7 +13,7 @@ from reference_returns import (
 )
 
 from maze_train.errors import ShapeError
-from maze_train.functional import (
+from maze_train.functional.returns import (
     backward_recurrence,
     discounts_and_lambdas,
     explained_variance,
@@ -62,51 +62,26 @@ def returns_of(data: Trajectory, gamma: float, gae_lambda: float) -> torch.Tenso
     return lambda_returns(data.tensor("rewards"), discounts, data.tensor("next_values"), lambdas)
 
 
-@pytest.mark.parametrize("trailing", [(), (1,), (3,), (2, 3)])
+@sweep("trailing", [(), (1,), (2, 3)])
 @sweep("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
 def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> None:
     """Recursive doubling gives the numbers of the row-by-row loop, for every length and shape."""
     rng = np.random.default_rng(num_steps)
     inputs = rng.normal(size=(num_steps, *trailing))
     decays = rng.uniform(size=(num_steps, *trailing)) * rng.integers(0, 2, (num_steps, *trailing))
+    before = inputs.copy(), decays.copy()
     result = backward_recurrence(torch.from_numpy(inputs), torch.from_numpy(decays))
     np.testing.assert_allclose(result, slow_recurrence(inputs, decays), rtol=RTOL, atol=1e-12)
+    assert (inputs == before[0]).all()
+    assert (decays == before[1]).all()
 
 
-def test_recurrence_without_decay_sums_the_rest() -> None:
-    """With all decays 1 a long column is its reversed cumulative sum, exact for integers."""
-    inputs = torch.arange(1000.0)
-    expected = inputs.flip(0).cumsum(0).flip(0)
-    assert torch.equal(backward_recurrence(inputs, torch.ones(1000)), expected)
-
-
-def test_recurrence_leaves_its_arguments_alone() -> None:
-    """The doubling works on copies."""
-    inputs, decays = torch.randn(5, 2), torch.rand(5, 2)
-    before = inputs.clone(), decays.clone()
-    backward_recurrence(inputs, decays)
-    assert torch.equal(inputs, before[0])
-    assert torch.equal(decays, before[1])
-
-
-@pytest.mark.parametrize(
-    ("inputs", "decays", "expected"),
-    [
-        (torch.float32, torch.float32, torch.float32),
-        (torch.float64, torch.float32, torch.float64),
-        (torch.float32, torch.float64, torch.float64),
-    ],
-)
-def test_recurrence_keeps_the_wider_dtype(
-    inputs: torch.dtype, decays: torch.dtype, expected: torch.dtype
-) -> None:
-    """No input loses precision."""
-    result = backward_recurrence(torch.ones(3, dtype=inputs), torch.ones(3, dtype=decays))
-    assert result.dtype == expected
-
-
-def test_recurrence_refuses_wrong_shapes() -> None:
+def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes() -> None:
     """Both tensors need one shape with a time dimension."""
+    single, double = torch.ones(3), torch.ones(3, dtype=torch.float64)
+    for pair in ((single, double), (double, single)):
+        assert backward_recurrence(*pair).dtype == torch.float64
+    assert backward_recurrence(single, single).dtype == torch.float32
     with pytest.raises(ShapeError, match=r"decays has shape \[3\], expected \[3, 1\] like inputs"):
         backward_recurrence(torch.ones(3, 1), torch.ones(3))
     with pytest.raises(ShapeError, match="time dimension"):
@@ -117,18 +92,12 @@ def test_flags_become_arrays() -> None:
     """Termination zeroes the discount, either end zeroes lambda, termination wins over both."""
     terminated = torch.tensor([False, True, False, True])
     truncated = torch.tensor([False, False, True, True])
-    discounts, lambdas = discounts_and_lambdas(terminated, truncated, 0.5, 0.25)
-    assert discounts.tolist() == [0.5, 0.0, 0.5, 0.0]
-    assert lambdas.tolist() == [0.25, 0.0, 0.0, 0.0]
-    assert discounts.dtype == lambdas.dtype == torch.float32
-
-
-def test_flags_may_be_numbers() -> None:
-    """Flags stored as 0 and 1 of another dtype mean the same."""
-    flags = torch.tensor([0, 1], dtype=torch.uint8)
-    discounts, lambdas = discounts_and_lambdas(flags, torch.zeros(2), 0.5, 0.25)
-    assert discounts.tolist() == [0.5, 0.0]
-    assert lambdas.tolist() == [0.25, 0.0]
+    for dtype in (torch.bool, torch.uint8, torch.float32):
+        flags = terminated.to(dtype), truncated.to(dtype)
+        discounts, lambdas = discounts_and_lambdas(*flags, 0.5, 0.25)
+        assert discounts.tolist() == [0.5, 0.0, 0.5, 0.0]
+        assert lambdas.tolist() == [0.25, 0.0, 0.0, 0.0]
+        assert discounts.dtype == lambdas.dtype == torch.float32
 
 
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS.keys())
@@ -193,23 +162,6 @@ def test_termination_ignores_the_final_value() -> None:
     assert torch.equal(returns_of(data, 0.9, 0.8), before)
 
 
-def test_lambda_one_is_the_discounted_sum_with_bootstrap() -> None:
-    """With lambda 1 the return is every reward discounted, then the discounted last value."""
-    data = make_trajectory(5, 2)
-    weights = 0.9 ** np.arange(5)
-    expected = weights @ data.rewards + 0.9**5 * data.next_values[-1]
-    np.testing.assert_allclose(returns_of(data, 0.9, 1.0)[0], expected, rtol=RTOL)
-
-
-def test_order_of_the_batch_does_not_matter() -> None:
-    """Permuting the environments permutes the result."""
-    data = make_trajectory(7, 4, terminated=(2,), truncated=(5,))
-    order = np.array([2, 0, 3, 1])
-    for estimate in (advantages_of, returns_of):
-        expected = estimate(data, 0.99, 0.95)[:, torch.from_numpy(order)]
-        assert torch.equal(estimate(data.actors(order), 0.99, 0.95), expected)
-
-
 def test_estimates_carry_no_gradient() -> None:
     """Advantages and returns are constants of the losses, even from values with a graph."""
     values = torch.randn(4, 2, requires_grad=True)
@@ -238,15 +190,15 @@ def test_normalized_advantages_have_mean_zero_and_std_one() -> None:
     assert result.std().item() == pytest.approx(1.0, rel=1e-7)
 
 
-@pytest.mark.parametrize("size", [0, 1])
+@sweep("size", [0, 1])
 def test_fewer_than_two_advantages_stay(size: int) -> None:
     """A minibatch of one has no standard deviation: unchanged, in particular not NaN."""
     advantages = torch.full((size,), 7.0)
     assert torch.equal(normalize_advantages(advantages), advantages)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1000.3])
-@pytest.mark.parametrize("size", [2, 64, 1000])
+@sweep("value", [0.0, 0.1, 1000.3])
+@sweep("size", [2, 64, 1000])
 def test_equal_advantages_become_zero(value: float, size: int) -> None:
     """Equal advantages prefer no action, although their rounded mean differs from them."""
     assert not normalize_advantages(torch.full((size,), value)).any()

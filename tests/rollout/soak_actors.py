@@ -30,9 +30,8 @@ from maze_train.rollout.subproc_actors import SubprocDistributedActors
 
 from maze_train.config.loading import load_config
 from maze_train.runners.factory import build_runner
-from maze_train.tracking.rows import RunInfo
-from maze_train.tracking.tracker import Tracker
 from maze_train.training.outcome import Limits
+from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
     from maze_train.algorithms.impala.trainer import IMPALA
@@ -181,16 +180,15 @@ def soak(arguments: argparse.Namespace) -> list[str]:
     """Train and kill; returns what was wrong."""
     config = load_config(settings(arguments))
     with build_runner(config) as runner:
-        model = runner.build_model()
         limits = Limits(max_wall_time_s=60.0 * arguments.minutes)
-        trainer: Any = runner.build_trainer(model, tracker=Tracker([], RunInfo()), limits=limits)
+        trainer: Any = runner.builder.build(TrainerServices(limits=limits))
         actors = trainer.actors
         assert isinstance(actors, SubprocDistributedActors)
         actors.timeout_s = TIMEOUT_S
         batch = config.algorithm.actors_batch_size * actors.num_envs * actors.num_steps  # type: ignore[attr-defined]  # of IMPALA
         watch = Watch(trainer, actors, batch)
         trainer.update_once = watch.update_once
-        runner.before_training(trainer)
+        runner.builder.before_training(trainer)
         killer = Killer(actors, random.Random(arguments.seed))
         if not arguments.endless:
             killer.wait()

@@ -119,7 +119,7 @@ class Learner:
         self.trained += gathered.rollout.num_samples
         actors, counts = self.actors, self.actors.counts
         assert counts.trained == self.trained
-        slots = actors.num_actors * actors.num_slots if actors._pool.is_remote else 0
+        slots = actors.num_actors * actors.num_slots if actors._is_remote else 0
         assert 0 <= counts.in_flight <= slots * actors.num_steps * actors.num_envs
         return gathered
 

@@ -27,7 +27,7 @@ from gymnasium.wrappers import TransformReward
 from reference_population import SlowMember, slow_draw, slow_members
 
 from maze_train.distributions.mapping import distribution_for
-from maze_train.envs.wrappers import MonitoringWrapper
+from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.nets.population import find_normalizer
 from maze_train.rollout.members import MemberActions, PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable

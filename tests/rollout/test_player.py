@@ -33,7 +33,8 @@ from player_problems import (
     play_alone,
 )
 
-from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
+from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
 from maze_train.rollout.player import PlaySettings, RolloutPlayer

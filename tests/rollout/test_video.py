@@ -149,13 +149,15 @@ def test_an_ffmpeg_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     writer = VideoWriter(tmp_path / "a.mp4")
     writer.add(np.zeros((8, 8, 3), np.uint8))
     process: Any = writer._process
+    communicate = process.communicate
 
-    def hangs(timeout: float | None = None) -> int:
-        raise subprocess.TimeoutExpired("ffmpeg", timeout or 0.0)
+    def hangs(timeout: float | None = None) -> Any:
+        if timeout is None:
+            return communicate()
+        raise subprocess.TimeoutExpired("ffmpeg", timeout)
 
     with monkeypatch.context() as patch:
-        patch.setattr(process, "wait", hangs)
-        patch.setattr(process, "communicate", lambda: None)
+        patch.setattr(process, "communicate", hangs)
         with pytest.raises(RunDirectoryError, match=r"a\.mp4 .*ffmpeg did not finish it in 60 s"):
             writer.close()
     assert process.wait() != 0

@@ -26,10 +26,10 @@ from short_runs import everything, rows, summary
 from torch import nn
 
 from maze_train import load_config, load_policy, train
+from maze_train.algorithms.es.build import STATISTICS_STEPS
 from maze_train.algorithms.es.events import ESEvents, PopulationEvents
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.errors import ConfigError, EnvError, TrainingError, WorkerError
-from maze_train.runners.es import STATISTICS_STEPS
 from maze_train.runners.factory import build_runner
 
 ES: dict[str, Any] = {
@@ -398,7 +398,7 @@ def test_no_process_is_there_for_nothing(n_workers: int, expected: int) -> None:
     settings = {**ES, **FORK, "env": "CartPole-v1", "runner.concurrency": 3}
     runner: Any
     with build_runner(load_config({**settings, "runner.n_workers": n_workers})) as runner:
-        runner.build_model()
+        runner.builder.prepare(runner.builder.build_model())
         assert len(multiprocessing.active_children()) == expected
 
 

@@ -387,5 +387,5 @@ def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with build_runner(load_config({**values, "runner.concurrency": 6})) as runner:
-        workers = runner.actors._pool.workers
+        workers = runner.builder.actors._pool.workers
         assert [worker._env.first_env for worker in workers] == [0, 3]

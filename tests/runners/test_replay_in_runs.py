@@ -8,10 +8,9 @@ import own_parts
 import pytest
 from short_runs import settings, short_run
 
-from maze_train import Statistics, Tracker, load_config, train
+from maze_train import Statistics, TrainerServices, load_config, train
 from maze_train.errors import ConfigError
 from maze_train.runners.factory import build_runner
-from maze_train.tracking.rows import RunInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +28,7 @@ def test_a_demonstration_that_is_cut_is_not_joined_with_the_run(tmp_path: Path) 
         }
     )
     with build_runner(config) as runner:
-        trainer: Any = runner.build_trainer(runner.build_model(), tracker=Tracker([], RunInfo()))
+        trainer: Any = runner.builder.build(TrainerServices())
         for _ in range(3):
             trainer.update_once(trainer.progress(), Statistics())
         batch = trainer.replay_buffer.sample_batch(3000)

@@ -21,7 +21,6 @@ from maze_train.data import trajectory_writer
 from maze_train.data.trajectory_store import open_dataset
 from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryError
 from maze_train.runners.rollout import RolloutRunner
-from maze_train.runners.rollout_policies import OwnPolicy, chosen_policy
 from maze_train.runners.rollout_report import RolloutProgress
 from maze_train.training.interruption import Interrupted
 
@@ -58,13 +57,13 @@ def test_a_signal_while_the_last_part_is_written(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs no episode."""
-    write_part = trajectory_writer.write_part
+    append_part = trajectory_writer.append_part
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(number)
-        write_part(*arguments)
+        return append_part(*arguments)
 
-    monkeypatch.setattr(trajectory_writer, "write_part", interrupted)
+    monkeypatch.setattr(trajectory_writer, "append_part", interrupted)
     play(**RANDOM, record=True)
     assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1, 2, 3, 4]
     assert summary()["stop_reason"] == "finished"
@@ -92,7 +91,7 @@ def test_a_part_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trajectory_writer, "write_part", full)
+    monkeypatch.setattr(trajectory_writer, "append_part", full)
     with pytest.raises(DatasetError, match="No space left"):
         play(**RANDOM, record=True)
     assert (numbers(), summary()["stop_reason"]) == ([0, 1, 2, 3, 4], "error")
@@ -221,10 +220,7 @@ def test_where_chance_is_no_setting(policy: Any) -> None:
 
 def test_policies_are_built_for_each_environment() -> None:
     """What a `_target_` returns is not copied, unless it is a model."""
-    env, node = {"id": "CartPole-v1"}, {"_target_": "test_rollout_ends.Uncopied"}
-    policy = chosen_policy(load_rollout_config({"policy": node, "env": env}))
-    assert isinstance(policy, OwnPolicy)
-    play(policy=node, env="CartPole-v1", n_episodes=2)
+    play(policy={"_target_": "test_rollout_ends.Uncopied"}, env="CartPole-v1", n_episodes=2)
     assert numbers() == [0, 1]
 
 

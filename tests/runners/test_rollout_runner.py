@@ -26,9 +26,9 @@ from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.data.trajectory_store import open_dataset
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
 from maze_train.rollout.player import PlayedEpisode
-from maze_train.runners import rollout as rollout_module
 from maze_train.runners.rollout import RolloutRunner
-from maze_train.runners.rollout_report import EpisodesFile, RolloutProgress, summarise
+from maze_train.runners.rollout_report import RolloutProgress, summarise
+from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -453,7 +453,7 @@ def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPat
     def fails(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rollout_module, "write_episodes", fails)
+    monkeypatch.setattr(JSONSummaryWriter, "finish", fails)
     with pytest.raises(RunDirectoryError, match=r"out can not be written: .*No space left"):
         play(run=run)
 
@@ -476,11 +476,14 @@ def test_rows_are_written_as_episodes_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_disk_that_gets_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that can not be written ends the rollout; the files are then written once more."""
+    write = CSVWriter.write
 
-    def full(self: EpisodesFile, episode: PlayedEpisode) -> None:
-        raise OSError(28, "No space left on device")
+    def full(self: CSVWriter, row: Any) -> None:
+        write(self, row)
+        if row["number"] == 2:
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(EpisodesFile, "add", full)
+    monkeypatch.setattr(CSVWriter, "write", full)
     with pytest.raises(RunDirectoryError, match=r"out can not be written: .*No space left"):
         play(policy="random", env="CartPole-v1", record=True)
     assert summary()["stop_reason"] == "error"

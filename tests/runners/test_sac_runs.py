@@ -21,10 +21,11 @@ from own_parts import (
 )
 from short_runs import everything, rows, short_run, summary
 
+import maze_train.algorithms.off_policy.build as off_policy
 import maze_train.data.replay_columns as replay_columns
-import maze_train.runners.off_policy as off_policy
 from maze_train import load_policy, train
-from maze_train.algorithms.sac.events import ReplayEvents, ReplayTimeEvents, SACEvents
+from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
+from maze_train.algorithms.sac.events import SACEvents
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 

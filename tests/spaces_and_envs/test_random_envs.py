@@ -68,7 +68,7 @@ def problems(draw: Any) -> tuple[Any, ModelConfig]:
     boxes = [leaf for leaf in leaves_of(spaces[1]).values() if isinstance(leaf, Box)]
     families = ["diagonal_gaussian"]
     if all(box.is_bounded() and (box.low < box.high).all() for box in boxes):
-        families += ["squashed_gaussian", "beta", "truncated_gaussian"]
+        families += ["squashed_gaussian", "beta"]
     cell = draw(st.sampled_from([None, None, None, None, "lstm", "gru"]))
     config = ModelConfig(
         hidden_sizes=[8],

@@ -106,7 +106,7 @@ def test_actions(tmp_path: Path, kind: str, algorithm: dict[str, Any]) -> None:
 
 @pytest.mark.learning
 @BOTH
-@pytest.mark.parametrize("family", everyday(1, ["squashed_gaussian", "truncated_gaussian", "beta"]))
+@pytest.mark.parametrize("family", everyday(1, ["squashed_gaussian", "beta"]))
 def test_families_for_bounded_boxes(tmp_path: Path, family: str, algorithm: dict[str, Any]) -> None:
     """The other families for bounded boxes find the same actions."""
     model = {"distributions": {"Box": family}}

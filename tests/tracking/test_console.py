@@ -154,8 +154,8 @@ def test_the_bar_fits_its_terminal(width: int) -> None:
     clock.now += 10
     writer.write(make_row(10, train=123.4, eval=234.5))
     plain = Console(file=StringIO(), width=width)
-    assert writer._bar is not None
-    plain.print(writer._bar.get_renderable())
+    assert writer._display._bar is not None
+    plain.print(writer._display._bar.get_renderable())
     writer.close()
     (line,) = output(plain).splitlines()
     assert line.startswith("epoch 10/50 ")

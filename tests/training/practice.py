@@ -18,10 +18,9 @@ from maze_train.learner.group import LearnerGroup
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
 from maze_train.rollout.collector import RolloutCollector
-from maze_train.tracking.rows import RunInfo
-from maze_train.tracking.tracker import Tracker
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.outcome import Limits
+from maze_train.training.services import TrainerServices
 from maze_train.training.trainer import Trainer
 
 
@@ -97,9 +96,8 @@ def make_ppo(env=ShortOrLongEnv, model=None, algorithm=None, **services):
     config = PPOAlgorithmConfig(epoch_length=2, **{**settings, **(algorithm or {})})
     learner = PPOLearner(model, config, seed=1)
     collector = RolloutCollector(vector(env, 2), 8, env_seed=3, action_seed=4)
-    tracker = Tracker([], RunInfo())
-    services = {"limits": Limits(n_epochs=3), **services}
-    return PPO(config, LearnerGroup(learner), model, tracker, collector=collector, **services)
+    services = TrainerServices(**{"limits": Limits(n_epochs=3), **services})
+    return PPO(config, LearnerGroup(learner), model, services, collector=collector)
 
 
 class NoLearners:
@@ -120,8 +118,8 @@ class CountingTrainer(Trainer):
 
     def __init__(self, epoch_length=2, model=None, on_update=None, **services):
         config = PPOAlgorithmConfig(epoch_length=epoch_length)
-        tracker = Tracker([], RunInfo())
-        super().__init__(config, NoLearners(), model or nn.Linear(1, 1), tracker, **services)
+        own = TrainerServices(**services)
+        super().__init__(config, NoLearners(), model or nn.Linear(1, 1), own)
         self.seen, self.on_update = [], on_update
 
     def update_once(self, progress, statistics):

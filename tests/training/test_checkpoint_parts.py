@@ -23,7 +23,7 @@ from safetensors.torch import save as save_tensors
 from maze_train.errors import RunDirectoryError
 from maze_train.training import checkpoint_files, manifests
 from maze_train.training.checkpoint_files import digest
-from maze_train.training.checkpoints import Place
+from maze_train.training.outcome import Position
 from maze_train.training.state_files import dumps, loads
 from maze_train.types import StatePart
 
@@ -80,7 +80,7 @@ def contents(state):
 
 def save(store, owner, epoch, **more):
     """A checkpoint of the owner."""
-    place = Place(epoch=epoch, updates=10 * epoch, env_steps=0, **more)
+    place = Position(epoch=epoch, updates=10 * epoch, env_steps=0, **more)
     return store.save(owner.state_dict(), place)
 
 
@@ -193,7 +193,7 @@ def test_pieces_of_equal_content_are_one_file(tmp_path, monkeypatch):
         }
 
     for epoch, a, b, c, new in ((1, 7, 5, 5, 2), (2, 7, 5, 5, 0), (3, 7, 5, 6, 1), (4, 7, 7, 8, 1)):
-        path = store.save(state(a=a, b=b, c=c), Place(epoch=epoch, updates=0, env_steps=0))
+        path = store.save(state(a=a, b=b, c=c), Position(epoch=epoch, updates=0, env_steps=0))
         assert len(inodes(path)) == len({a, b, c})
         assert sum(name.startswith("part_") for name in written) == new
         written.clear()
@@ -223,7 +223,7 @@ def test_parts_that_can_not_be_stored(saved, part, message):
         dumps(state)
     before = names(directory)
     with pytest.raises(TypeError, match=message):
-        store.save(state, Place(epoch=3, updates=30, env_steps=0))
+        store.save(state, Position(epoch=3, updates=30, env_steps=0))
     assert names(directory) == before
 
 
@@ -241,7 +241,7 @@ def test_thousands_of_parts(tmp_path):
     """A manifest of them is read again."""
     state = {"a": [StatePart("", lambda i=i: {"i": i}) for i in range(1000)]}
     store, _ = make_store(tmp_path)
-    store.save(state, Place(epoch=1, updates=0, env_steps=0))
+    store.save(state, Position(epoch=1, updates=0, env_steps=0))
     assert [part.read()["i"] for part in store.load().state["a"]] == list(range(1000))
 
 
@@ -264,7 +264,7 @@ def test_one_piece_at_a_time_is_in_memory(tmp_path):
     state = {"parts": [StatePart("", read) for _ in range(20)]}
     tracemalloc.start()
     try:
-        store.save(state, Place(epoch=1, updates=0, env_steps=0))
+        store.save(state, Position(epoch=1, updates=0, env_steps=0))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -285,7 +285,7 @@ def test_verifying_reads_piece_by_piece(tmp_path, monkeypatch, copied):
     try:
         store, _ = make_store(tmp_path)
         found = store.load()
-        store.save(found.state, Place(epoch=2, updates=20, env_steps=0))
+        store.save(found.state, Position(epoch=2, updates=20, env_steps=0))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -361,7 +361,7 @@ def test_the_same_version_in_another_place_is_another_part(tmp_path):
         (4, {"a": part("x", 8), "b": [part("y", 9)], "0": part("y", 10)}, [10]),
     ):
         read.clear()
-        store.save(state, Place(epoch=epoch, updates=0, env_steps=0))
+        store.save(state, Position(epoch=epoch, updates=0, env_steps=0))
         assert read == expected
     state = store.load().state
     assert [state["a"].read(), state["b"][0].read()] == [{"value": 5}, {"value": 6}]
@@ -463,7 +463,7 @@ def test_a_state_that_was_migrated_shares_nothing(saved, monkeypatch):
     monkeypatch.setattr(manifests, "SCHEMA", 2)
     monkeypatch.setattr(manifests, "MIGRATIONS", MappingProxyType({1: migrate}))
     store, _ = make_store(directory)
-    store.save(store.load().state, Place(epoch=3, updates=30, env_steps=0))
+    store.save(store.load().state, Position(epoch=3, updates=30, env_steps=0))
     state = make_store(directory)[0].load().state
     assert state["segments"]["first"].read() == {"i": 0, "x": -0.0}
     assert state["segments"]["more"][0].read() == {"i": 1, "x": -50.0}
@@ -588,7 +588,7 @@ def craft(directory, files, marker):
     text = json.dumps({"format": 1, "state": {"a": marker}}).encode()
     tree = {"tree.json": torch.tensor(list(text), dtype=torch.uint8)}
     files = {**files, STATE: save_tensors(tree)}
-    place = Place(epoch=3, updates=30, env_steps=0)
+    place = Position(epoch=3, updates=30, env_steps=0)
     manifest = manifests.make_manifest({n: digest(data) for n, data in files.items()}, place)
     path = directory / place.name
     path.mkdir()
@@ -801,7 +801,7 @@ def test_a_checkpoint_as_a_single_file(saved, tmp_path):
     state = loads(dumps(store.load().state))
     assert contents(state) == owner.values
     shutil.rmtree(directory)
-    store.save(state, Place(epoch=1, updates=10, env_steps=0))
+    store.save(state, Position(epoch=1, updates=10, env_steps=0))
     assert contents(make_store(directory)[0].load().state) == owner.values
 
 
@@ -810,7 +810,7 @@ def test_parts_within_parts(tmp_path):
     inner = StatePart("2", lambda: {"x": 5})
     store, _ = make_store(tmp_path)
     path = store.save(
-        {"a": StatePart("1", lambda: {"inner": inner})}, Place(epoch=1, updates=0, env_steps=0)
+        {"a": StatePart("1", lambda: {"inner": inner})}, Position(epoch=1, updates=0, env_steps=0)
     )
     assert len(inodes(path)) == 1
     content = store.load().state["a"].read()["inner"]

@@ -27,9 +27,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.sealed import seal
 from maze_train.training import checkpoints, manifests
 from maze_train.training.checkpoint_files import digest
-from maze_train.training.checkpoints import CheckpointStore, Place
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.outcome import Position
 from maze_train.training.state_files import dumps
 
 GOLDEN = Path(__file__).parent / "golden" / "schema_1"
@@ -40,7 +42,7 @@ def save(store, epoch, *, updates=None, tag="", **more):
     """A checkpoint after `epoch` epochs of 10 updates; `tag` tells it from others."""
     updates = epoch * 10 if updates is None else updates
     state = {"epoch": epoch, "tag": tag, "weight": torch.full((2,), float(epoch))}
-    return store.save(state, Place(epoch=epoch, updates=updates, env_steps=updates * 8, **more))
+    return store.save(state, Position(epoch=epoch, updates=updates, env_steps=updates * 8, **more))
 
 
 def loaded(store):
@@ -70,8 +72,8 @@ def test_what_is_saved_is_loaded(tmp_path):
     store, warnings = make_store(tmp_path / "checkpoints")
     assert store.load() is None
     assert store.list() == ()
-    first = store.save({"a": 1}, Place(epoch=25, updates=250, env_steps=2000, score=1))
-    within = Place(epoch=25, updates=253, env_steps=2024, within_epoch=True)
+    first = store.save({"a": 1}, Position(epoch=25, updates=250, env_steps=2000, score=1))
+    within = Position(epoch=25, updates=253, env_steps=2024, within_epoch=True)
     second = store.save({"a": 2}, within)
     assert first == tmp_path / "checkpoints" / "epoch_000025"
     assert second == tmp_path / "checkpoints" / "epoch_000025_update_000253"
@@ -119,7 +121,7 @@ def test_a_state_that_can_not_be_stored_is_an_error_of_the_program(directory):
     store, _ = make_store(directory)
     before = names(directory)
     with pytest.raises(TypeError, match=r"state\['a'\]"):
-        store.save({"a": object()}, Place(epoch=3, updates=30, env_steps=0))
+        store.save({"a": object()}, Position(epoch=3, updates=30, env_steps=0))
     assert names(directory) == before
 
 
@@ -331,7 +333,7 @@ def test_what_is_wrong_is_said(directory):
         assert f"checkpoint {state.parent} is damaged" in warning
         assert text in warning
     _, (warning,) = damage_and_load(directory, manifest, flip(5, 1))
-    assert f"{MANIFEST}: sha256 differs" in warning
+    assert f"{MANIFEST}: its sha256 differs" in warning
 
 
 @pytest.mark.parametrize("damaged", [MANIFEST, STATE])
@@ -365,7 +367,7 @@ def rewrite(directory, **changes):
     """A manifest with other content that is valid by itself, and the pointer to it."""
     path = directory / "epoch_000002" / MANIFEST
     content = json.loads(path.read_text()) | changes
-    data = manifests._canonical({k: v for k, v in content.items() if v is not ...})
+    data = seal({k: v for k, v in content.items() if v is not ...})
     path.write_bytes(data)
     sha256 = digest(data).sha256
     (directory / "latest").write_text(f"epoch_000002 {sha256}\n")
@@ -584,7 +586,8 @@ def test_real_kills(tmp_path):
     code = """
 import os, random, signal, sys, time, torch
 from pathlib import Path
-from maze_train.training.checkpoints import CheckpointStore, Place
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.outcome import Position
 from maze_train.types import StatePart
 torch.set_num_threads(1)
 random.seed(1)
@@ -599,7 +602,7 @@ def work(first):
             # Some of them change each time, the others from time to time.
             versions = [n // (i + 1) for i in range(4)]
             state["parts"] = [StatePart(str(v), lambda v=v: {"version": v}) for v in versions]
-            assert store.save(state, Place(epoch=n, updates=n, env_steps=n))
+            assert store.save(state, Position(epoch=n, updates=n, env_steps=n))
             os.write(writing, b"x")
 
 for _ in range(40):
@@ -696,14 +699,14 @@ def test_a_file_that_grows_too_long(directory):
     state = {"epoch": 3, "weight": torch.zeros(100_000)}
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
-        assert store.save(state, Place(epoch=3, updates=30, env_steps=0)) is None
+        assert store.save(state, Position(epoch=3, updates=30, env_steps=0)) is None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(warnings) == 1
     assert "File too large" in warnings[0]
     assert names(directory) == before
     assert loaded(store) == (2, "")
-    assert store.save(state, Place(epoch=3, updates=30, env_steps=0)) is not None
+    assert store.save(state, Position(epoch=3, updates=30, env_steps=0)) is not None
 
 
 @pytest.mark.slow
@@ -711,9 +714,10 @@ def test_a_disk_that_is_really_full(tmp_path):
     """A file system of 400 kB, where the machine lets everyone mount one."""
     code = (
         "import sys, torch; from pathlib import Path\n"
-        "from maze_train.training.checkpoints import CheckpointStore, Place\n"
+        "from maze_train.training.checkpoints import CheckpointStore\n"
+        "from maze_train.training.outcome import Position\n"
         "store = CheckpointStore(Path(sys.argv[1]) / 'checkpoints')\n"
-        "places = {e: Place(epoch=e, updates=e, env_steps=0) for e in (1, 2, 3)}\n"
+        "places = {e: Position(epoch=e, updates=e, env_steps=0) for e in (1, 2, 3)}\n"
         "print([store.save({'a': torch.ones(n)}, places[e]) is not None\n"
         "       for e, n in ((1, 50_000), (2, 80_000), (3, 20_000))])\n"
         "print([len(store.load().state['a']), "
@@ -922,5 +926,5 @@ if __name__ == "__main__":
     (GOLDEN.parent / ".gitattributes").write_text("* -text\n")
     CheckpointStore(place).save(
         golden_state(),
-        Place(epoch=25, updates=253, env_steps=32384, score=123.5, within_epoch=True),
+        Position(epoch=25, updates=253, env_steps=32384, score=123.5, within_epoch=True),
     )

@@ -18,7 +18,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Base of the settings of on-policy actor-critics."""
 
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
-    runner_class: ClassVar[str] = "maze_train.runners.actor_critic.ACRunner"
+    builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.build.ActorCriticBuilder"
 
     n_rollout_steps: int = 128
     """Steps of each environment per update. >= 1."""

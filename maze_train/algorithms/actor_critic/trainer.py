@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from maze_train.learner.progress import Progress
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.rollout.collector import RolloutCollector
-    from maze_train.tracking.tracker import Tracker
+    from maze_train.training.services import TrainerServices
 
 __all__ = ["ActorCritic"]
 
@@ -29,9 +29,8 @@ class ActorCritic(Trainer):
         config: Settings of the algorithm.
         learners: The learners.
         model: The model that the learner updates and the collector acts with.
-        tracker: Takes the metrics.
+        services: Tracker, evaluator, model selection, limits, checkpoints.
         collector: Collects rollouts.
-        **kwargs: See `Trainer`.
     """
 
     def __init__(
@@ -39,12 +38,11 @@ class ActorCritic(Trainer):
         config: ActorCriticConfig,
         learners: LearnerGroup,
         model: ActorCriticModel,
-        tracker: Tracker,
+        services: TrainerServices,
         *,
         collector: RolloutCollector,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(config, learners, model, tracker, **kwargs)
+        super().__init__(config, learners, model, services)
         self.collector = collector
         self._acting_model = model
 

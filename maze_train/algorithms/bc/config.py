@@ -29,7 +29,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.bc.learner.BCLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.bc.trainer.BCTrainer"
     model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
-    runner_class: ClassVar[str] = "maze_train.runners.bc.BCRunner"
+    builder_class: ClassVar[str] = "maze_train.algorithms.bc.build.BCBuilder"
 
     default_total_steps: ClassVar[int] = 0
     learns_from: ClassVar[Literal["env", "dataset"]] = "dataset"

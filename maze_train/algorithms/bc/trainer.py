@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.learner.group import LearnerGroup
     from maze_train.learner.progress import Progress
-    from maze_train.tracking.tracker import Tracker
+    from maze_train.training.services import TrainerServices
 
 __all__ = ["BCTrainer"]
 
@@ -38,10 +38,9 @@ class BCTrainer(Trainer):
         config: Settings of the algorithm.
         learners: The learners.
         model: The policy that the learner updates.
-        tracker: Takes the metrics.
+        services: Tracker, evaluator, model selection, limits, checkpoints.
         loader: Gives the minibatches.
         fingerprints: Digests that tell the parts of the data from others.
-        **kwargs: See `Trainer`.
     """
 
     def __init__(
@@ -49,13 +48,12 @@ class BCTrainer(Trainer):
         config: BCAlgorithmConfig,
         learners: LearnerGroup,
         model: nn.Module,
-        tracker: Tracker,
+        services: TrainerServices,
         *,
         loader: BatchLoader,
         fingerprints: Sequence[str] = (),
-        **kwargs: Any,
     ) -> None:
-        super().__init__(config, learners, model, tracker, **kwargs)
+        super().__init__(config, learners, model, services)
         self.loader = loader
         self._fingerprints = list(fingerprints)
 

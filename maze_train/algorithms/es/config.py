@@ -27,7 +27,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.es.learner.ESLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.es.trainer.ESTrainer"
     model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
-    runner_class: ClassVar[str] = "maze_train.runners.es.ESMasterRunner"
+    builder_class: ClassVar[str] = "maze_train.algorithms.es.build.ESBuilder"
 
     default_concurrency: ClassVar[int] = 64
 

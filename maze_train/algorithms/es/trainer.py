@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from maze_train.learner.group import LearnerGroup
     from maze_train.learner.progress import Progress
     from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult
-    from maze_train.tracking.tracker import Tracker
+    from maze_train.training.services import TrainerServices
 
 __all__ = ["ESTrainer"]
 
@@ -40,9 +40,8 @@ class ESTrainer(Trainer):
         config: Settings of the algorithm.
         learners: The learners.
         model: The policy that the learner updates.
-        tracker: Takes the metrics.
+        services: Tracker, evaluator, model selection, limits, checkpoints.
         rollouts: Where the population plays; has begun with `model`.
-        **kwargs: See `Trainer`.
     """
 
     def __init__(
@@ -50,12 +49,11 @@ class ESTrainer(Trainer):
         config: ESAlgorithmConfig,
         learners: LearnerGroup,
         model: nn.Module,
-        tracker: Tracker,
+        services: TrainerServices,
         *,
         rollouts: ESDistributedRollouts,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(config, learners, model, tracker, **kwargs)
+        super().__init__(config, learners, model, services)
         self.rollouts = rollouts
         self._config = config
         self._expected = config.n_rollouts_per_update // 2

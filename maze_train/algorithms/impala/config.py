@@ -24,7 +24,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     name: ClassVar[str] = "impala"
     learner_class: ClassVar[str] = "maze_train.algorithms.impala.learner.ImpalaLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
-    runner_class: ClassVar[str] = "maze_train.runners.impala.ImpalaRunner"
+    builder_class: ClassVar[str] = "maze_train.algorithms.impala.build.ImpalaBuilder"
 
     epoch_length: int = 50
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from maze_train.learner.progress import Progress
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.rollout.actors import DistributedActors, GatheredRollouts
-    from maze_train.tracking.tracker import Tracker
+    from maze_train.training.services import TrainerServices
 
 __all__ = ["IMPALA"]
 
@@ -34,10 +34,9 @@ class IMPALA(Trainer):
         config: Settings of the algorithm.
         learners: The learners.
         model: The model that the learner updates.
-        tracker: Takes the metrics.
+        services: Tracker, evaluator, model selection, limits, checkpoints.
         actors: Collect rollouts; they have begun with `model`.
         replay: Keeps rollouts to learn from again; None: none are kept.
-        **kwargs: See `Trainer`.
     """
 
     def __init__(
@@ -45,13 +44,12 @@ class IMPALA(Trainer):
         config: ImpalaAlgorithmConfig,
         learners: LearnerGroup,
         model: ActorCriticModel,
-        tracker: Tracker,
+        services: TrainerServices,
         *,
         actors: DistributedActors,
         replay: RolloutReplay | None = None,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(config, learners, model, tracker, **kwargs)
+        super().__init__(config, learners, model, services)
         self.actors = actors
         self.replay = replay
         self._config = config

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.algorithms.off_policy.config import OffPolicyConfig
+from maze_train.checks import check_at_least, check_positive
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule, check_schedule
-from maze_train.targets import TARGET
-from maze_train.training.config import AlgorithmConfig
+from maze_train.learner.config import Schedule
 
 __all__ = ["SACAlgorithmConfig", "SACfDAlgorithmConfig"]
 
-UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
-
-RESERVED_SETTINGS = MappingProxyType(
-    {
-        "buffer_size": "algorithm.replay_buffer_size",
-        "storage": "algorithm.replay_buffer_storage",
-        "n_steps": "algorithm.n_step_returns",
-        "gamma": "algorithm.gamma",
-        "device": "algorithm.device",
-        "num_envs": "runner.concurrency",
-        "seed": "the seed of the run",
-        "directory": "run_dir",
-        "frame_stack": "the environment",
-        "observation_space": "the environment",
-        "actions": "the environment",
-    }
-)
-"""Arguments of replay buffers, and what they are made from."""
-
 
 @dataclass(kw_only=True)
-class SACAlgorithmConfig(AlgorithmConfig):
+class SACAlgorithmConfig(OffPolicyConfig):
     """Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with replay.
 
     Continuous, discrete (Christodoulou, 2019, arXiv:1910.07207) and mixed actions. An update steps
@@ -47,49 +26,6 @@ class SACAlgorithmConfig(AlgorithmConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.sac.trainer.SAC"
     model_builder: ClassVar[str] = "maze_train.nets.soft_actor_critic.build_soft_actor_critic"
     model_resolver: ClassVar[str] = "maze_train.nets.soft_actor_critic.resolve_soft_actor_critic"
-    runner_class: ClassVar[str] = "maze_train.runners.off_policy.SACRunner"
-
-    epoch_length: int = 1000
-    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
-
-    n_rollout_steps: int = 1
-    """Steps of each environment per update. >= 1."""
-
-    update_to_data_ratio: float = 1.0
-    """Gradient steps per transition that was collected, > 0, whatever the number of
-    environments."""
-
-    batch_size: int = 256
-    """Transitions per gradient step. >= 1."""
-
-    initial_buffer_size: int = 1_000
-    """Transitions that the buffer holds before the first gradient step, demonstrations included,
-    >= 1. What is collected counts as environment steps of the run."""
-
-    initial_sampling_policy: dict[str, Any] | None = None
-    """Policy that acts until then: `{_target_: my_package.MyPolicy, key: value}`, an object whose
-    `act(observations)` gives actions for a batch; null: uniformly random actions."""
-
-    initial_action_repeat: int = 1
-    """Steps for which each of these random actions is held: long ones get further where single
-    actions do little. >= 1; without meaning for a policy of one's own."""
-
-    initial_demonstration_trajectories: str | dict[str, Any] | None = None
-    """Demonstrations that the replay buffer begins with: the directory of a data set,
-    `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
-    gives `maze_train.Trajectory` objects. null: none."""
-
-    replay_buffer: dict[str, Any] = field(default_factory=lambda: {TARGET: UNIFORM})
-    """Class of the replay buffer and its own arguments, such as `{_target_:
-    maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
-
-    replay_buffer_size: int = 1_000_000
-    """Transitions that the replay buffer holds; then the oldest ones are replaced. It takes room
-    for those of `total_steps` only. >= 1."""
-
-    replay_buffer_storage: Literal["memory", "disk", "device"] = "memory"
-    """Place of the buffer: memory, memory-mapped files in the run directory, or
-    `algorithm.device`."""
 
     lr: float | Schedule = 3e-4
     """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (falls to
@@ -101,25 +37,8 @@ class SACAlgorithmConfig(AlgorithmConfig):
     entropy_coef_lr: float | Schedule | None = None
     """Learning rate of the temperatures; null: that of the policy."""
 
-    optimizer: dict[str, Any] = field(
-        default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
-    )
-    """Optimizer class and its arguments (without the learning rate)."""
-
-    gamma: float = 0.99
-    """Discount per step, in [0, 1]."""
-
-    n_step_returns: int = 1
-    """Steps whose rewards a target holds before it is bootstrapped. >= 1."""
-
     num_critics: int = 2
     """Critics, whose minimum counts. >= 1."""
-
-    tau: float = 0.005
-    """Share of the critics in the moving average that is their target, in (0, 1]; 1: a copy."""
-
-    target_update_interval: int = 1
-    """Gradient steps from one update of the targets to the next. >= 1."""
 
     policy_update_interval: int = 1
     """Gradient steps from one step of the policy and the temperatures to the next. >= 1."""
@@ -135,122 +54,19 @@ class SACAlgorithmConfig(AlgorithmConfig):
     """Factor of the target entropy: -dim(A) nats for a Box (of actions scaled to [-1, 1]), 0.98
     times the largest possible entropy for discrete actions (of the legal ones, with masks)."""
 
-    max_grad_norm: float = 0.0
-    """Bound of the gradient of policy, critics and temperatures each, see `grad_clip_by`; 0: no
-    clipping."""
-
-    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """Bounded quantity: the norm of the whole gradient, of each parameter's gradient, or each
-    entry."""
-
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """Precision of matrix products in updates: `highest`: float32; `medium`: factors rounded to
-    bfloat16 and sums in float32, about twice as fast where the processor has instructions for it;
-    `high`: between the two, on GPUs."""
-
     def __post_init__(self) -> None:
-        AlgorithmConfig.__post_init__(self)
-        for key in (
-            "n_rollout_steps",
-            "batch_size",
-            "initial_buffer_size",
-            "replay_buffer_size",
-            "initial_action_repeat",
-            "n_step_returns",
-            "num_critics",
-            "target_update_interval",
-            "policy_update_interval",
-        ):
-            check_at_least(key, getattr(self, key), 1)
-        for key in ("update_to_data_ratio", "entropy_coef", "tau"):
-            check_positive(key, getattr(self, key))
-        for key in ("lr", "critic_lr", "entropy_coef_lr"):
+        OffPolicyConfig.__post_init__(self)
+        check_at_least("num_critics", self.num_critics, 1)
+        check_at_least("policy_update_interval", self.policy_update_interval, 1)
+        check_positive("entropy_coef", self.entropy_coef)
+        for key in ("critic_lr", "entropy_coef_lr"):
             self._check_lr(key)
-        check_between("gamma", self.gamma, 0.0, 1.0)
-        check_between("tau", self.tau, 0.0, 1.0)
-        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
-        check_one_of("grad_clip_by", self.grad_clip_by, ("global_norm", "norm", "value"))
-        check_one_of("matmul_precision", self.matmul_precision, ("highest", "high", "medium"))
-        storages = ("memory", "disk", "device")
-        check_one_of("replay_buffer_storage", self.replay_buffer_storage, storages)
         check_at_least("target_entropy_multiplier", self.target_entropy_multiplier, 0.0)
-        self._check_targets()
-        self._check_effects()
-        if self.initial_buffer_size > self.replay_buffer_size:
-            raise ConfigError(
-                "initial_buffer_size",
-                f"expected at most replay_buffer_size={self.replay_buffer_size}",
-                self.initial_buffer_size,
-            )
-
-    def _check_lr(self, key: str) -> None:
-        value = getattr(self, key)
-        if value is None:
-            return
-        check_schedule(key, value, check_at_least, 0.0)
-        if not isinstance(value, Schedule):
-            check_positive(key, value)
-
-    def _check_targets(self) -> None:
-        for key in (
-            "optimizer",
-            "replay_buffer",
-            "initial_sampling_policy",
-            "initial_demonstration_trajectories",
-        ):
-            node = getattr(self, key)
-            if isinstance(node, dict) and TARGET not in node:
-                raise ConfigError(key, f"expected the key {TARGET}", node)
-        if "lr" in self.optimizer:
-            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
-
-    def _check_effects(self) -> None:
-        """Refuse settings that would do nothing."""
         if not self.entropy_tuning:
             for key, default in (("entropy_coef_lr", None), ("target_entropy_multiplier", 1.0)):
                 if getattr(self, key) != default:
                     problem = "does nothing without entropy_tuning: leave it out"
                     raise ConfigError(key, problem, getattr(self, key))
-        if self.initial_sampling_policy is not None and self.initial_action_repeat > 1:
-            problem = "is for random actions: leave it out, or initial_sampling_policy"
-            raise ConfigError("initial_action_repeat", problem, self.initial_action_repeat)
-        for key, origin in RESERVED_SETTINGS.items():
-            if key in self.replay_buffer:
-                problem = f"is made from {origin}: set that instead"
-                raise ConfigError(f"replay_buffer.{key}", problem, self.replay_buffer[key])
-
-    def check_concurrency(self, concurrency: int) -> None:
-        """Refuse a buffer that does not hold one update of all environments."""
-        rollout = concurrency * self.n_rollout_steps
-        if self.replay_buffer_size < rollout:
-            raise ConfigError(
-                "replay_buffer_size",
-                f"expected at least the {rollout} transitions of an update (runner.concurrency="
-                f"{concurrency} x algorithm.n_rollout_steps={self.n_rollout_steps})",
-                self.replay_buffer_size,
-            )
-
-    def check_total_steps(self, total_steps: int) -> None:
-        """Refuse a run that would end before it learns."""
-        if self.initial_demonstration_trajectories is None and (
-            0 < total_steps <= self.initial_buffer_size
-        ):
-            raise ConfigError(
-                "initial_buffer_size",
-                f"nothing would be learned within total_steps={total_steps}; expected less",
-                self.initial_buffer_size,
-            )
-
-    def shortened(self) -> SACAlgorithmConfig:
-        """The settings of a trial: one update that collects, one that learns."""
-        return replace(
-            self,
-            n_epochs=1,
-            epoch_length=2,
-            n_rollout_steps=1,
-            initial_buffer_size=1,
-            update_to_data_ratio=1.0,
-        )
 
     @property
     def model_settings(self) -> dict[str, Any]:

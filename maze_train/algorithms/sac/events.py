@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from maze_train.events import Event, EventInterface
+from maze_train.events import Event
 from maze_train.learner.learner import LearnerEvents
 
-__all__ = ["ReplayEvents", "ReplayTimeEvents", "SACEvents"]
+__all__ = ["SACEvents"]
 
 
 class SACEvents(LearnerEvents):
@@ -19,19 +19,3 @@ class SACEvents(LearnerEvents):
     target_entropy = Event("Entropy that the temperatures steer at, in nats.")
     entropy_coef = Event("Temperature, mean over the parts of the action.")
     temperature_loss = Event("Loss of the temperatures.")
-
-
-class ReplayEvents(EventInterface, prefix="replay"):
-    """Statistics of the replay buffer."""
-
-    size = Event("Transitions in the replay buffer.", reduce="last")
-    picks_per_transition = Event(
-        "How often a transition was drawn so far, mean over those that were collected.",
-        reduce="last",
-    )
-
-
-class ReplayTimeEvents(EventInterface, prefix="time"):
-    """Wall time of updates by what took it, in seconds."""
-
-    sample_s = Event("Sampling from the replay buffer, a part of `time/update_s`.", reduce="sum")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from maze_train.algorithms.off_policy.learner import OffPolicyLearner
+from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.events import SACEvents
-from maze_train.data.transitions import Transitions
 from maze_train.functional.gradients import loss_by_hand
 from maze_train.functional.soft_actor_critic import (
     critic_loss_and_gradient,
@@ -17,16 +18,14 @@ from maze_train.functional.soft_actor_critic import (
     soft_state_values,
     temperature_loss_and_gradient,
 )
-from maze_train.learner.learner import DEFAULT_MODULE, Learner
 from maze_train.nets.blocks import add_gradient
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
 from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from maze_train.algorithms.sac.config import SACAlgorithmConfig
-    from maze_train.data.rollout import Rollout
+    from maze_train.data.transitions import Transitions
     from maze_train.events import Statistics
     from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.learner.progress import Progress
@@ -44,7 +43,7 @@ Source: Christodoulou (2019), arXiv:1910.07207, section 5.1.
 """
 
 
-class SACLearner(Learner[Transitions, Transitions, Transitions]):
+class SACLearner(OffPolicyLearner[SACAlgorithmConfig]):
     """Soft actor-critic: one gradient step of critics, policy and temperatures on each batch.
 
     The three gradients are taken at the same weights, and none of them reaches what belongs to
@@ -60,32 +59,6 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
         device: Where the models and their updates live.
         seed: Seed of the actions that losses are taken of.
     """
-
-    most_empty_updates: ClassVar[int] = 100
-
-    def __init__(
-        self,
-        modules: SoftActorCriticModel | Mapping[str, SoftActorCriticModel],
-        config: SACAlgorithmConfig,
-        *,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-    ) -> None:
-        self.config = config
-        self.gradient_steps = 0
-        self.errors: Tensor | None = None
-        """|Q - y| of the last batch, mean over critics, `[n]`, for prioritised replay."""
-        super().__init__(
-            modules,
-            optimizer=config.optimizer,
-            lr=config.lr,
-            grad_clip=config.max_grad_norm,
-            grad_clip_by=config.grad_clip_by,
-            on_non_finite=config.on_non_finite,
-            precision=config.matmul_precision,
-            device=device,
-            seed=seed,
-        )
 
     def model(self, module_id: str) -> SoftActorCriticModel:
         """A module under its type."""
@@ -120,18 +93,6 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
                 statistics.record(SACEvents.learning_rate, rate)
 
     # -- one gradient step -----------------------------------------------------------------------
-
-    def preprocess(
-        self, module_id: str, experience: Transitions, statistics: Statistics
-    ) -> Transitions:
-        """The transitions as they are: targets are made from the weights of the moment."""
-        return experience
-
-    def minibatches(
-        self, prepared: Mapping[str, Transitions], statistics: Statistics
-    ) -> Iterator[Mapping[str, Transitions]]:
-        """All transitions, once."""
-        yield prepared
 
     @property
     def updates_policy(self) -> bool:
@@ -262,30 +223,6 @@ class SACLearner(Learner[Transitions, Transitions, Transitions]):
             tuple(params.shape[:1]), self.generator, torch.device("cpu")
         )
         return noise.to(self.device)
-
-    def after_gradient_step(self) -> None:
-        """Move the targets, when it is their turn."""
-        self.gradient_steps += 1
-        if self.gradient_steps % self.config.target_update_interval == 0:
-            for module_id in self.modules:
-                self.model(module_id).update_targets(self.config.tau)
-
-    def observe(self, rollout: Rollout) -> None:
-        """Take the observations of a rollout into the running statistics of the only module."""
-        normalizer = self.model(DEFAULT_MODULE).normalizer
-        if normalizer is not None:
-            normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
-
-    # -- state -----------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of every learner, and the number of gradient steps."""
-        return {**super().state_dict(), "gradient_steps": self.gradient_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        super().load_state_dict(state)
-        self.gradient_steps = state["gradient_steps"]
 
 
 def _has_weight_decay(optimizer: Mapping[str, Any]) -> bool:

@@ -1,13 +1,11 @@
-"""Runner of behavioral cloning."""
+"""How behavioral cloning builds itself."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from maze_train.algorithms.bc.checks import check_legal, warn_of_scale
@@ -16,126 +14,71 @@ from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
 from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
 from maze_train.algorithms.bc.metrics import ImitationMetrics
-from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
+from maze_train.algorithms.bc.recorded import fingerprints, kept_parts, open_recorded
 from maze_train.data.batch_loader import BatchLoader
-from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.envs.factory import env_name
-from maze_train.errors import ConfigError, DatasetError, nearest
-from maze_train.learner.group import LearnerGroup
+from maze_train.errors import ConfigError, nearest
 from maze_train.learner.learner import LearnerEvents
-from maze_train.nets.policy_model import PolicyModel, build_policy
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.machine import available_memory, readable_nbytes
+from maze_train.nets.policy_model import PolicyModel
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import build_target, locate
-from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.config import EVALUATION_METRICS
-from maze_train.trees import tree_leaves
-from maze_train.workers.places import ThisProcess
+from maze_train.training.machine import available_memory, readable_nbytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
-    from maze_train.algorithms.bc.trainer import BCTrainer
-    from maze_train.config.train_config import TrainConfig
-    from maze_train.data.trajectory_parts import TrajectoryPart
-    from maze_train.envs.factory import EnvFactory
+    from maze_train.data.trajectory_store import TrajectoryDataset
     from maze_train.learner.learner import Learner
     from maze_train.training.evaluators import Evaluator
 
-__all__ = ["BCRunner"]
-
-DATASET = "runner.dataset"
+__all__ = ["BCBuilder"]
 
 
-class BCRunner(TrainingRunner):
-    """Runs behavioral cloning.
+class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
+    """Builds a policy for the spaces of a data set, and what it learns from.
 
-    The spaces are those of the data set. An environment serves evaluations; without one there are
-    no rollouts, and the policy is selected by the loss on the validation data.
+    An environment serves evaluations; without one there are no rollouts, and the policy is selected
+    by the loss on the validation data.
 
     Args:
-        config: The configuration; its algorithm is a `BCAlgorithmConfig`.
-        env_factory: Builds the environments instead of what `config.env` names.
+        context: Everything that the algorithm is built from.
+
+    Raises:
+        ConfigError: If the policy has a memory.
     """
 
-    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env_factory)
-        if not isinstance(self.config.algorithm, BCAlgorithmConfig):
-            raise ConfigError("algorithm", "expected bc", type(config.algorithm).__name__)
-        self.algorithm = self.config.algorithm
-        if self.config.model.memory is not None:
+    def __init__(self, context: BuildContext[BCAlgorithmConfig]) -> None:
+        super().__init__(context)
+        if context.model.memory is not None:
             raise ConfigError("model.memory", "bc learns from single transitions; leave it out")
-        self._dataset: TrajectoryDataset | None = None
         self._validation: TransitionData | None = None
 
-    @property
+    @cached_property
     def dataset(self) -> TrajectoryDataset:
-        """The recorded episodes.
+        """The recorded episodes: those that the run began with, where it is continued.
 
         Raises:
             ConfigError: If there is no data set.
             DatasetError: If it is damaged.
         """
-        if self._dataset is None:
-            source = self.config.runner.dataset
-            assert source is not None
-            spaces = self._env_spaces if isinstance(source, dict) else (None, None)
-            try:
-                found = open_dataset(
-                    source,
-                    observation_space=spaces[0],
-                    action_space=spaces[1],
-                    on_damaged=self.algorithm.on_damaged,
-                )
-            except ConfigError as error:
-                raise error.below(DATASET) from error
-            except DatasetError as error:
-                if isinstance(source, str) and (Path(source) / "dataset.json").exists():
-                    raise  # it is the right one, and damaged
-                raise ConfigError(DATASET, str(error), source) from error
-            self._dataset = self._as_it_was(found)
-        return self._dataset
-
-    def _as_it_was(self, dataset: TrajectoryDataset) -> TrajectoryDataset:
-        """The parts that a run which is continued began with; episodes may have been added."""
-        known = self._known_parts()
-        if not known:
-            return dataset
-        parts = dict(zip(fingerprints(dataset), dataset.parts, strict=True))
-        missing = [part for part in known if part not in parts]
-        if missing:
-            raise ConfigError(
-                DATASET,
-                f"{len(missing)} of the {len(known)} parts that this run learned from are not "
-                "there: expected the same data set; episodes may have been added to a directory, "
-                "not to what a function or Minari gives",
-                self.config.runner.dataset,
-            )
-        added = len(dataset) - sum(parts[key].num_episodes for key in known)
-        if added:
-            print(
-                f"{added} episodes were added to the data set since this run began, and are left "
-                "out: a new run learns from them (base_run=<this one> begins with its policy)",
-                file=sys.stderr,
-            )
-        return TrajectoryDataset([parts[key] for key in known], dataset.metadata)
-
-    def _known_parts(self) -> list[str]:
-        """Fingerprints of the parts that a checkpoint knows."""
-        if self.resumed_dir is None:
-            return []
-        store = CheckpointStore(self.resumed_dir / CHECKPOINTS)
-        checkpoint = store.load(checkpoint_name(self.config.resume))
-        return [] if checkpoint is None else list(checkpoint.state["fingerprints"])
+        source, checkpoint = self.context.dataset, self.context.read_checkpoint()
+        assert source is not None
+        spaces = self._env_spaces if isinstance(source, dict) else (None, None)
+        found = open_recorded(source, spaces, self.algorithm.on_damaged)
+        known = [] if checkpoint is None else list(checkpoint.state["fingerprints"])
+        return kept_parts(found, known, source) if known else found
 
     @property
     def _env_spaces(self) -> tuple[Any, Any]:
         """Observation and action space of the environment; None without one."""
         if not self.has_env:
             return None, None
-        env = self.make_env(1, training=False)
+        env = self.context.make_env(1, training=False)
         found = (env.env_observation_space, env.single_action_space)
         env.close()
         return found
@@ -149,14 +92,14 @@ class BCRunner(TrainingRunner):
     @property
     def has_env(self) -> bool:
         """Whether there is an environment to evaluate in."""
-        env = self.config.env
+        env = self.context.env
         return env.id is not None or env.target is not None
 
     @property
     def task_name(self) -> str:
         """The environment, or where the data were recorded."""
         if self.has_env:
-            return env_name(self.config.env)
+            return super().task_name
         recorded_in = self.dataset.metadata.env.get("id")
         return str(recorded_in or "dataset").replace("/", "-").replace(":", "-")
 
@@ -168,59 +111,58 @@ class BCRunner(TrainingRunner):
     @property
     def selection_metric(self) -> str:
         """The return, without an environment the loss on the validation data."""
-        config = self.config.evaluation
+        config = self.context.evaluation
         if config.metric or (self.has_env and config.n_episodes):
             return config.selection_metric
         return "train/policy_loss" if self._validation is None else "validation/loss"
 
     @property
     def n_loader_workers(self) -> int:
-        """Threads that read minibatches ahead: as many as there would be workers, elsewhere."""
-        is_here = isinstance(self.place, ThisProcess)
-        return 0 if is_here else self.place.num_workers(sys.maxsize)
+        """Threads that read minibatches ahead, as many as there would be workers; one is none."""
+        workers = self.context.place.num_workers(sys.maxsize)
+        return workers if workers > 1 else 0
 
-    def build_model(self) -> PolicyModel:
-        """The policy for the spaces of the data set, its learner, and the data."""
-        observation_space, action_space = self.spaces
-        model = build_policy(
-            self.config.model, observation_space, action_space, self.seeds.integer("model")
-        )
+    def prepare(self, model: nn.Module) -> None:
+        """Take in the data, and build the loss and the learner."""
         assert isinstance(model, PolicyModel)
         self._check_env()
         self._take_data(model)
         for data in (self._data, self._validation):
             if data is not None:
-                check_legal(observation_space, action_space, model.distribution, data)
+                check_legal(*self.spaces, model.distribution, data)
         warn_of_scale(model.distribution, self._data)
-        if model.normalizer is not None and not self._has_checkpoint:
+        if model.normalizer is not None and not self.context.has_checkpoint:
             for obs, _ in self._data.blocks():
                 model.normalizer.update(obs)
-            if self.config.model.normalization.mode == "estimated":
+            if self.context.model.normalization.mode == "estimated":
                 model.normalizer.freeze()
         self._loss = self._build_loss(model)
-        self._metrics = ImitationMetrics(model.distribution, action_space)
+        self._metrics = ImitationMetrics(model.distribution, self.spaces[1])
         self._check_metric(model)
-        self._learner: Learner[Any, Any, Any] = locate(self.algorithm.learner_class)(
-            model, self.algorithm, self._loss, self._metrics, device=self.device
+        super().prepare(model)
+
+    def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
+        """The learner, with its loss and its metrics."""
+        learner: Learner[Any, Any, Any] = locate(self.algorithm.learner_class)(
+            model, self.algorithm, self._loss, self._metrics, device=self.context.device
         )
-        return model
+        return learner
 
     def _check_env(self) -> None:
         """Refuse an environment with other spaces than the data have."""
-        if not self.has_env:
-            return
-        check_same_spaces(
-            "env",
-            "has the {kind} space {found}, the data set has {wanted}",
-            self._env_spaces,
-            self.spaces,
-            env_name(self.config.env),
-        )
+        if self.has_env:
+            check_same_spaces(
+                "env",
+                "has the {kind} space {found}, the data set has {wanted}",
+                self._env_spaces,
+                self.spaces,
+                env_name(self.context.env),
+            )
 
     def _take_data(self, model: PolicyModel) -> None:
         """Split the episodes, and convert them if they fit into memory."""
         percentage = self.algorithm.validation_percentage
-        seed = self.seeds.integer("validation")
+        seed = self.context.seeds.integer("validation")
         chosen = split_episodes(len(self.dataset), percentage, seed)
         from_env = model.distribution.from_env
         mapped = [TransitionData(self.dataset, k, from_env, in_memory=False) for k in chosen]
@@ -246,7 +188,7 @@ class BCRunner(TrainingRunner):
 
     def _check_metric(self, model: PolicyModel) -> None:
         """Refuse a metric of recorded actions that is not reported."""
-        config = self.config.evaluation
+        config = self.context.evaluation
         if not config.metric or config.evaluators:
             return
         _, actions = next(self._data.blocks(1))
@@ -294,37 +236,13 @@ class BCRunner(TrainingRunner):
             found.append(BCValidationEvaluator(self._validation, self._loss, self._metrics))
         return [*found, *(super().build_evaluators() if self.has_env else ())]
 
-    def build_trainer(self, model: nn.Module, **services: Any) -> BCTrainer:
-        """The trainer, with a loader of minibatches."""
+    def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
+        """A loader of minibatches."""
         loader = BatchLoader(
             self._data,
             self.algorithm.batch_size,
-            seed=self.seeds.integer("minibatches"),
+            seed=self.context.seeds.integer("minibatches"),
             n_workers=self.n_loader_workers,
         )
-        self._closing.callback(loader.close)
-        trainer: BCTrainer = locate(self.algorithm.trainer_class)(
-            self.algorithm,
-            LearnerGroup(self._learner),
-            model,
-            loader=loader,
-            fingerprints=fingerprints(self.dataset),
-            **services,
-        )
-        return trainer
-
-
-def fingerprints(dataset: TrajectoryDataset) -> list[str]:
-    """Digests that tell the parts of a data set from others."""
-    return [_fingerprint(part) for part in dataset.parts]
-
-
-def _fingerprint(part: TrajectoryPart) -> str:
-    """Digest of lengths, actions and rewards, and of the first observation of each episode."""
-    digest = hashlib.sha256(part.lengths.tobytes())
-    first = part.starts[:-1] + np.arange(part.num_episodes)
-    for array in (*tree_leaves(part.actions), part.rewards):
-        digest.update(np.ascontiguousarray(array).data)
-    for array in tree_leaves(part.obs):
-        digest.update(np.ascontiguousarray(array[first]).data)
-    return digest.hexdigest()
+        self.context.closing.callback(loader.close)
+        return {"loader": loader, "fingerprints": fingerprints(self.dataset)}

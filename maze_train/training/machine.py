@@ -9,39 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.errors import ConfigError
-from maze_train.workers.places import LocalProcesses, ThisProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from maze_train.config.train_config import RunnerConfig
-    from maze_train.workers.places import Place
 
 __all__ = [
     "available_disk",
     "available_memory",
     "find_device",
-    "place_of",
     "readable_nbytes",
     "torch_threads",
 ]
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-
-
-def place_of(runner: RunnerConfig) -> Place:
-    """The place where the workers of a run live."""
-    if not isinstance(runner, LocalRunnerConfig):
-        return ThisProcess()
-    return LocalProcesses(
-        runner.n_workers,
-        start_method=runner.start_method,
-        timeout_s=runner.worker_timeout_s,
-        on_worker_failure=runner.on_worker_failure,
-        max_worker_restarts=runner.max_worker_restarts,
-    )
 
 
 def find_device(name: str) -> torch.device:

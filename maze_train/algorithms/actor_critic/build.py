@@ -1,0 +1,50 @@
+"""How A2C and PPO build themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.errors import ConfigError
+from maze_train.training.builder import AlgorithmBuilder, BuildContext
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from maze_train.training.trainer import Trainer
+
+__all__ = ["ActorCriticBuilder"]
+
+Config = TypeVar("Config", bound=ActorCriticConfig)
+
+
+class ActorCriticBuilder(AlgorithmBuilder[Config]):
+    """Builds actor-critics that learn from rollouts.
+
+    Args:
+        context: Everything that the algorithm is built from.
+
+    Raises:
+        ConfigError: If there are sequences to learn from, and no memory.
+    """
+
+    def __init__(self, context: BuildContext[Config]) -> None:
+        super().__init__(context)
+        if self.algorithm.sequence_length and context.model.memory is None:
+            raise ConfigError(
+                "algorithm.sequence_length",
+                "only a policy with a memory learns from sequences: set model.memory",
+                self.algorithm.sequence_length,
+            )
+
+    def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
+        """A collector of rollouts."""
+        steps = self.algorithm.n_rollout_steps
+        return {"collector": self.context.make_collector(self.env, steps)}
+
+    def before_training(self, trainer: Trainer) -> None:
+        """Take statistics of observations, if there are none."""
+        model: Any = trainer.model
+        self.begin_statistics(model.normalizer, self.algorithm.n_rollout_steps, model)

@@ -1,0 +1,237 @@
+"""How algorithms with a replay buffer build themselves."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+
+from maze_train.algorithms.off_policy.config import OffPolicyConfig
+from maze_train.data.replay import PrioritizedReplayBuffer, replay_nbytes
+from maze_train.data.transitions import BaseReplayBuffer
+from maze_train.errors import ConfigError
+from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.targets import TARGET, build_target, locate
+from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.machine import available_disk, available_memory, readable_nbytes
+from maze_train.trees import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+    from maze_train.data.rollout import Rollout
+    from maze_train.distributions.base import Distribution
+    from maze_train.nets.masking import ActionMasking
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.training.trainer import Trainer
+    from maze_train.types import TensorTree
+
+__all__ = ["OffPolicyBuilder", "OffPolicyModel"]
+
+DEMONSTRATIONS = "maze_train.algorithms.off_policy.demonstrations.read_demonstrations"
+"""Reads recorded episodes, where the settings name some."""
+
+Config = TypeVar("Config", bound=OffPolicyConfig)
+
+
+class OffPolicyModel(Protocol):
+    """Part of a model that filling a replay buffer needs, besides being an `ActingModel`."""
+
+    normalizer: ObservationNormalizer | None
+    """Normalises observations."""
+
+    masking: ActionMasking | None
+    """Rules out illegal actions."""
+
+    @property
+    def distribution(self) -> Distribution:
+        """The family of actions."""
+        ...
+
+
+class OffPolicyBuilder(AlgorithmBuilder[Config]):
+    """Builds what collects transitions, the replay buffer, and the policy that acts first."""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Build learner and replay buffer.
+
+        Raises:
+            ConfigError: If the replay buffer does not fit where it is to lie, or a part that the
+                configuration names is none.
+        """
+        own: Any = model
+        acting: OffPolicyModel = own
+        demonstrations = self._demonstrations(acting)
+        self._buffer_size = self._reached_size(demonstrations)
+        self._check_buffer_fits(acting)
+        super().prepare(model)
+        self._buffer = self._build_buffer(acting)
+        self._initial_policy = self._build_initial_policy(acting)
+        if demonstrations is not None:
+            self._add_demonstrations(acting, demonstrations)
+
+    def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
+        """A collector on the environments of this process, the buffer, and the first policy."""
+        own: Any = model
+        if self.context.checkpoint.is_on:
+            size = readable_nbytes(self._buffer_nbytes(own))
+            print(f"checkpoints hold the replay buffer, which grows to {size}", file=sys.stderr)
+        steps = self.algorithm.n_rollout_steps
+        return {
+            "collector": self.context.make_collector(self.env, steps),
+            "replay_buffer": self._buffer,
+            "initial_policy": self._initial_policy,
+        }
+
+    def before_training(self, trainer: Trainer) -> None:
+        """Take statistics of observations, if there are too few."""
+        model: Any = trainer.model
+        if model.normalizer is not None:
+            # Not the policy of the trainer: what that remembers belongs to the run.
+            self.begin_statistics(model.normalizer, 100, self._build_initial_policy(model))
+
+    def _build_initial_policy(self, model: OffPolicyModel) -> RandomPolicy | GivenPolicy:
+        """Build the policy that acts until the buffer is filled."""
+        distribution, (observation_space, action_space) = model.distribution, self.spaces
+        node = self.algorithm.initial_sampling_policy
+        if node is None:
+            repeat = self.algorithm.initial_action_repeat
+            return RandomPolicy(distribution, action_space, model.masking, repeat=repeat)
+        key = "algorithm.initial_sampling_policy"
+        policy = build_target(node, key=key)
+        if not callable(getattr(policy, "act", None)):
+            raise ConfigError(key, "expected an object with a method act(observations)", node)
+        return GivenPolicy(policy, distribution, observation_space, action_space)
+
+    # -- demonstrations ----------------------------------------------------------------------------
+
+    def _demonstrations(self, model: OffPolicyModel) -> Rollout | None:
+        """Demonstrations with which the replay buffer of a new run begins."""
+        source = self.algorithm.initial_demonstration_trajectories
+        if source is None or self.context.has_checkpoint:
+            return None
+        rollout: Rollout = locate(DEMONSTRATIONS)(source, self.env, model.distribution)
+        return rollout
+
+    def _add_demonstrations(self, model: OffPolicyModel, rollout: Rollout) -> None:
+        """Begin the replay buffer with demonstrations."""
+        self._buffer.add_rollout(rollout)
+        self._buffer.interrupt()
+        if len(self._buffer) < rollout.num_samples:
+            raise ConfigError(
+                "algorithm.replay_buffer_size",
+                f"holds {len(self._buffer)} of the {rollout.num_samples} transitions of the "
+                "demonstrations: raise it",
+                self.algorithm.replay_buffer_size,
+            )
+        if model.normalizer is not None:
+            acted_on = rollout.to(self.context.device).acted_on(model.normalizer.keys)
+            model.normalizer.update(acted_on)
+
+    # -- the replay buffer -------------------------------------------------------------------------
+
+    def _reached_size(self, demonstrations: Rollout | None) -> int:
+        """Transitions that the buffer holds in the end."""
+        size, total_steps = self.algorithm.replay_buffer_size, self.context.total_steps
+        if not total_steps:
+            return size
+        is_unknown = (
+            self.algorithm.initial_demonstration_trajectories and self.context.has_checkpoint
+        )
+        if is_unknown:  # how many demonstrations a run began with that is continued
+            return size
+        update = self.env.num_envs * self.algorithm.n_rollout_steps
+        reached = -(-total_steps // update) * update
+        if demonstrations is not None:  # and the row where the run begins
+            reached += demonstrations.rewards.numel() + self.env.num_envs
+        return min(size, reached)
+
+    def _buffer_nbytes(self, model: OffPolicyModel) -> int:
+        """Bytes of the replay buffer in the end."""
+        buffer_class = locate(
+            str(self.algorithm.replay_buffer[TARGET]), f"algorithm.replay_buffer.{TARGET}"
+        )
+        return replay_nbytes(
+            self._buffer_size,
+            self.env.single_observation_space,
+            _action_zeros(model.distribution),
+            num_envs=self.env.num_envs,
+            frame_stack=self.env.frame_stack,
+            prioritized=_is_subclass(buffer_class, PrioritizedReplayBuffer),
+        )
+
+    def _check_buffer_fits(self, model: OffPolicyModel) -> None:
+        """Refuse a replay buffer that would run out of memory in the middle of training."""
+        storage = self.algorithm.replay_buffer_storage
+        device = self.context.device if storage == "device" else torch.device("cpu")
+        in_memory = storage != "disk"
+        free = available_memory(device) if in_memory else available_disk(self._buffer_dir)
+        if free is not None and self._buffer_nbytes(model) > free:
+            raise self._too_large(model, f"{readable_nbytes(free)} are free ({storage})")
+
+    def _too_large(self, model: OffPolicyModel, problem: str) -> ConfigError:
+        """The error for a replay buffer that does not fit its storage."""
+        needed = readable_nbytes(self._buffer_nbytes(model))
+        remedy = "set algorithm.replay_buffer_storage=disk"
+        if self.algorithm.replay_buffer_storage == "disk":
+            remedy = "set run_dir to a place on a larger disk"
+        return ConfigError(
+            "algorithm.replay_buffer_size",
+            f"the replay buffer takes {needed} for {self._buffer_size:,} transitions, but "
+            f"{problem}: lower it, or {remedy}",
+            self.algorithm.replay_buffer_size,
+        )
+
+    @property
+    def _buffer_dir(self) -> Path:
+        """Directory of its unnamed files: the run directory, or the one that will hold it."""
+        run_dir = self.context.run_dir
+        return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
+
+    def _build_buffer(self, model: OffPolicyModel) -> BaseReplayBuffer:
+        config = self.algorithm
+        try:
+            buffer: BaseReplayBuffer = build_target(
+                config.replay_buffer,
+                config.replay_buffer_size,
+                self.env.single_observation_space,
+                _action_zeros(model.distribution),
+                key="algorithm.replay_buffer",
+                kind=BaseReplayBuffer,
+                num_envs=self.env.num_envs,
+                seed=self.context.seeds.integer("replay"),
+                n_steps=config.n_step_returns,
+                gamma=config.gamma,
+                frame_stack=self.env.frame_stack,
+                storage=config.replay_buffer_storage,
+                directory=self._buffer_dir,
+                device=self.context.device,
+            )
+            if not isinstance(buffer, BaseReplayBuffer):
+                raise ConfigError(
+                    "algorithm.replay_buffer",
+                    "expected a subclass of maze_train.BaseReplayBuffer",
+                    type(buffer).__name__,
+                )
+            buffer.reserve(self._buffer_size)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise self._too_large(model, f"there is no room: {error}") from error
+        except OSError as error:
+            problem = f"the replay buffer can not be made: {error}"
+            storage = config.replay_buffer_storage
+            raise ConfigError("algorithm.replay_buffer_storage", problem, storage) from error
+        return buffer
+
+
+def _action_zeros(distribution: Distribution) -> TensorTree:
+    """One action of the agent, all zeros."""
+    params, noise = torch.zeros(distribution.param_size), torch.zeros(distribution.noise_size)
+    return tree_map(torch.zeros_like, distribution.sample(params, noise))
+
+
+def _is_subclass(found: object, base: type) -> bool:
+    return isinstance(found, type) and issubclass(found, base)

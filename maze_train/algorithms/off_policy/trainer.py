@@ -1,0 +1,156 @@
+"""The training loop of algorithms with a replay buffer: collect while learning."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
+from maze_train.errors import TrainingError
+from maze_train.training.trainer import TimeEvents, Trainer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from maze_train.algorithms.off_policy.config import OffPolicyConfig
+    from maze_train.data.transitions import BaseReplayBuffer
+    from maze_train.events import Statistics
+    from maze_train.learner.group import LearnerGroup
+    from maze_train.learner.progress import Progress
+    from maze_train.rollout.collector import RolloutCollector
+    from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+    from maze_train.training.services import TrainerServices
+
+__all__ = ["OffPolicy"]
+
+MOST_LOST_UPDATES = 1_000
+"""Updates in a row without a transition after which training ends."""
+
+
+class OffPolicy(Trainer):
+    """Base of trainers that step environments, and learn from what was stored before.
+
+    The gradient steps that are due for the transitions of one update are taken in the next one,
+    while its environments are on their way. So processes that step environments and the learner
+    work at the same time, and the numbers are the same when they do not. See
+    `OffPolicyLearner`.
+
+    Args:
+        config: Settings of the algorithm.
+        learners: The learners.
+        model: The model that the learner updates and the collector acts with.
+        services: Tracker, evaluator, model selection, limits, checkpoints.
+        collector: Collects rollouts.
+        replay_buffer: Holds transitions.
+        initial_policy: Policy that acts until the buffer holds `initial_buffer_size` transitions.
+    """
+
+    def __init__(
+        self,
+        config: OffPolicyConfig,
+        learners: LearnerGroup,
+        model: nn.Module,
+        services: TrainerServices,
+        *,
+        collector: RolloutCollector,
+        replay_buffer: BaseReplayBuffer,
+        initial_policy: RandomPolicy | GivenPolicy,
+    ) -> None:
+        super().__init__(config, learners, model, services)
+        self.collector = collector
+        self.replay_buffer = replay_buffer
+        self.gradient_steps = 0
+        self._config = config
+        self._acting_model: Any = model
+        self._initial_policy = initial_policy
+        self._stored = len(replay_buffer)
+        # Those among the stored transitions that gradient steps are due for.
+        self._learned_from = 0
+        self._lost_updates = 0
+
+    def update_once(self, progress: Progress, statistics: Statistics) -> int:
+        """Step the environments, and learn meanwhile."""
+        started = time.perf_counter()
+        update_s = 0.0
+
+        def learn() -> None:
+            nonlocal update_s
+            update_s = self._learn(progress, statistics)
+
+        if self._fills_buffer:
+            rollout, episodes = self.collector.collect(self._initial_policy)
+        else:
+            rollout, episodes = self.collector.collect(self._acting_model, meanwhile=learn)
+        episodes.record(statistics)
+        self._check_lost(rollout.num_samples)
+        self.replay_buffer.add_rollout(rollout)
+        self._stored += rollout.num_samples
+        if not self._fills_buffer:
+            self._learned_from += rollout.num_samples
+        self.learners.foreach_learner(lambda learner: learner.observe(rollout))  # type: ignore[attr-defined]  # an OffPolicyLearner
+        statistics.record(ReplayEvents.size, float(len(self.replay_buffer)))
+        statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
+        statistics.record(TimeEvents.update_s, update_s)
+        return rollout.num_samples
+
+    def _check_lost(self, num_samples: int) -> None:
+        """Refuse to go on when nothing but lost episodes comes."""
+        self._lost_updates = 0 if num_samples else self._lost_updates + 1
+        if self._lost_updates == MOST_LOST_UPDATES:
+            raise TrainingError(
+                f"{MOST_LOST_UPDATES} updates in a row brought no transition: the environments "
+                "return numbers that are not finite, or their workers fail, at the beginning of "
+                "each episode"
+            )
+
+    @property
+    def _fills_buffer(self) -> bool:
+        return self._stored < self._config.initial_buffer_size
+
+    @property
+    def gradient_steps_due(self) -> int:
+        """Gradient steps that are due for the transitions that were collected."""
+        due = int(self._learned_from * self._config.update_to_data_ratio)
+        return due - self.gradient_steps
+
+    def _learn(self, progress: Progress, statistics: Statistics) -> float:
+        """Take the gradient steps that are due; returns the seconds that it took."""
+        started = time.perf_counter()
+        buffer, sample_s = self.replay_buffer, 0.0
+        buffer.set_progress(progress.fraction)
+        for _ in range(self.gradient_steps_due):
+            before = time.perf_counter()
+            batch = buffer.sample_batch(self._config.batch_size)
+            sample_s += time.perf_counter() - before
+            statistics.merge(self.learners.update(batch, progress))
+            self.gradient_steps += 1
+            if batch.weights is not None:
+                errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
+                # Those of a gradient step that was left out are meaningless.
+                finite = errors.isfinite()
+                buffer.update_priorities(batch.indices[finite], errors[finite])
+        picks = self.gradient_steps * self._config.batch_size / self._stored
+        statistics.record(ReplayEvents.picks_per_transition, picks)
+        statistics.record(ReplayTimeEvents.sample_s, sample_s)
+        return time.perf_counter() - started
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that influences later numbers; valid between two updates."""
+        return {
+            **super().state_dict(),
+            "collector": self.collector.state_dict(),
+            "replay_buffer": self.replay_buffer.state_dict(),
+            "initial_policy": self._initial_policy.state_dict(),
+            "transitions": (self._stored, self._learned_from, self.gradient_steps),
+        }
+
+    def load_experience(self, state: dict[str, Any]) -> None:
+        """Put the replay buffer and the environments where they were."""
+        self.replay_buffer.load_state_dict(state["replay_buffer"])
+        self._initial_policy.load_state_dict(state["initial_policy"])
+        self._stored, self._learned_from, self.gradient_steps = state["transitions"]
+        lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
+        if lost.any():
+            self.replay_buffer.interrupt()

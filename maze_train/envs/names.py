@@ -1,0 +1,38 @@
+"""Vector environments under the names of their places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.workers.places import LocalProcesses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import gymnasium
+
+__all__ = ["SequentialVectorEnv", "SubprocVectorEnv"]
+
+SequentialVectorEnv = PooledVectorEnv
+"""Steps in this process where no place is given."""
+
+
+def SubprocVectorEnv(  # noqa: N802 (the name that users know)
+    env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+    *,
+    n_workers: int = 0,
+    start_method: str = "forkserver",
+    timeout_s: float = 300.0,
+    on_worker_failure: str = "fail",
+    max_worker_restarts: int = 10,
+    **settings: Any,
+) -> PooledVectorEnv:
+    """A vector environment that steps in processes; the arguments are those of `LocalProcesses`.
+
+    `**settings` are those of `PooledVectorEnv`.
+    """
+    place = LocalProcesses(
+        n_workers, start_method, timeout_s, on_worker_failure, max_worker_restarts
+    )
+    return PooledVectorEnv(env_factories, place, **settings)

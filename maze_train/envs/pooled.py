@@ -1,0 +1,382 @@
+"""Many environments, stepped by the workers of a place."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from maze_train.checks import check_one_of
+from maze_train.envs.buffers import StepBuffers
+from maze_train.envs.info_masks import IGNORED_MASK, ignores_mask
+from maze_train.envs.repair import CALLS, WorkerRepair
+from maze_train.envs.stepped import ON_NON_FINITE
+from maze_train.envs.vector import MazeVectorEnv
+from maze_train.envs.worker import EnvWorker, StepReport
+from maze_train.errors import ConfigError, EnvError, WorkerError
+from maze_train.spaces.describe import FlatView
+from maze_train.targets import locate
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.pool import WorkerFailedError, check_spaces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import gymnasium
+    import numpy.typing as npt
+
+    from maze_train.envs.journal import Journal
+    from maze_train.envs.vector import ArrayTree, StepResult
+    from maze_train.workers.places import Place
+
+__all__ = ["PooledVectorEnv"]
+
+JOURNAL = "maze_train.envs.journal.Journal"
+
+
+class PooledVectorEnv(MazeVectorEnv):
+    """Steps its environments in the workers of a place, each of which has a slice of them.
+
+    In this process, the fastest place for environments that take microseconds and the easiest one
+    to debug, they are stepped one after the other. Worker processes are for environments that take
+    tens of microseconds or more per step. The numbers are the same, bit for bit, wherever they are
+    stepped and whatever the number of workers. Observations, copies and infos are described at
+    `MazeVectorEnv`.
+
+    In this process an environment that raises leaves the vector environment open for another
+    reset. A worker process that raises, dies or hangs ends the whole vector environment with a
+    `WorkerError`; no process is left. With `on_worker_failure="restart"` of the place it is started
+    again with a line on stderr; its environments play their episodes again up to the step that
+    failed, and make that step, so that no number is another one. Where that fails too, the worker
+    is started once more, and its environments begin new episodes, as described at `MazeVectorEnv`.
+    A number that is not finite is no failure of the worker.
+
+    A journal keeps the actions of the running episodes: an episode is played again from its seed
+    and its actions. An environment that offers `state_dict()` and `load_state_dict(state)` itself,
+    as all of its wrappers have to, is not played again.
+
+    Args:
+        env_factories: One function per environment, each of which returns a new environment.
+            Lambdas and local classes are fine.
+        place: Where they are stepped, see `maze_train.workers.places`; None: in this process.
+        copy: Whether to return copies of the observations instead of the internal buffers.
+        step_infos: Whether to return the infos of every step, which then have to travel between
+            processes.
+        on_non_finite: Reaction to NaN and infinities in rewards, observations, and last
+            observations of truncated episodes: `raise`, or `skip`: the episode is given up as
+            described at `MazeVectorEnv`. In the first observation of an episode they are always an
+            error.
+        can_be_restored: Whether the actions of running episodes are kept, so that `state_dict` can
+            tell where the environments are. They take memory until an episode ends.
+        first_env: Number of the first environment in messages.
+
+    Raises:
+        ConfigError: If there is no factory, or one refuses its settings, or an argument is out of
+            its range.
+        EnvError: If an environment can not be built, or differs in its spaces from the first. It
+            is a WorkerError where a worker process raises, dies or hangs.
+        SpaceError: If a space can not be flattened, or differs between workers.
+    """
+
+    def __init__(
+        self,
+        env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        place: Place | None = None,
+        *,
+        copy: bool = False,
+        step_infos: bool = False,
+        on_non_finite: Literal["raise", "skip"] = "raise",
+        can_be_restored: bool = True,
+        first_env: int = 0,
+    ) -> None:
+        super().__init__(copy=copy, step_infos=step_infos)
+        check_one_of("on_non_finite", on_non_finite, ON_NON_FINITE)
+        if not env_factories:
+            raise ConfigError("env_factories", "expected at least one factory", env_factories)
+        place = ThisProcess() if place is None else place
+        self.can_be_restored, self.first_env = can_be_restored, first_env
+        n = len(env_factories)
+        count = place.num_workers(n)
+        self._slices = [
+            range(*bounds) for bounds in pairwise(n * i // count for i in range(count + 1))
+        ]
+        make_workers = [
+            partial(
+                EnvWorker,
+                Portable(list(env_factories[part.start : part.stop]), "env"),
+                part.start,
+                n,
+                first_env + part.start,
+                step_infos,
+                on_non_finite,
+            )
+            for part in self._slices
+        ]
+        names = [
+            f"worker {i} (environments {part.start} to {part.stop - 1})"
+            for i, part in enumerate(self._slices)
+        ]
+        self._pool = place.pool(make_workers, names, CALLS)
+        try:
+            self._share_memory(n)
+        except BaseException:
+            self.close()
+            raise
+
+    def _share_memory(self, num_envs: int) -> None:
+        """Learn the spaces from the workers, and give them the memory to step into."""
+        described = self._pool.call_all("describe")
+        observation_space, action_space, metadata, self.render_mode, _ = described[0]
+        self._offers_own_state = any(offers for *_, offers in described)
+        for part, spaces in zip(self._slices, described, strict=True):
+            check_spaces(part.start, spaces[:2], described[0][:2])
+        self._describe(observation_space, action_space, num_envs, metadata)
+        observation = FlatView(observation_space)
+        memory = self._pool.allocate(StepBuffers.nbytes(observation, self._action, num_envs))
+        self._memory = memory
+        self._pool.call_all("map", memory)
+        self._buffers = buffers = StepBuffers.over(
+            memory.buffer, observation, self._action, num_envs
+        )
+        self._journal: Journal | None = None
+        if self.can_be_restored or self._pool.may_restart:
+            self._journal = locate(JOURNAL)(buffers.actions)
+        self._repair = WorkerRepair(
+            self._pool, self._slices, (observation_space, action_space), memory, self._journal
+        )
+        if self._pool.may_restart:
+            self._repair.keep(buffers)
+
+    @property
+    def envs(self) -> list[gymnasium.Env[Any, Any]]:
+        """The environments that live in this process; none where workers are elsewhere."""
+        return [env for worker in self._pool.workers for env in worker.envs]
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers."""
+        return len(self._pool)
+
+    @property
+    def worker_restarts(self) -> int:
+        """Number of workers that were started again."""
+        return self._pool.restarts
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[ArrayTree, dict[str, Any]]:
+        """Start a run of episodes.
+
+        Args:
+            seed: Names the run of episodes, an integer >= 0; None draws one.
+            options: Passed to the reset of every environment, not to later autoresets.
+
+        Returns:
+            The first observations, [num_envs, ...], and the infos of the resets.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid. It is a WorkerError
+                where a worker process raises, dies or hangs.
+        """
+        self._check_not_stepping("reset()")
+        arguments = self._seed_for(seed), options
+        self._call("reset", *arguments)
+        report = self._gather("reset", *arguments) or StepReport()
+        if self._journal is not None:
+            self._journal.begin(options)
+            self._journal.ended(report.lost)
+        report.lost = []
+        return self._observations(), self._infos(report)
+
+    def step_async(self, actions: Any) -> None:
+        """Let the workers begin a step, see `MazeVectorEnv`.
+
+        Raises:
+            WorkerError: If this vector environment is closed.
+        """
+        super().step_async(actions)
+        self._repair.remember()
+        self._call("step")
+
+    def _finish_step(self) -> StepResult:
+        report, buffers, journal = self._gather("step"), self._buffers, self._journal
+        if journal is not None:
+            journal.record()
+            if report is not None:
+                journal.ended([i for i, _ in report.final], report.continuing)
+                journal.ended(report.lost)
+        return (
+            self._observations(),
+            buffers.rewards.copy(),
+            buffers.terminated.copy(),
+            buffers.truncated.copy(),
+            self._infos(report) if report is not None else {},
+        )
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Let the workers close their environments and end; kill those that take too long."""
+        if hasattr(self, "_pool"):
+            self._pool.close()
+            if hasattr(self, "_memory"):
+                self._memory.close()
+
+    # -- the state of running episodes -----------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of every environment, see `MazeVectorEnv.state_dict`.
+
+        Returns:
+            `root_seed` and, in `envs`, one dict per environment: the fields of
+            `maze_train.envs.journal.EpisodeRecord`. No seed and no dicts before the first reset.
+
+        Raises:
+            EnvError: If the state is not known because the last call failed, or holds something
+                else than plain values, or a step is on its way.
+        """
+        journal = self._checked_journal("state_dict()")
+        if self.root_seed is None:
+            return {"root_seed": None, "envs": []}
+        if self._offers_own_state:
+            for i, own in enumerate(self._own_states()):
+                if own is not None:
+                    journal.rebase(i, own)
+        buffers = self._buffers
+        records = [journal.record_of(i, buffers.obs, buffers.rewards) for i in range(self.num_envs)]
+        envs = [record.to_dict(i) for i, record in enumerate(records)]
+        return {"root_seed": self.root_seed, "envs": envs}
+
+    def load_state_dict(
+        self, state: dict[str, Any], *, allow_new_episodes: bool = False
+    ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
+        """Put every environment where it was, see `MazeVectorEnv.load_state_dict`."""
+        journal = self._checked_journal("load_state_dict()")
+        root, records = journal.read_state(state, self._buffers.obs)
+        began: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        self.root_seed = None
+        if root is None:
+            return self._observations(), began
+        journal.invalidate()
+        for index, part in enumerate(self._slices):
+            own = records[part.start : part.stop]
+            self._pool.call(index, "restore", root, own, allow_new_episodes)
+        try:
+            problems = list(chain.from_iterable(self._pool.receive_all()))
+        except BaseException:
+            self._give_up()
+            raise
+        if problems and not allow_new_episodes:
+            raise EnvError(
+                f"{problems[0][1]}: the environment does not do the same again from the same seed "
+                "and actions; checkpoint.allow_new_episodes=true lets such environments begin new "
+                "episodes"
+            )
+        self.root_seed = root
+        journal.load(records)
+        began[[i for i, _ in problems]] = True
+        journal.ended(began.nonzero()[0].tolist())
+        return self._observations(), began
+
+    def _checked_journal(self, call: str) -> Journal:
+        """The journal, if the state of the environments may be asked for now."""
+        if self.closed:
+            raise EnvError(f"{call} was called after close()")
+        self._check_not_stepping(call)
+        if self._journal is None:
+            raise EnvError("the actions of these environments are not kept: can_be_restored=False")
+        return self._journal
+
+    def _own_states(self) -> Sequence[dict[str, Any] | None]:
+        """State that each environment gives of itself; None from one that has none to give."""
+        states: list[dict[str, Any] | None] = []
+        problem = None
+        self._call("own_states")
+        try:
+            for index, part in enumerate(self._slices):
+                given: Any = [None] * len(part)
+                # The next step finds a worker that died. Until then the journal knows as much.
+                with suppress(WorkerFailedError):
+                    given = self._pool.receive(index)
+                problem = problem or (given if isinstance(given, str) else None)
+                states += given
+        except BaseException:
+            self._give_up()
+            raise
+        if problem is not None:
+            raise EnvError(problem)
+        return states
+
+    # -- calls of the workers --------------------------------------------------------------------
+
+    def _call(self, method: str, *args: Any) -> None:
+        """Start a call in all workers."""
+        if self.closed:
+            raise WorkerError("this vector environment is closed: build a new one")
+        try:
+            for index in range(len(self._slices)):
+                self._pool.call(index, method, *args)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _gather(self, method: str, *args: Any) -> StepReport | None:
+        """Join what workers report of a call; those that failed are repaired and called again."""
+        reports: list[StepReport | None] = []
+        failures: list[WorkerFailedError] = []
+        try:
+            # Waiting for one after the other wakes this process less often than waiting for all.
+            for index in range(len(self._slices)):
+                try:
+                    reports.append(self._pool.receive(index))
+                except WorkerFailedError as error:
+                    # Without its frames, which would keep this object alive.
+                    failures.append(error.with_traceback(None))
+            for failure in failures:
+                root = self.root_seed or 0
+                reports.insert(failure.index, self._repair.repeat(failure, root, method, *args))
+        except BaseException:
+            self._give_up()
+            raise
+        joined = None
+        for report in reports:
+            if joined is None:
+                joined = report
+            elif report is not None:
+                joined.add(report)
+        return joined
+
+    def _give_up(self) -> None:
+        """Forget where the environments are; close unless all workers wait for the next call.
+
+        After Ctrl+C, results that were not received would be taken for later ones.
+        """
+        if self._journal is not None:
+            self._journal.invalidate()
+        if not len(self._pool) or any(map(self._pool.pending, range(len(self._pool)))):
+            self.close()
+
+    # -- infos -----------------------------------------------------------------------------------
+
+    def _infos(self, report: StepReport) -> dict[str, Any]:
+        """Infos in gymnasium's form for SAME_STEP."""
+        infos: dict[str, Any] = {}
+        final_columns = self._buffers.final_obs
+        for i, info in report.final:
+            final_obs: Any = {key: column[i].copy() for key, column in final_columns.items()}
+            if self._is_single:
+                final_obs = final_obs[""]
+            infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, i)
+        for i, info in report.ordinary:
+            infos = self._add_info(infos, info, i)
+        if self.tell is not None and ignores_mask(
+            infos, self.env_observation_space, self.single_action_space
+        ):
+            self.tell(IGNORED_MASK)
+        if report.lost:
+            lost = np.zeros(self.num_envs, np.bool_)
+            lost[report.lost] = True
+            infos |= {"lost": lost, "ignored": lost.copy()}
+        return infos

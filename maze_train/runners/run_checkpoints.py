@@ -1,0 +1,154 @@
+"""Checkpoints of a run, and how it is continued from one of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.files import remove_leftovers
+from maze_train.runners.run_dir import BEST, METRICS, new_directory
+from maze_train.training.checkpoint_schedule import Checkpoints
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.config import CheckpointConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
+    from maze_train.training.trainer import Trainer
+    from maze_train.types import Tensor
+
+__all__ = ["RunCheckpoints", "load_checkpoint"]
+
+RESULTS = (METRICS, BEST, "summary.json", "policies", "plots", "events.out.tfevents.*")
+"""Files and directories of a run besides its configuration and its checkpoints."""
+
+SHOWN_DIFFERENCES = 4
+
+
+class RunCheckpoints:
+    """The checkpoints of a run.
+
+    Args:
+        run_dir: Directory of the run.
+        resume: The run that is continued, or the checkpoint of it; None: the newest one.
+        config: Settings of checkpoints; None: the usual ones.
+        mode: `max` if larger scores are better, `min` if smaller ones are.
+        config_text: Configuration of the run, which every checkpoint keeps.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        resume: str | None = None,
+        config: CheckpointConfig | None = None,
+        mode: str = "max",
+        config_text: str = "",
+    ) -> None:
+        self._config = config or CheckpointConfig()
+        self._store = CheckpointStore(
+            run_dir / CHECKPOINTS,
+            keep_last=self._config.keep_last,
+            keep_best=self._config.keep_best,
+            mode=mode,
+            settings=config_text,
+        )
+        self._run_dir = run_dir
+        self._name = checkpoint_name(resume)
+
+    def find(self) -> CheckpointInfo | None:
+        """Find the checkpoint from which the run goes on; None: there is none."""
+        infos = self._store.list()[::-1]
+        return next((info for info in infos if self._name in (None, info.path.name)), None)
+
+    def load(self) -> Checkpoint | None:
+        """Load the checkpoint from which the run goes on; None: there is none.
+
+        Raises:
+            RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
+        """
+        return self._store.load(self._name)
+
+    def take_up(self) -> Checkpoint | None:
+        """Load that checkpoint, and remove what killed processes left.
+
+        Without a checkpoint the run begins again, and what it has written so far is put aside. The
+        run directory must be locked.
+
+        Raises:
+            RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
+        """
+        for directory in (self._run_dir, self._run_dir / BEST):
+            remove_leftovers(directory)
+        self._store.clean()
+        checkpoint = self.load()
+        if checkpoint is None:
+            put_aside(self._run_dir)
+        else:
+            self._store.point_to(checkpoint)
+        return checkpoint
+
+    def schedule(self, resumed: Checkpoint | None) -> Checkpoints:
+        """Schedule the checkpoints of a run that continues from one, or begins."""
+        return Checkpoints(self._store, self._config, resumed)
+
+
+def put_aside(run_dir: Path) -> None:
+    """Move the results of a run that begins again into a directory below it.
+
+    Raises:
+        ConfigError: If they can not be moved.
+    """
+    if not (run_dir / METRICS).exists() and not (run_dir / BEST).exists():
+        return
+    try:
+        aside = new_directory(run_dir / "before")
+        for path in [path for name in RESULTS for path in sorted(run_dir.glob(name))]:
+            path.rename(aside / path.name)
+    except OSError as error:
+        raise ConfigError("run_dir", f"can not be written: {error}", str(run_dir)) from error
+    print(
+        f"warning: {run_dir} has no checkpoint: the run begins again, at step 0; what it had "
+        f"written is in {aside}",
+        file=sys.stderr,
+    )
+
+
+def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Continue from a checkpoint.
+
+    Raises:
+        RunDirectoryError: If it is that of another algorithm or of other networks.
+    """
+    problem = f"checkpoint {checkpoint.path} does not fit this run: "
+    remedy = "; is it a copy from another run, or has the environment other spaces now?"
+    try:
+        saved = shapes_of(checkpoint.state["learners"]["learner"]["modules"])
+        own = shapes_of(trainer.learners.get_weights())
+        differing = [
+            f"{name} {saved.get(name, 'missing')} there, {own.get(name, 'missing')} here"
+            for name in (saved | own)
+            if saved.get(name) != own.get(name)
+        ]
+        if differing:
+            more = f" and {len(differing) - SHOWN_DIFFERENCES} more"
+            told = "; ".join(differing[:SHOWN_DIFFERENCES])
+            told += more if len(differing) > SHOWN_DIFFERENCES else ""
+            raise RunDirectoryError(f"{problem}weights differ: {told}{remedy}")
+        trainer.load_state_dict(checkpoint.state)
+    except KeyError as error:
+        raise RunDirectoryError(
+            f"{problem}it has no {error}, as of another algorithm{remedy}"
+        ) from error
+
+
+def shapes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, list[int]]:
+    """The shape of every weight, by module and name."""
+    return {
+        f"{module}/{name}": list(value.shape)
+        for module, weights in modules.items()
+        for name, value in weights.items()
+    }

@@ -1,0 +1,93 @@
+"""Vector environments that algorithms train and evaluate in."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.errors import EnvError
+from maze_train.targets import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gymnasium import Env
+
+    from maze_train.envs.config import EnvConfig
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.workers.places import Place
+
+__all__ = ["build_actor_env", "build_vector_env", "close_quietly"]
+
+FOREIGN = "maze_train.envs.foreign.make_foreign_env"
+"""Builds vector environments of `env.backend`, where that is not gymnasium."""
+
+
+def build_vector_env(
+    factories: Sequence[Callable[[], Env[Any, Any]]],
+    config: EnvConfig,
+    place: Place,
+    on_non_finite: Any,
+    *,
+    training: bool = True,
+    max_episode_steps: int = 0,
+) -> MazeVectorEnv:
+    """Environments that are stepped in a place.
+
+    Args:
+        factories: Build single environments, one each, where the backend is gymnasium.
+        config: Settings of the environments.
+        place: Where their workers live.
+        on_non_finite: Reaction to a bad number.
+        training: Whether rewards and ends of episodes may be changed, as in training.
+        max_episode_steps: Steps after which environments of another backend cut an episode;
+            0: never.
+    """
+    if config.backend != "gymnasium":
+        env: MazeVectorEnv = locate(FOREIGN)(
+            config,
+            len(factories),
+            training=training,
+            num_threads=place.num_workers(len(factories)),
+            max_episode_steps=max_episode_steps or None,
+        )
+        return env
+    return PooledVectorEnv(factories, place, on_non_finite=on_non_finite)
+
+
+def build_actor_env(
+    factory: Callable[[], Env[Any, Any]],
+    config: EnvConfig,
+    on_non_finite: Any,
+    num_envs: int,
+    first_env: int = 0,
+    *,
+    can_be_restored: bool,
+) -> MazeVectorEnv:
+    """The environments of an actor, all stepped in its process."""
+    if config.backend != "gymnasium":
+        env: MazeVectorEnv = locate(FOREIGN)(config, num_envs, training=True, num_threads=1)
+        env.first_env = first_env
+        return env
+    return PooledVectorEnv(
+        [factory] * num_envs,
+        on_non_finite=on_non_finite,
+        can_be_restored=can_be_restored,
+        first_env=first_env,
+    )
+
+
+class SupportsClose(Protocol):
+    """Can be closed, more than once."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def close_quietly(env: SupportsClose) -> None:
+    """Close environments; an error of theirs must not cost a finished training."""
+    try:
+        env.close()
+    except EnvError as error:
+        print(f"warning: {error}", file=sys.stderr)

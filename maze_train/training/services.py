@@ -1,0 +1,47 @@
+"""Services that a trainer gets from whoever runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from maze_train.training.checkpoint_schedule import Checkpoints
+    from maze_train.training.evaluators import Evaluator
+    from maze_train.training.interruption import Interruption
+    from maze_train.training.model_selection import BestModelSelection
+    from maze_train.training.outcome import Limits
+
+__all__ = ["TrainerServices"]
+
+
+def _silent_tracker() -> Tracker:
+    return Tracker([], RunInfo())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerServices:
+    """Everything around training that does not depend on the algorithm.
+
+    Attributes:
+        tracker: Takes the metrics; by default it keeps them in `history` and writes nothing.
+        evaluator: Judges the policy; None: the training return selects the best one.
+        model_selection: Keeps the best policy; None: nothing is kept.
+        limits: When to stop; None: those of the algorithm.
+        evaluation_interval: Epochs from one evaluation to the next.
+        selection_metric: Metric that `model_selection` is told.
+        checkpoints: Writes where training stands; None: nothing is written.
+        interruption: Tells whether a signal came; None: no signals are taken.
+    """
+
+    tracker: Tracker = field(default_factory=_silent_tracker)
+    evaluator: Evaluator | None = None
+    model_selection: BestModelSelection | None = None
+    limits: Limits | None = None
+    evaluation_interval: int = 1
+    selection_metric: str = "eval/episode_return_mean"
+    checkpoints: Checkpoints | None = None
+    interruption: Interruption | None = None

@@ -1,0 +1,203 @@
+"""Losses of policies and values: the formulas of their papers, and what holds for all of them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from cases import sweep
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_losses import slow_clipped_value_loss, slow_surrogate, slow_two_hot_loss
+
+from maze_train.errors import ConfigError, ShapeError
+from maze_train.functional.policy_loss import (
+    approximate_kl,
+    clip_fraction,
+    clipped_surrogate_loss,
+    policy_gradient_loss,
+)
+from maze_train.functional.value_loss import clipped_value_loss, squared_value_loss, two_hot_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RTOL = 1e-9
+floats = st.floats(-5.0, 5.0, width=32)
+
+
+def samples(*shape: int) -> torch.Tensor:
+    """Standard normal float64 numbers, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def two_hot(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss of logits [N] of one integer out of five, the others being 0."""
+    return two_hot_loss(torch.nn.functional.pad(logits.unsqueeze(-1), (2, 2)), targets, (-2, 2))
+
+
+def slow_two_hot(logits: Any, targets: Any) -> float:
+    """The same by the slow reference."""
+    rows = torch.nn.functional.pad(torch.from_numpy(logits).reshape(-1, 1), (2, 2)).numpy()
+    return slow_two_hot_loss(rows, targets.ravel(), -2, 2)
+
+
+LOSSES: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
+    "policy gradient": (1, policy_gradient_loss, lambda p, a: -(p * a).mean()),
+    **{
+        f"surrogate {c}": (
+            1,
+            lambda p, a, c=c: clipped_surrogate_loss(p, a, c),
+            lambda p, a, c=c: slow_surrogate(p, a, c),
+        )
+        for c in (0.05, 0.2, 1.5)
+    },
+    "squared": (1, squared_value_loss, lambda v, r: ((v - r) ** 2).mean()),
+    **{
+        f"clipped {c}": (
+            2,
+            lambda v, old, r, c=c: clipped_value_loss(v, old, r, c),
+            lambda v, old, r, c=c: slow_clipped_value_loss(v, old, r, c),
+        )
+        for c in (0.05, 0.5, 100.0)
+    },
+    "two-hot": (1, two_hot, slow_two_hot),
+}
+"""Number of constants after the first argument, the loss, and its slow reference."""
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@sweep("shape", [(1,), (20,), (4, 5)])
+def test_losses_are_those_of_the_papers(name: str, shape: tuple[int, ...]) -> None:
+    """Means over samples, in any order, with numerical gradients; constants get none."""
+    count, loss, slow = LOSSES[name]
+    x, *constants = (row.requires_grad_() for row in samples(1 + count, *shape).unbind())
+    value = loss(x, *constants)
+    assert value.shape == ()
+    expected = slow(*(tensor.detach().numpy() for tensor in (x, *constants)))
+    assert value.item() == pytest.approx(float(expected), rel=RTOL)
+    value.backward()
+    assert x.grad is not None
+    assert all(constant.grad is None for constant in constants)
+    fixed = [constant.detach() for constant in constants]
+    assert torch.autograd.gradcheck(lambda leaf: loss(leaf, *fixed), x)
+    order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(1))
+    shuffled = loss(*(tensor.detach().ravel()[order] for tensor in (x, *constants)))
+    torch.testing.assert_close(shuffled, value.detach(), rtol=RTOL, atol=0.0)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_shapes_that_would_broadcast_are_refused(name: str) -> None:
+    """[N, 1] against [N] is an error and not a matrix."""
+    count, loss, _ = LOSSES[name]
+    with pytest.raises(ShapeError, match=r"has shape \[4\], expected \[4, 1\]|\[4, 1\], .* \[4\]"):
+        loss(torch.ones(4, 1), *[torch.ones(4)] * count)
+
+
+def test_squared_loss_has_no_factor_one_half() -> None:
+    """Errors of 1 and 3 cost (1 + 9) / 2."""
+    assert squared_value_loss(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0])).item() == 5.0
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(floats, floats, st.floats(0.01, 2.0))
+def test_surrogate_of_one_sample(log_ratio: float, advantage: float, clip_range: float) -> None:
+    """Both formulas agree for every ratio, advantage and band."""
+    x, a = torch.tensor([[log_ratio], [advantage]], dtype=torch.float64)
+    expected = slow_surrogate(x.numpy(), a.numpy(), clip_range)
+    loss = clipped_surrogate_loss(x, a, clip_range)
+    assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [(1.3, 1.0, False), (0.7, 1.0, True), (1.3, -1.0, True), (0.7, -1.0, False), (1.1, 1.0, True)],
+)
+def test_clipping_stops_gains_and_keeps_losses(ratio: float, advantage: float, moves: bool) -> None:
+    """The gradient is zero where the policy already gained enough, and -ratio * A elsewhere."""
+    log_ratio = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    clipped_surrogate_loss(log_ratio, advantages, 0.2).backward()  # type: ignore[no-untyped-call]
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.item() == pytest.approx(-ratio * advantage if moves else 0.0, rel=RTOL)
+
+
+@sweep("advantage", [1.0, 0.0, -1.0])
+@sweep("log_ratio", [1000.0, -1000.0])
+def test_huge_log_ratios_are_finite(log_ratio: float, advantage: float) -> None:
+    """Neither the loss nor its gradient becomes NaN or infinite in float32."""
+    log_ratios = torch.tensor([log_ratio, 0.0], requires_grad=True)
+    loss = clipped_surrogate_loss(log_ratios, torch.tensor([advantage, 1.0]), 0.2)
+    assert loss.isfinite()
+    assert torch.autograd.grad(loss, log_ratios)[0].isfinite().all()
+
+
+def test_clipped_value_loss_does_not_pull_beyond_the_band() -> None:
+    """A value past the band towards its target gets no gradient; inside, the loss is squared."""
+    old_values, targets = torch.tensor([1.0]), torch.tensor([3.0])
+    for value, slope in [(1.5, 0.0), (1.1, 2 * (1.1 - 3.0))]:
+        values = torch.tensor([value], requires_grad=True)
+        loss = clipped_value_loss(values, old_values, targets, 0.2)
+        (gradient,) = torch.autograd.grad(loss, values)
+        assert gradient.item() == pytest.approx(slope)
+
+
+def test_two_hot_loss_of_logits() -> None:
+    """Targets outside of the support count as its ends; large logits do not overflow."""
+    logits = samples(6, 5)
+    targets = torch.tensor([-3.0, -2.0, -0.4, 0.7, 2.0, 9.0], dtype=torch.float64)
+    expected = slow_two_hot_loss(logits.numpy(), targets.numpy(), -2, 2)
+    assert two_hot_loss(logits, targets, (-2, 2)).item() == pytest.approx(expected, rel=RTOL)
+    uniform = two_hot_loss(torch.zeros(2, 3, 7), torch.randn(2, 3), (-3, 3))
+    assert uniform.item() == pytest.approx(math.log(7.0), rel=1e-6)
+    extreme = torch.tensor([[1000.0, -1000.0, 0.0]], requires_grad=True)
+    loss = two_hot_loss(extreme, torch.tensor([2.0]), (0, 2))
+    assert loss.item() == 1000.0
+    assert torch.autograd.grad(loss, extreme)[0].isfinite().all()
+
+
+def test_support_of_the_two_hot_loss_is_checked() -> None:
+    """Logits count the integers of the support, which is not empty."""
+    row = torch.ones(4)
+    with pytest.raises(ShapeError, match=r"expected \[\.\.\., 5\] for the integers -2 to 2"):
+        two_hot_loss(torch.zeros(4, 6), row, (-2, 2))
+    with pytest.raises(ConfigError, match="low < high"):
+        two_hot_loss(torch.zeros(4, 5), row, (2, -2))
+
+
+def test_kl_estimate_of_known_ratios() -> None:
+    """Mean of (ratio - 1) - log ratio, also for a log ratio of 1e-3 in float32."""
+    assert approximate_kl(torch.zeros(4)).item() == 0.0
+    log_ratios = torch.tensor([math.log(2.0), -math.log(2.0)], dtype=torch.float64)
+    assert approximate_kl(log_ratios).item() == pytest.approx(0.25, rel=RTOL)
+    assert approximate_kl(torch.full((8,), 1e-3)).item() == pytest.approx(5e-7, rel=1e-3)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(st.lists(floats, min_size=1, max_size=20), st.sampled_from([1.0, 1e-2, 1e-4, 1e-7]))
+def test_kl_estimate_is_never_negative(log_ratios: list[float], scale: float) -> None:
+    """Not even in float32 for policies that almost agree, where exp(x) - 1 - x would be."""
+    assert approximate_kl(torch.tensor(log_ratios) * scale).item() >= 0.0
+
+
+def test_kl_estimate_averages_to_the_divergence() -> None:
+    """Over all actions, weighted by the old policy, the estimate is the exact divergence."""
+    old = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    new = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
+    actions = torch.tensor([0, 0, 1, 2])  # as often as the old policy takes them
+    estimate = approximate_kl((new.log() - old.log())[actions])
+    assert estimate.item() == pytest.approx((old * (old / new).log()).sum().item(), rel=RTOL)
+
+
+def test_clip_fraction_counts_ratios_outside_of_the_band() -> None:
+    """Both sides count, the inside does not; measures carry no gradient."""
+    log_ratios = torch.tensor([0.5, 1.0, 1.19, 1.21, 0.81, 0.79]).log().requires_grad_()
+    fraction = clip_fraction(log_ratios, 0.2)
+    assert fraction.item() == 0.5
+    assert fraction.dtype == torch.float32
+    assert clip_fraction(torch.zeros(4), 0.2).item() == 0.0
+    assert not fraction.requires_grad
+    assert not approximate_kl(log_ratios).requires_grad

@@ -1,0 +1,38 @@
+"""Sealed JSON: any change to a file is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from maze_train.sealed import seal, unseal
+
+CONTENT = {"b": [1, None, "é"], "a": {"x": 0.1}}
+
+
+@pytest.mark.parametrize("indent", [2, None])
+def test_any_change_is_noticed(indent):
+    """Each byte, each length, and the same content in other words."""
+    data = seal(CONTENT, indent=indent)
+    content = unseal(data)
+    assert content.pop("sha256") == hashlib.sha256(_plain(CONTENT, indent)).hexdigest()
+    assert content == CONTENT
+    assert seal({**CONTENT, "sha256": "other"}, indent=indent) == data
+    for i in range(len(data)):
+        flipped = data[:i] + bytes([data[i] ^ (1 << i % 8)]) + data[i + 1 :]
+        for changed in (flipped, data[:i], data + b"\n", b" " + data):
+            with pytest.raises(ValueError, match="damaged"):
+                unseal(changed)
+
+
+def _plain(content, indent):
+    return (json.dumps(content, indent=indent, sort_keys=True) + "\n").encode()
+
+
+@pytest.mark.parametrize("data", [b"", b"[]\n", b"\xff", b"[" * 100_000, b"{}\n", b"null"])
+def test_other_files_are_refused(data):
+    """An error of one kind, whatever the file holds."""
+    with pytest.raises(ValueError, match="damaged"):
+        unseal(data)
