@@ -113,32 +113,32 @@ class RolloutPlayer(PlayerPool):
         return self._played(checked, self._round, on_step)
 
     def _played(
-        self, seeds: list[int], number: int, on_step: Callable[[int], object] | None
+        self, seeds: list[int], round_: int, on_step: Callable[[int], object] | None
     ) -> Generator[PlayedEpisode, None, None]:
-        self._check_round(number)
+        self._check_round(round_)
         waiting = self.waiting = dict[int, PlayedEpisode]()
         self._queue.drop()
         action_seed = self.settings.action_seed
 
-        def task_of(place: int) -> EpisodeTask:
-            seed = seeds[place]
-            return EpisodeTask(place, seed, action_seed_of(action_seed, seed))
+        def task_of(number: int) -> EpisodeTask:
+            seed = seeds[number]
+            return EpisodeTask(number, seed, action_seed_of(action_seed, seed))
 
         self._queue.begin(task_of=task_of, seed_of=seeds.__getitem__)
         made = self.steps_made
         try:
-            for place in range(len(seeds)):
-                limit = min(place + WINDOW * self._queue.capacity, len(seeds))
-                while place not in waiting:
-                    self._check_round(number)
+            for number in range(len(seeds)):
+                limit = min(number + WINDOW * self._queue.capacity, len(seeds))
+                while number not in waiting:
+                    self._check_round(round_)
                     self._queue.advance(limit, self._note)
                     before, made = made, self.steps_made
                     if on_step is not None:
                         on_step(made - before)
-                yield waiting[place]
-                del waiting[place]
+                yield waiting[number]
+                del waiting[number]
         finally:
-            if self._round == number:
+            if self._round == round_:
                 self._queue.drop()
 
     def _check_round(self, number: int) -> None:

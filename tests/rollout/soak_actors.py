@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from maze_train.rollout.subproc_actors import SubprocDistributedActors
 
 from maze_train.config.loading import load_config
 from maze_train.runners.factory import build_runner
@@ -34,7 +33,6 @@ from maze_train.training.outcome import Limits
 from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
-    from maze_train.algorithms.impala.trainer import IMPALA
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
 
@@ -56,107 +54,83 @@ def resident_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-class Killer:
-    """Kills or stops an actor now and then, whatever the learner is at.
+class Soak:
+    """Kills or stops actors now and then, and checks and measures after each update.
 
     Args:
-        actors: The actors.
-        rng: Says when, whom and how.
+        trainer: The trainer.
+        seed: Seed of when, whom and how; None: nobody is killed.
+        batch: Steps of an update.
     """
 
-    def __init__(self, actors: SubprocDistributedActors, rng: random.Random) -> None:
+    def __init__(self, trainer: Any, seed: int | None, batch: int) -> None:
+        self.problems: list[str] = []
+        self.memory: list[tuple[float, float, float]] = []
         self.kills = self.stops = 0
-        self._actors, self._rng = actors, rng
+        self._began = time.monotonic()
+        self._told = self._sampled = 0.0
+        self._trainer, self._actors, self._batch = trainer, trainer.actors, batch
+        self._rng = random.Random(seed)
+        self._update_once = trainer.update_once
+        trainer.update_once = self.update_once
         signal.signal(signal.SIGALRM, self._strike)
+        if seed is not None:
+            self._wait()
 
-    def wait(self) -> None:
-        """Strike some time later, and from then on."""
+    def _wait(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self._rng.uniform(0.01, 2.0 * KILL_EVERY_S))
 
     def _strike(self, number: int, frame: object) -> None:
         # A process that is being replaced at this moment is left alone.
         with suppress(ValueError, ProcessLookupError, IndexError):
             process = self._rng.choice(self._actors._pool.processes)
-            assert process.pid is not None
             if self._rng.random() < STOPPED_SHARE:
                 os.kill(process.pid, signal.SIGSTOP)
                 self.stops += 1
             else:
                 process.kill()
                 self.kills += 1
-        self.wait()
+        self._wait()
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Leave actors alone from now on."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-class Watch:
-    """What is checked and measured while a trainer trains.
-
-    Args:
-        trainer: The trainer.
-        actors: Its actors.
-        batch: Steps of an update.
-    """
-
-    def __init__(self, trainer: IMPALA, actors: SubprocDistributedActors, batch: int) -> None:
-        self.problems: list[str] = []
-        self.memory: list[tuple[float, float, float]] = []
-        self.began = time.monotonic()
-        self._told = self._sampled = 0.0
-        self._trainer, self._actors, self._batch = trainer, actors, batch
-        self._update_once = trainer.update_once
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """An update, and a look at what it left."""
         steps = self._update_once(progress, statistics)
         self.check(self._trainer.env_steps + steps, self._trainer.updates + 1)
-        seconds = time.monotonic() - self.began
+        seconds = time.monotonic() - self._began
         if seconds - self._sampled >= 1.0:
             self._sampled = seconds
-            pids = [p.pid or 0 for p in self._actors._pool.processes]
-            actors_mb = max(resident_mb(pid) for pid in pids)
+            actors_mb = max(resident_mb(p.pid or 0) for p in self._actors._pool.processes)
             self.memory.append((seconds, resident_mb(os.getpid()), actors_mb))
         if seconds - self._told >= 30.0:
             self._told = seconds
-            self.tell(seconds)
+            restarts, counts = self._actors.worker_restarts, self._actors.counts
+            print(f"{seconds:6.0f} s  {counts}  restarts {restarts}  MB {self.memory[-1]}")
         return steps
 
     def check(self, env_steps: int, updates: int) -> None:
         """Whether all steps are accounted for."""
-        counts = self._actors.counts
-        room = self._actors.num_actors * self._actors.num_slots
-        most = room * self._actors.num_envs * self._actors.num_steps
+        actors, counts = self._actors, self._actors.counts
+        most = actors.num_actors * actors.num_slots * actors.num_envs * actors.num_steps
         if not 0 <= counts.in_flight <= most:
             self.problems.append(f"{updates}: {counts}, in flight {counts.in_flight} of {most}")
         if not counts.trained == env_steps == updates * self._batch:
             self.problems.append(f"{updates}: {counts}, env_steps {env_steps}")
 
-    def tell(self, seconds: float) -> None:
-        """Print where the run stands."""
-        _, learner_mb, actors_mb = self.memory[-1]
-        counts = self._actors.counts
-        print(
-            f"{seconds:6.0f} s  {self._trainer.updates:7} updates  made {counts.made}  trained "
-            f"{counts.trained}  in flight {counts.in_flight}  dropped {counts.dropped}  restarts "
-            f"{self._actors.worker_restarts}  learner {learner_mb:.1f} MB  actor {actors_mb:.1f} MB"
-            f"  problems {len(self.problems)}",
-            flush=True,
-        )
-
-    def growth(self) -> tuple[float, float]:
+    def growth(self) -> list[float]:
         """Relative growth of the memory of the learner and of the largest actor, once settled."""
         end = self.memory[-1][0]
         settled = min(SETTLED_S, end / 2.0)
         early = [row for row in self.memory if settled <= row[0] <= settled + 0.1 * end]
         late = [row for row in self.memory if row[0] >= 0.9 * end]
-        learner, actor = (
-            statistics.median(row[i] for row in late) / statistics.median(row[i] for row in early)
+        return [
+            statistics.median(r[i] for r in late) / statistics.median(r[i] for r in early) - 1.0
             for i in (1, 2)
-        )
-        return learner - 1.0, actor - 1.0
+        ]
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -178,40 +152,33 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def soak(arguments: argparse.Namespace) -> list[str]:
     """Train and kill; returns what was wrong."""
-    config = load_config(settings(arguments))
+    config: Any = load_config(settings(arguments))
     with build_runner(config) as runner:
         limits = Limits(max_wall_time_s=60.0 * arguments.minutes)
         trainer: Any = runner.builder.build(TrainerServices(limits=limits))
         actors = trainer.actors
-        assert isinstance(actors, SubprocDistributedActors)
-        actors.timeout_s = TIMEOUT_S
-        batch = config.algorithm.actors_batch_size * actors.num_envs * actors.num_steps  # type: ignore[attr-defined]  # of IMPALA
-        watch = Watch(trainer, actors, batch)
-        trainer.update_once = watch.update_once
         runner.builder.before_training(trainer)
-        killer = Killer(actors, random.Random(arguments.seed))
-        if not arguments.endless:
-            killer.wait()
+        actors._pool.timeout_s = TIMEOUT_S
+        batch = config.algorithm.actors_batch_size * actors.num_envs * actors.num_steps
+        found = Soak(trainer, None if arguments.endless else arguments.seed, batch)
         try:
             trainer.train()
         finally:
-            killer.stop()
-    counts, problems = actors.counts, watch.problems
-    watch.check(trainer.env_steps, trainer.updates)
+            found.end()
+    counts, problems = actors.counts, found.problems
+    found.check(trainer.env_steps, trainer.updates)
     if counts.in_flight or counts.made != counts.trained + counts.dropped:
         problems.append(f"at the end: {counts}")
     if multiprocessing.active_children():
         problems.append(f"left: {multiprocessing.active_children()}")
-    least = max(1, killer.kills + killer.stops - actors.num_actors) / 2
+    least = max(1, found.kills + found.stops - actors.num_actors) / 2
     if actors.worker_restarts < least and not arguments.endless:
-        problems.append(f"{killer.kills} kills, but {actors.worker_restarts} restarts")
-    learner, actor = watch.growth()
-    if max(learner, actor) > MOST_GROWTH:
+        problems.append(f"{found.kills} kills, but {actors.worker_restarts} restarts")
+    if max(found.growth()) > MOST_GROWTH:
         problems.append("memory grew")
     print(
-        f"{trainer.updates} updates, {counts.trained} steps trained, {counts.dropped} dropped; "
-        f"{killer.kills} kills, {killer.stops} stops, {actors.worker_restarts} restarts; memory of "
-        f"the learner {learner:+.1%}, of the largest actor {actor:+.1%}"
+        f"{trainer.updates} updates, {counts}; {found.kills} kills, {found.stops} stops, "
+        f"{actors.worker_restarts} restarts; memory of learner and actor grew {found.growth()}"
     )
     return problems
 
@@ -226,7 +193,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     # Else a new actor imports for longer than it may stand still.
-    multiprocessing.set_forkserver_preload(["maze_train.rollout.actor_process"])
+    multiprocessing.set_forkserver_preload(["maze_train.rollout.actor_worker"])
     problems = soak(arguments)
     for problem in problems[:20]:
         print(f"WRONG: {problem}")
