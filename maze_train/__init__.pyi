@@ -1,4 +1,4 @@
-# Repeats `_EXPORTS` of __init__.py for type checkers; test_exports.py compares.
+# The public names. 'make conf' writes those of algorithms/; the others are added by hand.
 
 __version__: str
 
@@ -10,6 +10,7 @@ from maze_train.algorithms.actor_critic.config import ActorCriticConfig as Actor
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents as ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner as ActorCriticLearner
 from maze_train.algorithms.actor_critic.trainer import ActorCritic as ActorCritic
+from maze_train.algorithms.bc.build import BCBuilder as BCBuilder
 from maze_train.algorithms.bc.config import BCAlgorithmConfig as BCAlgorithmConfig
 from maze_train.algorithms.bc.evaluation import BCValidationEvaluator as BCValidationEvaluator
 from maze_train.algorithms.bc.events import ImitationEvents as ImitationEvents
@@ -18,18 +19,26 @@ from maze_train.algorithms.bc.learner import BCLearner as BCLearner
 from maze_train.algorithms.bc.loss import BCLoss as BCLoss
 from maze_train.algorithms.bc.metrics import ImitationMetrics as ImitationMetrics
 from maze_train.algorithms.bc.trainer import BCTrainer as BCTrainer
+from maze_train.algorithms.es.build import ESBuilder as ESBuilder
 from maze_train.algorithms.es.config import ESAlgorithmConfig as ESAlgorithmConfig
 from maze_train.algorithms.es.events import ESEvents as ESEvents
+from maze_train.algorithms.es.events import PopulationEvents as PopulationEvents
 from maze_train.algorithms.es.learner import ESLearner as ESLearner
+from maze_train.algorithms.es.learner import EvaluatedPopulation as EvaluatedPopulation
 from maze_train.algorithms.es.trainer import ESTrainer as ESTrainer
+from maze_train.algorithms.impala.build import ImpalaBuilder as ImpalaBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig as ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.events import ActorEvents as ActorEvents
+from maze_train.algorithms.impala.events import ActorTimeEvents as ActorTimeEvents
 from maze_train.algorithms.impala.events import ImpalaEvents as ImpalaEvents
 from maze_train.algorithms.impala.learner import ImpalaLearner as ImpalaLearner
 from maze_train.algorithms.impala.trainer import IMPALA as IMPALA
 from maze_train.algorithms.off_policy.build import OffPolicyBuilder as OffPolicyBuilder
+from maze_train.algorithms.off_policy.build import OffPolicyModel as OffPolicyModel
 from maze_train.algorithms.off_policy.config import OffPolicyConfig as OffPolicyConfig
 from maze_train.algorithms.off_policy.events import ReplayEvents as ReplayEvents
+from maze_train.algorithms.off_policy.events import ReplayTimeEvents as ReplayTimeEvents
+from maze_train.algorithms.off_policy.learner import OffPolicyLearner as OffPolicyLearner
 from maze_train.algorithms.off_policy.trainer import OffPolicy as OffPolicy
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig as PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner as PPOLearner

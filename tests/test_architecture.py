@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import maze_train
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -317,10 +315,3 @@ def test_every_folder_is_a_package() -> None:
     """A folder without `__init__.py` would be missing from the wheel."""
     folders = {module.path.parent for module in modules().values()}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
-
-
-def test_each_exported_name_has_one_home() -> None:
-    """No name is exported from two modules, and every home exists."""
-    names = [name for exported in maze_train._EXPORTS.values() for name in exported]
-    assert sorted(names) == sorted(set(names))
-    assert set(maze_train._EXPORTS) <= set(modules())

@@ -43,16 +43,14 @@ def own_modules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.mark.parametrize("path", ["collections.OrderedDict", "collections:OrderedDict"])
-def test_dots_and_a_colon_name_the_same_object(path):
-    """A class is found under package.module.Name and package.module:Name."""
-    assert locate(path) is collections.OrderedDict
-
-
-def test_attributes_of_classes_are_found(own_modules):
-    """What is inside a class is found, without a module of that name."""
+def test_dots_and_a_colon_name_the_same_object(own_modules):
+    """A class is found under package.module.Name and package.module:Name, and inside another."""
+    for path in ("collections.OrderedDict", "collections:OrderedDict"):
+        assert locate(path) is collections.OrderedDict
     assert locate("own_good.Part.Inner").__qualname__ == "Part.Inner"
     assert locate("torch.optim.Adam.step").__name__ == "step"
+    assert is_target({"_target_": "a.B"})
+    assert not any(is_target(node) for node in ({"target": "a.B"}, "_target_", ["_target_"], None))
 
 
 @pytest.mark.parametrize(
@@ -72,12 +70,6 @@ def test_what_can_not_be_found_is_named(own_modules, path, message):
         locate(path, key="optimizer")
 
 
-def test_only_mappings_with_a_target_are_targets():
-    """A node names an object if it is a mapping with the key _target_."""
-    assert is_target({"_target_": "a.B"})
-    assert not any(is_target(node) for node in ({"target": "a.B"}, "_target_", ["_target_"], None))
-
-
 def test_settings_of_the_node_win_over_those_of_the_caller(own_modules):
     """Positional arguments come first; a key of the node replaces the caller's argument."""
     built = build_target({"_target_": "own_good.Part", "name": "node"}, 4, name="caller")
@@ -85,19 +77,14 @@ def test_settings_of_the_node_win_over_those_of_the_caller(own_modules):
     assert build_target({"_target_": "own_good.Part"}, size=5, name="caller").name == "caller"
 
 
-def test_building_leaves_the_node_as_it_was(own_modules):
-    """A configuration can be built from twice."""
+def test_nested_objects_are_built_first(own_modules):
+    """A setting that names an object becomes that object; other mappings stay mappings."""
     node = {"_target_": "own_good.Part", "size": 1, "inner": {"_target_": "own_good.Part.Inner"}}
     before = {**node, "inner": dict(node["inner"])}
     first, second = build_target(node), build_target(node)
+    assert type(first.inner).__name__ == "Inner"
     assert node == before
     assert first.inner is not second.inner
-
-
-def test_nested_objects_are_built_first(own_modules):
-    """A setting that names an object becomes that object; other mappings stay mappings."""
-    inner = {"_target_": "own_good.Part", "size": 2}
-    assert build_target({"_target_": "own_good.Part", "size": 1, "inner": inner}).inner.size == 2
     plain = build_target({"_target_": "own_good.Part", "size": 1, "inner": {"a": 1}})
     assert plain.inner == {"a": 1}
 
@@ -114,6 +101,11 @@ def test_nested_objects_are_built_first(own_modules):
             {"_target_": "own_good.Part", "size": 1, "colour": "red"},
             r"calling own_good.Part failed: .*'colour'",
         ),
+        ({"_target_": "own_good.Part", "size": -1}, r"model.part: calling .* failed"),
+        (
+            {"_target_": "torch.optim.Adam", "params": [], "betas": [2.0, 0.9]},
+            r"model.part: calling .* failed",
+        ),
         (
             {"_target_": "own_good.Part", "inner": {"_target_": "own_good.Part.Outer"}},
             r"model.part.inner._target_ = 'own_good.Part.Outer': own_good has no 'Outer'",
@@ -123,19 +115,6 @@ def test_nested_objects_are_built_first(own_modules):
 def test_what_can_not_be_built_is_named(own_modules, node, message):
     """The error says which setting it was and why."""
     with pytest.raises(ConfigError, match=message):
-        build_target(node, key="model.part")
-
-
-@pytest.mark.parametrize(
-    "node",
-    [
-        {"_target_": "own_good.Part", "size": -1},
-        {"_target_": "torch.optim.Adam", "params": [], "betas": [2.0, 0.9]},
-    ],
-)
-def test_a_value_that_the_object_refuses_is_named(own_modules, node):
-    """A value out of the object's range is an error of the configuration."""
-    with pytest.raises(ConfigError, match=r"model.part: calling .* failed"):
         build_target(node, key="model.part")
 
 

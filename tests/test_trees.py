@@ -20,8 +20,3 @@ def test_a_mapping_keeps_its_keys_and_their_order():
     assert doubled is not tree
     assert [leaf.tolist() for leaf in tree_leaves(doubled)] == [[2, 2], [1, 1, 1]]
     assert [leaf.tolist() for leaf in tree_leaves(tree)] == [[1, 1], [0, 0, 0]]
-
-
-def test_a_function_may_return_anything():
-    """Trees of tensors map to trees of shapes."""
-    assert tree_map(lambda t: tuple(t.shape), {"x": torch.ones(2, 3)}) == {"x": (2, 3)}

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import maze_train.algorithms
 import maze_train.config.train_config
+from maze_train.config.catalogue import render_events, render_stub, stub_path
 from maze_train.config.conversion import key_of_field
 from maze_train.config.options import shipped_root
 from maze_train.config.rollout_config import RolloutConfig
@@ -50,6 +51,7 @@ PLAIN_WORD = re.compile(r"[A-Za-z_][\w./-]*")
 WORDS_OF_YAML = frozenset(
     ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf")
 )
+EVENTS = re.compile(r"(<!-- events:begin -->\n).*?(<!-- events:end -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- settings:begin ([\w.]+) -->\n).*?(<!-- settings:end -->)", re.DOTALL)
 
 
@@ -125,7 +127,7 @@ def _table_rows(cls: type, prefix: str) -> list[tuple[str, str, str, str]]:
 
 
 def generated_files() -> dict[Path, str]:
-    """Every generated YAML file with the text that it should have."""
+    """Every generated file with the text that it should have: YAML, and the public names."""
     root = Path(str(shipped_root()))
     classes: dict[str, type] = {
         "env/default": EnvConfig,
@@ -140,17 +142,18 @@ def generated_files() -> dict[Path, str]:
         classes[f"algorithm/{algorithm.name}"] = algorithm
     options = {root / f"{option}.yaml": render_yaml(cls) for option, cls in classes.items()}
     rollout = render_primary(RolloutConfig, {"env": "null", "runner": "dev"})
-    return {**options, root / "rollout.yaml": rollout}
+    return {**options, root / "rollout.yaml": rollout, stub_path(): render_stub()}
 
 
 def generated_pages() -> dict[Path, str]:
-    """Every page of `docs/` that holds a table of settings, with the text that it should have."""
+    """Every page of `docs/` that holds generated tables, with the text that it should have."""
     folder = Path(str(shipped_root())).parent / "docs"
     pages: dict[Path, str] = {}
     for page in sorted(folder.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
-        if TABLE.search(text):
-            pages[page] = TABLE.sub(_with_table, text)
+        if TABLE.search(text) or EVENTS.search(text):
+            tables = TABLE.sub(_with_table, text)
+            pages[page] = EVENTS.sub(_with_events, tables)
     return pages
 
 
@@ -248,6 +251,10 @@ def _algorithm_configs() -> list[Any]:
 
 def _with_table(match: re.Match[str]) -> str:
     return f"{match[1]}\n{render_table(locate(match[2]))}\n{match[3]}"
+
+
+def _with_events(match: re.Match[str]) -> str:
+    return f"{match[1]}\n{render_events()}\n{match[2]}"
 
 
 def _dotted(cls: type) -> str:

@@ -43,6 +43,15 @@ class FrameStacks:
         """The same on a device."""
         return FrameStacks(self.frames.to(device), self.numbers.to(device), self.num_envs)
 
+    def flatten(self, start_dim: int, end_dim: int) -> FrameStacks:
+        """Itself: rows and environments, dimensions 0 and 1, are one dimension already."""
+        assert (start_dim, end_dim) == (0, 1)
+        return self
+
+    def whole(self) -> Tensor:
+        """All observations, `[rows, envs, n, *frame]`."""
+        return self._gather(self.numbers).view(self.shape)
+
     def index_select(self, dim: int, positions: Tensor) -> Tensor:
         """Observations at positions, `[len(positions), n, *frame]`; `dim` is 0."""
         assert dim == 0

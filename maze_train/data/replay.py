@@ -13,7 +13,7 @@ from maze_train.data.replay_columns import STORAGES, ReplayLayout
 from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID, ReplayMemory
 from maze_train.data.transitions import BaseReplayBuffer, Transition, Transitions, as_rollout
 from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.trees import as_tree, leaves_by_key, tree_map
+from maze_train.trees import as_tree, leaves_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,14 +118,13 @@ class UniformReplayBuffer(BaseReplayBuffer):
                 f"the rollout has {rollout.num_envs} environments, the replay buffer expects "
                 f"{self.num_envs}"
             )
-        first_obs = tree_map(lambda x: x[:1], rollout.flat_obs())
-        self._add(rollout, *self._seam(first_obs, is_trusted=not self._memory.may_be_cut))
+        self._add(rollout)
 
     def add_transition(self, transition: Transition) -> None:
         """Store one step.
 
         It goes on where the last one ended if its observation is the one that the last step led to;
-        both are stored once then. If it is not, samples over several steps end in between.
+        both are stored once then. If it is not, no sample reaches from one to the other.
 
         Raises:
             ConfigError: If the buffer is for several environments.
@@ -134,8 +133,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         if self.num_envs != 1:
             problem = "add_transition is for 1 environment: use add_rollout, with all of them"
             raise ConfigError("num_envs", problem, self.num_envs)
-        first_obs = tree_map(lambda x: x[None], transition.obs)
-        self._add(as_rollout(transition), *self._seam(first_obs, is_trusted=False))
+        self._add(as_rollout(transition))
 
     def interrupt(self) -> None:  # noqa: D102
         self._continues = False
@@ -169,26 +167,27 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._continues = state["continues"]
         self._generator.set_state(state["generator"])
 
-    def _add(self, rollout: Rollout, first: int, continues: bool) -> Array:
+    def _add(self, rollout: Rollout) -> Array:
         """Write a rollout; gives the indices whose flags changed."""
-        changed = self._memory.write(rollout, first, continues)
+        changed = self._memory.write(rollout, *self._place(rollout))
         self._continues = True
         return changed
 
-    def _seam(self, obs: TensorTree, *, is_trusted: bool) -> tuple[int, bool]:
-        """The row of what comes next, and whether it holds the observation `[1, ...]` already."""
+    def _place(self, rollout: Rollout) -> tuple[int, bool]:
+        """The row for the first step, and whether it holds the first observation already."""
         memory = self._memory
         if not self._continues:
             # A row of its own for the observation before the interruption, if there is one.
             return memory.head + (memory.head > 0), False
-        if is_trusted:
+        if self.num_envs > 1:
             return memory.head, True
+        # Single steps of a lone environment may come from anywhere.
         newest = memory.observations(np.array([memory.head]))
         goes_on = all(
-            key in newest and torch.equal(newest[key], leaf.to(newest[key]))
-            for key, leaf in leaves_by_key(obs).items()
+            key in newest and torch.equal(newest[key], leaf[:1].to(newest[key]))
+            for key, leaf in leaves_by_key(rollout.flat_obs()).items()
         )
-        return memory.head + memory.cut(goes_on), goes_on
+        return memory.head + (not goes_on and not memory.has_ended), goes_on
 
     def _draw(self, n_samples: int) -> Array:
         """Positions of transitions, `[n]`."""
@@ -353,8 +352,8 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         self._largest = state["largest"]
         self._progress = state["progress"]
 
-    def _add(self, rollout: Rollout, first: int, continues: bool) -> Array:
-        changed = super()._add(rollout, first, continues)
+    def _add(self, rollout: Rollout) -> Array:
+        changed = super()._add(rollout)
         self._tree.set(changed, (self._memory.flags[changed] & VALID) * self._largest)
         return changed
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from maze_train.data.final_observations import KeptObservations
 from maze_train.data.frames import FrameStacks
+from maze_train.data.replay_columns import KeptObservations
 
 if TYPE_CHECKING:
     from maze_train.data.replay_columns import Column, Spec
@@ -67,8 +67,7 @@ class FrameColumn:
         self._frames.write(first, newest[begin:])
         whole = np.flatnonzero(begins)
         picked = torch.from_numpy(whole + begin * num_envs)
-        flat = stacks if isinstance(stacks, FrameStacks) else stacks.flatten(0, 1)
-        kept = flat.index_select(0, picked).numpy()
+        kept = stacks.flatten(0, 1).index_select(0, picked).numpy()
         self.kept.append(first * num_envs + whole, {"": kept})
 
     def gather(self, positions: Array) -> Tensor:

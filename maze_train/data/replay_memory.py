@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze_train.data.final_observations import KeptObservations
-from maze_train.data.frames import FrameStacks
-from maze_train.data.replay_columns import Column
-from maze_train.data.replay_frames import FrameColumn
+from maze_train.data.replay_columns import Column, KeptObservations
 from maze_train.errors import ConfigError, RunDirectoryError, ShapeError
+from maze_train.targets import locate
 from maze_train.trees import leaves_by_key
 from maze_train.types import StatePart
 
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.data.replay_columns import ReplayLayout, Storage
+    from maze_train.data.replay_frames import FrameColumn
     from maze_train.data.rollout import Rollout
     from maze_train.types import Array, Tensor
 
@@ -33,6 +32,8 @@ the next row but stored separately."""
 ENDS = TERMINATED | TRUNCATED
 LARGE = ("obs/", "actions/")
 """Columns that lie where the storage says."""
+
+FRAME_COLUMN = "maze_train.data.replay_frames.FrameColumn"
 
 SEGMENT_NBYTES = 2**21
 MAX_SEGMENTS = 256
@@ -85,8 +86,8 @@ class ReplayMemory:
         self._whole = {
             key: self._columns[f"obs/{key}"] for key in layout.obs if key not in layout.frame_stack
         }
-        self._stacks = {
-            key: FrameColumn(
+        self._stacks: dict[str, FrameColumn] = {
+            key: locate(FRAME_COLUMN)(
                 n, self._columns[f"obs/{key}"], self._columns[f"depths/{key}"], layout.obs[key]
             )
             for key, n in layout.frame_stack.items()
@@ -168,36 +169,12 @@ class ReplayMemory:
         return np.concatenate([expired, written])
 
     @property
-    def may_be_cut(self) -> bool:
-        """Whether what comes next may not begin with the observation of the head.
+    def has_ended(self) -> bool:
+        """Whether the newest step of a lone environment was the last one of its episode.
 
-        So it is after steps of a lone environment, which are written with the observation after
-        them: it is in the head, and also stored separately unless they were terminated.
+        The head then holds an observation that no sample needs.
         """
-        return self.ring.num_envs == 1 and bool(self._newest_flags & (ENDS | BESIDE))
-
-    @property
-    def _newest_flags(self) -> int:
-        return int(self.flags[(self.head - 1) % self.ring.size])
-
-    def cut(self, goes_on: bool) -> int:
-        """Say whether what comes next in a lone environment begins with the head's observation.
-
-        Returns:
-            How many rows after the head it is to be written.
-        """
-        position, flags = self.head - 1, self._newest_flags
-        if flags & ENDS or not flags & VALID:
-            return 0
-        if not flags & BESIDE:
-            return int(not goes_on)
-        if goes_on:
-            self._final_obs.drop_from(position)
-            flags &= ~BESIDE
-        else:
-            flags |= TRUNCATED
-        self.flags[position % self.ring.size] = flags
-        return 0
+        return bool(self.flags[(self.head - 1) % self.ring.size] & ENDS)
 
     def observations(self, positions: Array) -> dict[str, Tensor]:
         """Observations in the rows at positions `[k]`, by key."""
@@ -278,9 +255,8 @@ class ReplayMemory:
             stacks.write(row, obs[key], begin, continues and not begin)
         for key, column in self._whole.items():
             leaf = obs[key]
-            if isinstance(leaf, FrameStacks):
-                leaf = leaf[0 : len(leaf.numbers)].view(leaf.shape)
-            column.write(row, leaf[begin:])
+            rows = leaf if isinstance(leaf, torch.Tensor) else leaf.whole()
+            column.write(row, rows[begin:])
 
     def _expire(self, head: int) -> Array:
         """Drop what the moving head overwrites; returns the indices of those rows."""

@@ -10,13 +10,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maze_train.data.frames import FrameMemory, FrameStacks
 from maze_train.spaces.tensors import as_tensors, storage_dtype, zeros_for
+from maze_train.targets import locate
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from maze_train.data.frames import FrameMemory
     from maze_train.types import Array, ArrayTree, TensorTree
 
 __all__ = ["Rollout", "RolloutStorage", "StoredTree"]
@@ -24,6 +25,8 @@ __all__ = ["Rollout", "RolloutStorage", "StoredTree"]
 StoredTree: TypeAlias = Any
 """Observations as they are stored: one leaf, or a flat mapping of them; a leaf is a tensor or
 `FrameStacks`, which are indexed alike."""
+
+FRAME_MEMORY = "maze_train.data.frames.FrameMemory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class Rollout:
 
     def flat_obs(self) -> StoredTree:
         """Observations by position `t * B + b`, `[(T + 1) * B, ...]`."""
-        return tree_map(lambda x: x if isinstance(x, FrameStacks) else x.flatten(0, 1), self.obs)
+        return tree_map(lambda x: x.flatten(0, 1), self.obs)
 
     def acted_on(self, keys: Iterable[str]) -> TensorTree:
         """Observations of some keys that an action was taken on, `[num_samples, ...]`.
@@ -282,8 +285,8 @@ class _Leaves:
         self._space = space
         self._is_single = not isinstance(space, spaces.Dict)
         parts = {"": space} if self._is_single else dict(space.spaces)  # type: ignore[attr-defined]  # a Dict
-        self._stacks = {
-            key: FrameMemory(part, num_rows, num_envs)
+        self._stacks: dict[str, FrameMemory] = {
+            key: locate(FRAME_MEMORY)(part, num_rows, num_envs)
             for key, part in parts.items()
             if key in frame_stack
         }

@@ -26,7 +26,7 @@ def stack_numpy_dict_list(dict_list: Sequence[Mapping[str, Any]]) -> dict[str, A
     Raises:
         ShapeError: If there is no mapping, keys differ, or the shapes under one key differ.
     """
-    return {key: np.stack(values) for key, values in _by_key(dict_list, _array).items()}
+    return {key: np.stack(values) for key, values in _by_key(dict_list, np.asarray).items()}
 
 
 def unstack_numpy_list_dict(list_dict: Mapping[str, Any]) -> list[dict[str, Array]]:
@@ -42,7 +42,7 @@ def unstack_numpy_list_dict(list_dict: Mapping[str, Any]) -> list[dict[str, Arra
     """
     if not list_dict:
         raise ShapeError("there is nothing to unstack: expected at least one key")
-    arrays = {key: _array(key, value) for key, value in list_dict.items()}
+    arrays = {key: _converted(key, value, np.asarray) for key, value in list_dict.items()}
     first, *_ = arrays
     shape = arrays[first].shape
     for key, array in arrays.items():
@@ -72,7 +72,7 @@ def stack_torch_dict_list(
 
 
 def _by_key(
-    dict_list: Sequence[Mapping[str, Any]], convert: Callable[[str, Any], Any]
+    dict_list: Sequence[Mapping[str, Any]], convert: Callable[[Any], Any]
 ) -> dict[str, list[Any]]:
     """The values of each key, which have one shape."""
     if not dict_list:
@@ -85,29 +85,20 @@ def _by_key(
                 f"mapping {number} and mapping 0 differ in the keys {', '.join(odd)}: expected the "
                 f"same keys in all"
             )
-    columns = {key: [convert(key, item[key]) for item in dict_list] for key in keys}
+    columns = {key: [_converted(key, item[key], convert) for item in dict_list] for key in keys}
     for key, values in columns.items():
-        for number, value in enumerate(values):
-            if value.shape != values[0].shape:
-                shapes = [list(x.shape) for x in (value, values[0])]
-                raise ShapeError(
-                    f"{key!r} has the shape {shapes[0]} in mapping {number}, {shapes[1]} in "
-                    f"mapping 0: expected the same in all"
-                )
+        shapes = [list(value.shape) for value in values]
+        if any(shape != shapes[0] for shape in shapes):
+            raise ShapeError(f"{key!r} has the shapes {shapes}: expected the same in all mappings")
     return columns
 
 
-def _array(key: str, value: Any) -> Array:
+def _converted(key: str, value: Any, convert: Callable[[Any], Any]) -> Any:
     try:
-        return np.asarray(value)
-    except ValueError as error:
+        return convert(value)
+    except (ValueError, TypeError) as error:
         raise ShapeError(f"{key!r} is no array: {error}") from error
 
 
-def _tensor(key: str, value: Any) -> Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    try:
-        return torch.from_numpy(np.array(value))
-    except (ValueError, TypeError) as error:
-        raise ShapeError(f"{key!r} is no array of numbers: {error}") from error
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))

@@ -7,22 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from maze_train.data.rollout import Rollout
-from maze_train.errors import ShapeError
+from maze_train.errors import ShapeError, SpaceError
 from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import zeros_for
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.trees import leaves_by_key, tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gymnasium import spaces
+    from maze_train.types import Array, ArrayTree, TensorTree
 
-    from maze_train.types import Array, ArrayTree, Tensor, TensorTree
+__all__ = [
+    "LeafSpec",
+    "Trajectory",
+    "arrays_of",
+    "check_shapes",
+    "checked_trajectory",
+    "leaf_specs",
+    "trajectories_as_rollout",
+    "trees_of",
+]
 
-__all__ = ["Trajectory", "trajectories_as_rollout"]
+GROUPS = ("obs", "actions", "rewards")
+REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)
 
 
 @dataclass(frozen=True)
@@ -56,20 +67,16 @@ class Trajectory:
         if self.rewards.ndim != 1 or not len(self.rewards):
             shape = list(self.rewards.shape)
             raise ShapeError(f"rewards have the shape {shape}, expected [T] with T >= 1")
-        for name, tree, length in (
-            ("rewards", self.rewards, self.num_steps),
-            ("obs", self.obs, self.num_steps + 1),
-            ("actions", self.actions, self.num_steps),
-        ):
-            for key, leaf in _named(name, tree):
-                if leaf.shape[:1] != (length,):
-                    raise ShapeError(
-                        f"{key} has the shape {list(leaf.shape)}, expected [{length}, ...] for "
-                        f"{self.num_steps} rewards"
-                    )
-                if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                    row = int(np.argwhere(~np.isfinite(leaf))[0, 0])
-                    raise ShapeError(f"{key}[{row}] = {leaf[row]}: expected finite numbers")
+        for name, array in arrays_of(self).items():
+            length = self.num_steps + name.startswith("obs")
+            if array.shape[:1] != (length,):
+                raise ShapeError(
+                    f"{name} has the shape {list(array.shape)}, expected [{length}, ...] for "
+                    f"{self.num_steps} rewards"
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.argwhere(~np.isfinite(array))[0, 0])
+                raise ShapeError(f"{name}[{row}] = {array[row]}: expected finite numbers")
 
     @property
     def num_steps(self) -> int:
@@ -79,13 +86,160 @@ class Trajectory:
     @property
     def nbytes(self) -> int:
         """Bytes of observations, actions and rewards."""
-        trees = (self.obs, self.actions, self.rewards)
-        return sum(leaf.nbytes for tree in trees for leaf in tree_leaves(tree))
+        return sum(array.nbytes for array in arrays_of(self).values())
 
     @property
     def episode_return(self) -> float:
         """Sum of the rewards, not discounted, in float64."""
         return float(self.rewards.sum(dtype=np.float64))
+
+
+def _name(group: str, key: str) -> str:
+    return f"{group}/{key}" if key else group
+
+
+def arrays_of(episodes: Any) -> dict[str, Array]:
+    """The arrays of a `Trajectory` or `TrajectoryPart` by name; `trees_of` is the inverse."""
+    return {
+        _name(group, key): leaf
+        for group in GROUPS
+        for key, leaf in leaves_by_key(getattr(episodes, group)).items()
+    }
+
+
+def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Observations, actions and rewards from arrays by name."""
+    trees: dict[str, Any] = {group: {} for group in GROUPS}
+    for name, array in arrays.items():
+        group, _, key = name.partition("/")
+        if key:
+            trees[group][key] = array
+        else:
+            trees[group] = array
+    return trees
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """One array of a part: a leaf of observations or actions, or the rewards."""
+
+    group: str
+    """`obs`, `actions` or `rewards`."""
+
+    space: spaces.Space[Any]
+    """Space of one row."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Data type of the rows, in the byte order of the machine."""
+        dtype: np.dtype[Any] = np.dtype(self.space.dtype).newbyteorder("=")
+        return dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return tuple(self.space.shape or ())
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether values have to lie in the space: actions and discrete observations."""
+        return self.group == "actions" or not isinstance(self.space, spaces.Box)
+
+    def array_shape(self, lengths: Iterable[int]) -> tuple[int, ...]:
+        """Shape for episodes of these lengths: T rows each, for observations T + 1."""
+        return (sum(length + (self.group == "obs") for length in lengths), *self.shape)
+
+
+def leaf_specs(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> dict[str, LeafSpec]:
+    """The arrays of an episode by name, such as `obs` or, for a leaf of a Dict, `obs/goal`.
+
+    Raises:
+        SpaceError: If a space can not be flattened.
+    """
+    specs = {
+        _name(group, key): LeafSpec(group, leaf)
+        for group, space in (("obs", observation_space), ("actions", action_space))
+        for key, leaf in flat_spaces(space).items()
+    }
+    return {**specs, "rewards": LeafSpec("rewards", REWARD)}
+
+
+def check_shapes(
+    name: str,
+    arrays: Mapping[str, Array],
+    specs: Mapping[str, LeafSpec],
+    lengths: Sequence[int],
+) -> None:
+    """Refuse arrays that are not those of the spaces, for episodes of some lengths.
+
+    Raises:
+        ShapeError: If names or shapes are others.
+    """
+    if arrays.keys() != specs.keys():
+        raise ShapeError(f"{name} has the arrays {list(arrays)}, expected {list(specs)}")
+    for key, spec in specs.items():
+        found, shape = list(arrays[key].shape), list(spec.array_shape(lengths))
+        if found != shape:
+            raise ShapeError(f"{name}: {key} has the shape {found}, expected {shape}")
+
+
+def checked_trajectory(
+    trajectory: Trajectory, specs: Mapping[str, LeafSpec], name: str
+) -> Trajectory:
+    """Copy an episode into the data types of its spaces.
+
+    Floats may lose digits to the data type of the space; integers have to stay the same.
+
+    Args:
+        trajectory: The episode.
+        specs: The arrays of the data set.
+        name: Name in messages.
+
+    Raises:
+        ShapeError: If keys or shapes are not those of the spaces.
+        SpaceError: If an array is of another kind than its leaf, a number does not fit its data
+            type, or an action or a discrete observation is none of its space.
+    """
+    arrays = {key: np.asarray(array) for key, array in arrays_of(trajectory).items()}
+    check_shapes(name, arrays, specs, [trajectory.num_steps])
+    for key, spec in specs.items():
+        label, array = f"{name}: {key}", arrays[key]
+        if spec.is_checked:
+            array = checked_actions(label, array, len(array), spec.space)
+        arrays[key] = _converted(array, spec.dtype, label)
+    return Trajectory(
+        **trees_of(arrays),
+        terminated=bool(trajectory.terminated),
+        truncated=bool(trajectory.truncated),
+        seed=None if trajectory.seed is None else int(trajectory.seed),
+    )
+
+
+def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
+    """A copy in another data type, in which integers have the same value and floats are finite."""
+    copy: Array
+    if array.dtype == dtype:
+        copy = array.copy()
+        return copy
+    both_integers = array.dtype.kind in "iu" and dtype.kind in "iu"
+    is_number = array.dtype.kind in "fiub"
+    if not is_number or not (both_integers or np.can_cast(array.dtype, dtype, "same_kind")):
+        raise SpaceError(
+            f"{name} has the data type {array.dtype}, which can not be kept as {dtype}, the data "
+            f"type of the space: convert it, or correct the space"
+        )
+    with np.errstate(all="ignore"):
+        copy = array.astype(dtype, order="C")
+        if array.dtype.kind == "f":
+            fits = np.isfinite(copy)
+        else:
+            fits = (copy == array) & (copy.astype(array.dtype) == array)
+    if not fits.all():
+        row = int(np.argwhere(~fits)[0, 0])
+        raise SpaceError(f"{name}[{row}] = {array[row]} can not be kept as {dtype}")
+    return copy
 
 
 def trajectories_as_rollout(
@@ -118,6 +272,7 @@ def trajectories_as_rollout(
     if not episodes:
         return None
     shape = (-(-sum(episode.num_steps for episode in episodes) // num_envs), num_envs)
+    specs = leaf_specs(observation_space, action_space)
     obs = zeros_for(observation_space, (shape[0] + 1, num_envs))
     actions: TensorTree | None = None
     rewards = torch.zeros(shape)
@@ -126,26 +281,26 @@ def trajectories_as_rollout(
     cut: dict[int, TensorTree] = {}
     stop = 0
     for number, episode in enumerate(episodes):
-        name, start, stop = f"trajectory {number}", stop, stop + episode.num_steps
-        own_obs = tree_map(_tensor, episode.obs)
-        own_actions = from_env(_checked_actions(f"{name}: actions", episode, action_space))
+        start, stop = stop, stop + episode.num_steps
+        own = checked_trajectory(episode, specs, f"trajectory {number}")
+        own_obs = tree_map(torch.from_numpy, own.obs)
+        own_actions = from_env(tree_map(torch.from_numpy, own.actions))
         if actions is None:
             actions = tree_map(lambda x: x.new_zeros((*shape, *x.shape[1:])), own_actions)
         for env, rows, steps in _pieces(start, stop, shape[0]):
             # The first observation of an episode takes the place of the last one of that above.
             place = (slice(rows.start, rows.stop + 1), env)
-            part = _rows(own_obs, slice(steps.start, steps.stop + 1))
-            _write(obs, place, part, f"{name}: obs")
-            _write(actions, (rows, env), _rows(own_actions, steps), f"{name}: actions")
-            rewards[rows, env] = _tensor(episode.rewards[steps]).float()
+            _write(obs, place, own_obs, slice(steps.start, steps.stop + 1))
+            _write(actions, (rows, env), own_actions, steps)
+            rewards[rows, env] = torch.from_numpy(own.rewards[steps]).float()
             ignored[rows, env] = False
         env, row = divmod(stop - 1, shape[0])
         terminated[row, env], truncated[row, env] = episode.terminated, not episode.terminated
         if not episode.terminated:
-            cut[row * num_envs + env] = tree_map(lambda x: x[-1].clone(), own_obs)
+            cut[row * num_envs + env] = tree_map(lambda x: x[-1:].clone(), own_obs)
     final_obs = zeros_for(observation_space, (len(cut),))
     for k, last_obs in enumerate(cut.values()):
-        _write(final_obs, (k,), last_obs, "obs")
+        _write(final_obs, (slice(k, k + 1),), last_obs, slice(None))
     assert actions is not None
     return Rollout(
         obs=obs,
@@ -159,10 +314,6 @@ def trajectories_as_rollout(
     )
 
 
-def _rows(tree: TensorTree, rows: slice) -> TensorTree:
-    return tree_map(lambda x: x[rows], tree)
-
-
 def _pieces(start: int, stop: int, length: int) -> Iterator[tuple[int, slice, slice]]:
     """Yield pieces of steps laid end to end into columns: column, rows, steps of the episode."""
     at = start
@@ -173,41 +324,7 @@ def _pieces(start: int, stop: int, length: int) -> Iterator[tuple[int, slice, sl
         at += count
 
 
-def _checked_actions(name: str, episode: Trajectory, space: spaces.Space[Any]) -> TensorTree:
-    """The actions of an episode, which have to be ones of the space."""
-    leaves = flat_spaces(space)
-    found = episode.actions if isinstance(episode.actions, dict) else {"": episode.actions}
-    if found.keys() != leaves.keys():
-        raise ShapeError(f"{name} have the parts {list(found)}, expected {list(leaves)}")
-    checked = {
-        key: _tensor(
-            checked_actions(f"{name}[{key!r}]" if key else name, part, episode.num_steps, leaf)
-        )
-        for (key, leaf), part in ((item, found[item[0]]) for item in leaves.items())
-    }
-    return checked if isinstance(episode.actions, dict) else checked[""]
-
-
-def _write(tree: TensorTree, place: tuple[Any, ...], values: TensorTree, name: str) -> None:
-    """Write the leaves of `values` into places of those of `tree`."""
-    targets = {key: leaf[place] for key, leaf in _named(name, tree)}
-    found = dict(_named(name, values))
-    for key in {**targets, **found}:
-        shapes = [list(x[key].shape) if key in x else "nothing" for x in (found, targets)]
-        if shapes[0] != shapes[1]:
-            raise ShapeError(f"{key} has the shape {shapes[0]}, expected {shapes[1]}")
-        targets[key].copy_(found[key])
-
-
-def _named(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree with their names."""
-    if not isinstance(tree, dict):
-        yield name, tree
-        return
-    for key, leaf in tree.items():
-        yield f"{name}[{key!r}]", leaf
-
-
-def _tensor(array: Array) -> Tensor:
-    # A copy: arrays of data sets may be read-only, which PyTorch does not know.
-    return torch.from_numpy(np.array(array, order="C"))
+def _write(tree: TensorTree, place: tuple[Any, ...], values: TensorTree, rows: slice) -> None:
+    """Write rows of the leaves of `values` into a place of those of `tree`."""
+    for target, leaf in zip(tree_leaves(tree), tree_leaves(values), strict=True):
+        target[place] = leaf[rows]

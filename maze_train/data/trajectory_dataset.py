@@ -20,7 +20,7 @@ from maze_train.data.trajectory_files import (
     read_content,
     read_part,
 )
-from maze_train.data.trajectory_parts import check_part, joined_parts, leaf_specs
+from maze_train.data.trajectory_parts import check_part, joined_parts
 from maze_train.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
         self.metadata = metadata
         if not self.parts:
             raise DatasetError("a data set without episodes: expected at least one part")
-        specs = leaf_specs(metadata)
+        specs = metadata.specs
         for part in self.parts:
             check_part(part, specs)
         counts = np.cumsum([part.num_episodes for part in self.parts])
@@ -93,7 +93,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
         try:
             content = read_content(path)
             metadata = metadata_of(path, content)
-            specs = leaf_specs(metadata)
+            specs = metadata.specs
             for file, entry in part_files(path, content):
                 try:
                     parts.append(read_part(file, entry, specs, mmap=mmap, verify=verify))

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save
 
+from maze_train.data.trajectories import arrays_of, trees_of
 from maze_train.data.trajectory_parts import (
     DatasetMetadata,
     TrajectoryPart,
-    arrays_of,
     check_content,
     check_part,
-    trees_of,
 )
 from maze_train.errors import DatasetError, MazeTrainError
 from maze_train.files import atomic_write, fsync_directory, read_regular
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from maze_train.data.trajectory_parts import LeafSpec
+    from maze_train.data.trajectories import LeafSpec
     from maze_train.types import Array
 
 __all__ = [

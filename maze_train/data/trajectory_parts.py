@@ -8,32 +8,35 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import spaces
 
-from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectories import (
+    Trajectory,
+    arrays_of,
+    check_shapes,
+    checked_trajectory,
+    leaf_specs,
+    trees_of,
+)
 from maze_train.errors import DatasetError, ShapeError, SpaceError
 from maze_train.spaces.actions import checked_actions
-from maze_train.spaces.describe import flat_spaces
-from maze_train.trees import leaves_by_key, tree_map
+from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from gymnasium import spaces
+
+    from maze_train.data.trajectories import LeafSpec
     from maze_train.types import Array, ArrayTree
 
 __all__ = [
     "PART_NBYTES",
     "DatasetMetadata",
-    "LeafSpec",
     "TrajectoryPart",
-    "arrays_of",
     "check_content",
     "check_part",
-    "checked_trajectory",
     "joined",
     "joined_parts",
-    "leaf_specs",
-    "trees_of",
 ]
 
 PART_NBYTES = 64 * 2**20
@@ -41,9 +44,6 @@ PART_NBYTES = 64 * 2**20
 
 CHECKED_NBYTES = 1 << 20
 """Bytes of an array that are checked at once."""
-
-GROUPS = ("obs", "actions", "rewards")
-REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)
 
 
 @dataclass(frozen=True)
@@ -67,78 +67,12 @@ class DatasetMetadata:
     """Settings of the policy that acted, as plain values."""
 
     def __post_init__(self) -> None:
-        leaf_specs(self)
-
-
-@dataclass(frozen=True)
-class LeafSpec:
-    """One array of a part: a leaf of observations or actions, or the rewards."""
-
-    group: str
-    """`obs`, `actions` or `rewards`."""
-
-    space: spaces.Space[Any]
-    """Space of one row."""
+        leaf_specs(self.observation_space, self.action_space)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """Data type of the rows, in the byte order of the machine."""
-        dtype: np.dtype[Any] = np.dtype(self.space.dtype).newbyteorder("=")
-        return dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one row."""
-        return tuple(self.space.shape or ())
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether values have to lie in the space: actions and discrete observations."""
-        return self.group == "actions" or not isinstance(self.space, spaces.Box)
-
-    def array_shape(self, lengths: Iterable[int]) -> tuple[int, ...]:
-        """Shape for episodes of these lengths: T rows each, for observations T + 1."""
-        return (sum(length + (self.group == "obs") for length in lengths), *self.shape)
-
-
-def leaf_specs(metadata: DatasetMetadata) -> dict[str, LeafSpec]:
-    """The arrays of a part by name, such as `obs` or, for a leaf of a Dict or Tuple, `obs/goal`.
-
-    Raises:
-        SpaceError: If a space can not be flattened.
-    """
-    named = {"obs": metadata.observation_space, "actions": metadata.action_space}
-    specs = {
-        _name(group, key): LeafSpec(group, leaf)
-        for group, space in named.items()
-        for key, leaf in flat_spaces(space).items()
-    }
-    return {**specs, "rewards": LeafSpec("rewards", REWARD)}
-
-
-def _name(group: str, key: str) -> str:
-    return f"{group}/{key}" if key else group
-
-
-def arrays_of(episodes: Trajectory | TrajectoryPart) -> dict[str, Array]:
-    """The arrays of an episode or a part by name; `trees_of` is the inverse."""
-    return {
-        _name(group, key): leaf
-        for group in GROUPS
-        for key, leaf in leaves_by_key(getattr(episodes, group)).items()
-    }
-
-
-def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Observations, actions and rewards from arrays by name."""
-    trees: dict[str, Any] = {group: {} for group in GROUPS}
-    for name, array in arrays.items():
-        group, _, key = name.partition("/")
-        if key:
-            trees[group][key] = array
-        else:
-            trees[group] = array
-    return trees
+    def specs(self) -> dict[str, LeafSpec]:
+        """The arrays of a part by name."""
+        return leaf_specs(self.observation_space, self.action_space)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,68 +157,6 @@ class TrajectoryPart:
         )
 
 
-def checked_trajectory(
-    trajectory: Trajectory, specs: Mapping[str, LeafSpec], name: str
-) -> Trajectory:
-    """Copy an episode into the data types of its spaces.
-
-    Floats may lose digits to the data type of the space; integers have to stay the same.
-
-    Args:
-        trajectory: The episode.
-        specs: The arrays of the data set.
-        name: Name in messages.
-
-    Raises:
-        ShapeError: If keys or shapes are not those of the spaces.
-        SpaceError: If an array is of another kind than its leaf, a number does not fit its data
-            type, or an action or a discrete observation is none of its space.
-    """
-    found = arrays_of(trajectory)
-    if found.keys() != specs.keys():
-        raise ShapeError(f"{name} has the arrays {list(found)}, expected {list(specs)}")
-    arrays = {}
-    for key, spec in specs.items():
-        label, array = f"{name}: {key}", np.asarray(found[key])
-        shape = spec.array_shape([trajectory.num_steps])
-        if array.shape != shape:
-            raise ShapeError(f"{label} has the shape {list(array.shape)}, expected {list(shape)}")
-        if spec.is_checked:
-            array = checked_actions(label, array, len(array), spec.space)
-        arrays[key] = _converted(array, spec.dtype, label)
-    return Trajectory(
-        **trees_of(arrays),
-        terminated=bool(trajectory.terminated),
-        truncated=bool(trajectory.truncated),
-        seed=None if trajectory.seed is None else int(trajectory.seed),
-    )
-
-
-def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """A copy in another data type, in which integers have the same value and floats are finite."""
-    copy: Array
-    if array.dtype == dtype:
-        copy = array.copy()
-        return copy
-    both_integers = array.dtype.kind in "iu" and dtype.kind in "iu"
-    is_number = array.dtype.kind in "fiub"
-    if not is_number or not (both_integers or np.can_cast(array.dtype, dtype, "same_kind")):
-        raise SpaceError(
-            f"{name} has the data type {array.dtype}, which can not be kept as {dtype}, the data "
-            f"type of the space: convert it, or correct the space"
-        )
-    with np.errstate(all="ignore"):
-        copy = array.astype(dtype, order="C")
-        if array.dtype.kind == "f":
-            fits = np.isfinite(copy)
-        else:
-            fits = (copy == array) & (copy.astype(array.dtype) == array)
-    if not fits.all():
-        row = int(np.argwhere(~fits)[0, 0])
-        raise SpaceError(f"{name}[{row}] = {array[row]} can not be kept as {dtype}")
-    return copy
-
-
 def joined(episodes: Sequence[Trajectory], metadata: DatasetMetadata, name: str) -> TrajectoryPart:
     """One part of episodes that `checked_trajectory` gave."""
     arrays = [arrays_of(episode) for episode in episodes]
@@ -312,10 +184,13 @@ def joined_parts(
         ShapeError: See `checked_trajectory`, as for the next.
         SpaceError: If numbers do not fit the spaces.
     """
-    specs = leaf_specs(metadata)
+    specs = metadata.specs
     collected: list[Trajectory] = []
     nbytes, number = 0, -1
     for number, trajectory in enumerate(trajectories):
+        if not isinstance(trajectory, Trajectory):
+            kind = type(trajectory).__name__
+            raise DatasetError(f"{name}: item {number} is a {kind}: expected a Trajectory")
         collected.append(checked_trajectory(trajectory, specs, f"{name}: trajectory {number}"))
         nbytes += collected[-1].nbytes
         if nbytes >= PART_NBYTES:
@@ -340,19 +215,14 @@ def check_part(part: TrajectoryPart, specs: Mapping[str, LeafSpec]) -> None:
             f"{part.name}: expected one length >= 1, one seed and two flags for each of at least "
             f"one episode"
         )
-    found = arrays_of(part)
-    if found.keys() != specs.keys():
-        raise DatasetError(
-            f"{part.name}: has the arrays {list(found)}, expected {list(specs)} as in the spaces"
-        )
-    lengths = part.lengths.tolist()
+    arrays = arrays_of(part)
+    try:
+        check_shapes(part.name, arrays, specs, part.lengths.tolist())
+    except ShapeError as error:
+        raise DatasetError(str(error)) from error
     for name, spec in specs.items():
-        array, shape = found[name], spec.array_shape(lengths)
-        if array.shape != shape or array.dtype != spec.dtype:
-            raise DatasetError(
-                f"{part.name}: {name} is {array.dtype}{list(array.shape)}, expected "
-                f"{spec.dtype}{list(shape)}"
-            )
+        if (dtype := arrays[name].dtype) != spec.dtype:
+            raise DatasetError(f"{part.name}: {name} is {dtype}, expected {spec.dtype}")
 
 
 def check_content(part: TrajectoryPart, specs: Mapping[str, LeafSpec]) -> None:

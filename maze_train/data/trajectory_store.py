@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.data.trajectories import Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_parts import DatasetMetadata, TrajectoryPart
 from maze_train.data.trajectory_writer import TrajectoryWriter
-from maze_train.errors import DatasetError
+from maze_train.errors import DatasetError, MazeTrainError
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Literal
 
     from gymnasium import spaces
@@ -102,21 +99,9 @@ def _from_target(
             f"TrajectoryDataset.from_trajectories(...), which has them"
         )
     metadata = DatasetMetadata(observation_space, action_space, policy={"source": name})
-    return TrajectoryDataset.from_trajectories(_checked(found, name), metadata, name)
-
-
-def _checked(items: Iterable[Any], name: str) -> Iterator[Trajectory]:
-    """Yield the items that a function gave, which must be episodes."""
-    iterator = iter(items)
-    for number in count():
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:
-            problem = f"{name} failed at item {number}: {type(error).__name__}: {error}"
-            raise DatasetError(problem) from error
-        if not isinstance(item, Trajectory):
-            kind = type(item).__name__
-            raise DatasetError(f"{name}: item {number} is a {kind}: expected a Trajectory")
-        yield item
+    try:
+        return TrajectoryDataset.from_trajectories(found, metadata, name)
+    except MazeTrainError:
+        raise
+    except Exception as error:
+        raise DatasetError(f"{name} failed: {type(error).__name__}: {error}") from error

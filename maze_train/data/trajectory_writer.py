@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_positive
+from maze_train.data.trajectories import checked_trajectory
 from maze_train.data.trajectory_files import (
     DATASET,
     VERSION,
@@ -23,12 +24,7 @@ from maze_train.data.trajectory_files import (
     read_content,
     write_content,
 )
-from maze_train.data.trajectory_parts import (
-    PART_NBYTES,
-    checked_trajectory,
-    joined,
-    leaf_specs,
-)
+from maze_train.data.trajectory_parts import PART_NBYTES, joined
 from maze_train.errors import DatasetError, RunDirectoryError
 from maze_train.files import exclusive, remove_leftovers
 
@@ -85,7 +81,7 @@ class TrajectoryWriter:
         self.metadata = metadata
         self._part_nbytes = part_nbytes
         self._part_seconds = part_seconds
-        self._specs = leaf_specs(metadata)
+        self._specs = metadata.specs
         self._episodes: list[Trajectory] = []
         self._nbytes = 0
         self._oldest_at = 0.0

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from maze_train.data.trajectories import arrays_of, trees_of
 from maze_train.spaces.actions import checked_actions
-from maze_train.spaces.describe import flat_space, flat_spaces
+from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 from maze_train.trees import tree_leaves, tree_map
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from maze_train.data.trajectory_parts import TrajectoryPart
     from maze_train.data.trajectory_store import TrajectoryDataset
-    from maze_train.types import Array, ArrayTree, Tensor, TensorTree
+    from maze_train.types import Array, Tensor, TensorTree
 
 __all__ = ["TransitionData", "split_episodes"]
 
@@ -79,7 +80,8 @@ class TransitionData:
     ) -> None:
         metadata = dataset.metadata
         self._space = flat_space(metadata.observation_space)
-        self._action_leaves = flat_spaces(metadata.action_space)
+        specs = metadata.specs.items()
+        self._specs = {name: spec for name, spec in specs if spec.group != "rewards"}
         self._from_env = from_env
         self._pieces = _pieces(dataset.parts, episodes)
         ends = np.cumsum([len(piece.steps) for piece in self._pieces], dtype=np.int64)
@@ -135,19 +137,14 @@ class TransitionData:
                 yield (_rows(self._kept[0], rows), _rows(self._kept[1], rows))
 
     def _converted(self) -> tuple[TensorTree, TensorTree]:
-        obs: TensorTree | None = None
-        actions: TensorTree | None = None
+        obs, actions = (self._empty(tree) for tree in self._read(np.zeros(1, np.int64)))
         start = 0
-        for block_obs, block_actions in self.blocks():
-            if obs is None or actions is None:
-                obs, actions = self._empty(block_obs), self._empty(block_actions)
-            stop = start + len(tree_leaves(block_obs)[0])
-            for target, source in ((obs, block_obs), (actions, block_actions)):
+        for block in self.blocks():
+            stop = start + len(tree_leaves(block[0])[0])
+            for target, source in zip((obs, actions), block, strict=True):
                 for leaf, values in zip(tree_leaves(target), tree_leaves(source), strict=True):
                     leaf[start:stop] = values
             start = stop
-        assert obs is not None
-        assert actions is not None
         return obs, actions
 
     def _empty(self, like: TensorTree) -> TensorTree:
@@ -156,38 +153,23 @@ class TransitionData:
     def _read(self, numbers: Array) -> tuple[TensorTree, TensorTree]:
         """Transitions from the arrays of the data set."""
         where = np.searchsorted(self._starts, numbers, side="right") - 1
-        found = [int(k) for k in np.unique(where)]
-        obs: ArrayTree | None = None
-        actions: ArrayTree | None = None
-        for k in found:
+        arrays = {
+            name: np.empty((len(numbers), *spec.shape), spec.dtype)
+            for name, spec in self._specs.items()
+        }
+        for k in np.unique(where):
             piece, chosen = self._pieces[k], where == k
             rows = numbers[chosen] - self._starts[k]
-            own_obs = _taken(piece.part.obs, piece.obs_rows[rows])
-            own_actions = _taken(piece.part.actions, piece.steps[rows])
-            if len(found) == 1:
-                obs, actions = own_obs, own_actions
-                break
-            obs = _scattered(obs, own_obs, chosen)
-            actions = _scattered(actions, own_actions, chosen)
-        assert obs is not None
-        assert actions is not None
-        return as_tensors(self._space, obs), self._from_env(self._checked(actions, len(numbers)))
-
-    def _checked(self, actions: ArrayTree, n: int) -> TensorTree:
-        """Actions of the environment as tensors; they have to be ones of the space."""
-        found = actions if isinstance(actions, dict) else {"": actions}
-        tensors = {
-            key: torch.from_numpy(
-                np.array(
-                    checked_actions(f"actions[{key!r}]" if key else "actions", part, n, leaf),
-                    order="C",
-                )
-            )
-            for (key, leaf), part in (
-                (item, found[item[0]]) for item in self._action_leaves.items()
-            )
-        }
-        return tensors if isinstance(actions, dict) else tensors[""]
+            recorded = arrays_of(piece.part)
+            for name, spec in self._specs.items():
+                own_rows = piece.obs_rows if spec.group == "obs" else piece.steps
+                arrays[name][chosen] = recorded[name][own_rows[rows]]
+        for name, spec in self._specs.items():
+            if spec.group == "actions":  # of files that were not verified
+                checked_actions(name, arrays[name], len(numbers), spec.space)
+        trees = trees_of(arrays)
+        actions = tree_map(torch.from_numpy, trees["actions"])
+        return as_tensors(self._space, trees["obs"]), self._from_env(actions)
 
 
 class _Piece:
@@ -225,19 +207,6 @@ def _ranges(starts: Array, lengths: Array) -> Array:
     offsets = np.repeat(np.cumsum(lengths) - lengths, lengths)
     ranges: Array = np.arange(total) - offsets + np.repeat(starts, lengths)
     return ranges
-
-
-def _taken(tree: ArrayTree, rows: Array) -> ArrayTree:
-    return tree_map(lambda x: np.take(x, rows, axis=0), tree)
-
-
-def _scattered(target: ArrayTree | None, own: ArrayTree, chosen: Array) -> ArrayTree:
-    """`own` written into the chosen rows of `target`, which is made for the first of them."""
-    if target is None:
-        target = tree_map(lambda x: np.empty((len(chosen), *x.shape[1:]), x.dtype), own)
-    for leaf, values in zip(tree_leaves(target), tree_leaves(own), strict=True):
-        leaf[chosen] = values
-    return target
 
 
 def _rows(tree: TensorTree, rows: slice) -> TensorTree:

@@ -111,13 +111,13 @@ def as_rollout(transition: Transition) -> Rollout:
     if shapes != next_shapes:
         raise ShapeError(f"obs has the shapes {shapes}, next_obs {next_shapes}: expected the same")
     rows = {key: torch.stack([leaf, next_obs[key]])[:, None] for key, leaf in obs.items()}
-    has_keys = isinstance(transition.obs, dict)
+    has_keys, num_cut = isinstance(transition.obs, dict), int(transition.truncated)
     return Rollout(
         obs=as_tree(rows, has_keys),
         actions=tree_map(lambda x: x[None, None], transition.action),
         rewards=torch.tensor([[transition.reward]], dtype=torch.float32),
         terminated=torch.tensor([[transition.terminated]]),
         truncated=torch.tensor([[transition.truncated]]),
-        final_obs=as_tree({key: leaf[1] for key, leaf in rows.items()}, has_keys),
-        final_positions=torch.zeros(1, dtype=torch.int64),
+        final_obs=as_tree({key: leaf[1, :num_cut] for key, leaf in rows.items()}, has_keys),
+        final_positions=torch.zeros(num_cut, dtype=torch.int64),
     )

@@ -11,9 +11,8 @@ from gymnasium.vector import AutoresetMode
 from maze_train.envs.backends import autoreset_mode, build_native, check_settings, seed_for
 from maze_train.envs.buffers import StepBuffers
 from maze_train.envs.building import close_all
-from maze_train.envs.columns import column_of, masked, reordered
 from maze_train.envs.faults import explained
-from maze_train.envs.finite import check_columns, check_final
+from maze_train.envs.foreign_rows import check_columns, check_final, column_of, masked, reordered
 from maze_train.envs.pools import build_envpool
 from maze_train.envs.rows import converted
 from maze_train.envs.vector import MazeVectorEnv

@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
     from maze_train.envs.buffers import Array
 
-__all__ = ["IGNORED_MASK", "ActionMaskWrapper", "ignores_mask"]
-
-IGNORED_MASK = (
-    f"info[{MASK_KEY!r}] of the environment is not used: with env.wrappers="
-    "'[{_target_: maze_train.ActionMaskWrapper}]' the policy chooses among legal actions only"
-)
-"""Line about legal actions that are not used."""
+__all__ = ["ActionMaskWrapper", "note_on_ignored_mask"]
 
 
 class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -87,18 +81,23 @@ def mask_size(action_space: spaces.Space[Any]) -> int:
     return sum(sum(choice_sizes(leaf)) for leaf in flat_spaces(action_space).values())
 
 
-def ignores_mask(
+def note_on_ignored_mask(
     infos: Mapping[str, Any],
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
-) -> bool:
-    """Whether environments give legal actions in their infos that `ActionMaskWrapper` could use.
+) -> str | None:
+    """A line for people where environments give legal actions that `ActionMaskWrapper` could use.
 
     Args:
-        infos: Infos of vector environments.
+        infos: Infos of vector environments, with masks.
         observation_space: Observation space of one of them.
         action_space: Its action space.
     """
-    if MASK_KEY not in infos or mask_layout(observation_space, action_space) is not None:
-        return False
-    return np.size(infos[MASK_KEY][0]) == mask_size(action_space) > 0
+    if mask_layout(observation_space, action_space) is not None:
+        return None
+    if not np.size(infos[MASK_KEY][0]) == mask_size(action_space) > 0:
+        return None
+    return (
+        f"info[{MASK_KEY!r}] of the environment is not used: with env.wrappers="
+        "'[{_target_: maze_train.ActionMaskWrapper}]' the policy chooses among legal actions only"
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.envs.layers import plain_copy
+from maze_train.envs.own_state import plain_copy
 from maze_train.errors import EnvError
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ import numpy as np
 
 from maze_train.checks import check_one_of
 from maze_train.envs.buffers import StepBuffers
-from maze_train.envs.info_masks import IGNORED_MASK, ignores_mask
-from maze_train.envs.repair import CALLS, WorkerRepair
 from maze_train.envs.stepped import ON_NON_FINITE
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.envs.worker import EnvWorker, StepReport
-from maze_train.errors import ConfigError, EnvError, WorkerError
+from maze_train.envs.worker import CALLS, EnvWorker, StepReport
+from maze_train.errors import ConfigError, EnvError
 from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import MASK_KEY
 from maze_train.targets import locate
 from maze_train.workers.messages import Portable
 from maze_train.workers.places import ThisProcess
@@ -30,12 +29,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from maze_train.envs.journal import Journal
+    from maze_train.envs.repair import WorkerRepair
     from maze_train.envs.vector import ArrayTree, StepResult
     from maze_train.workers.places import Place
 
 __all__ = ["PooledVectorEnv"]
 
 JOURNAL = "maze_train.envs.journal.Journal"
+REPAIR = "maze_train.envs.repair.WorkerRepair"
+IGNORED_MASK = "maze_train.envs.info_masks.note_on_ignored_mask"
+"""Found when they are asked for: most environments in this process need none of them."""
 
 
 class PooledVectorEnv(MazeVectorEnv):
@@ -104,6 +107,7 @@ class PooledVectorEnv(MazeVectorEnv):
         self._slices = [
             range(*bounds) for bounds in pairwise(n * i // count for i in range(count + 1))
         ]
+        self._indices = range(count)
         make_workers = [
             partial(
                 EnvWorker,
@@ -145,11 +149,12 @@ class PooledVectorEnv(MazeVectorEnv):
         self._journal: Journal | None = None
         if self.can_be_restored or self._pool.may_restart:
             self._journal = locate(JOURNAL)(buffers.actions)
-        self._repair = WorkerRepair(
-            self._pool, self._slices, (observation_space, action_space), memory, self._journal
-        )
-        if self._pool.may_restart:
-            self._repair.keep(buffers)
+        self._repair: WorkerRepair | None = None
+        if not self._pool.workers:  # What workers of this process raise goes through.
+            spaces = (observation_space, action_space)
+            self._repair = locate(REPAIR)(self._pool, self._slices, spaces, memory, self._journal)
+            if self._pool.may_restart:
+                self._repair.keep(buffers)
 
     @property
     def envs(self) -> list[gymnasium.Env[Any, Any]]:
@@ -199,7 +204,8 @@ class PooledVectorEnv(MazeVectorEnv):
             WorkerError: If this vector environment is closed.
         """
         super().step_async(actions)
-        self._repair.remember()
+        if self._repair is not None:
+            self._repair.remember()
         self._call("step")
 
     def _finish_step(self) -> StepResult:
@@ -313,10 +319,8 @@ class PooledVectorEnv(MazeVectorEnv):
 
     def _call(self, method: str, *args: Any) -> None:
         """Start a call in all workers."""
-        if self.closed:
-            raise WorkerError("this vector environment is closed: build a new one")
         try:
-            for index in range(len(self._slices)):
+            for index in self._indices:
                 self._pool.call(index, method, *args)
         except BaseException:
             self._give_up()
@@ -328,20 +332,21 @@ class PooledVectorEnv(MazeVectorEnv):
         failures: list[WorkerFailedError] = []
         try:
             # Waiting for one after the other wakes this process less often than waiting for all.
-            for index in range(len(self._slices)):
+            for index in self._indices:
                 try:
                     reports.append(self._pool.receive(index))
                 except WorkerFailedError as error:
                     # Without its frames, which would keep this object alive.
                     failures.append(error.with_traceback(None))
             for failure in failures:
+                assert self._repair is not None
                 root = self.root_seed or 0
                 reports.insert(failure.index, self._repair.repeat(failure, root, method, *args))
         except BaseException:
             self._give_up()
             raise
-        joined = None
-        for report in reports:
+        joined = reports[0]
+        for report in reports[1:]:
             if joined is None:
                 joined = report
             elif report is not None:
@@ -355,7 +360,7 @@ class PooledVectorEnv(MazeVectorEnv):
         """
         if self._journal is not None:
             self._journal.invalidate()
-        if not len(self._pool) or any(map(self._pool.pending, range(len(self._pool)))):
+        if not len(self._pool) or any(map(self._pool.pending, self._indices)):
             self.close()
 
     # -- infos -----------------------------------------------------------------------------------
@@ -371,10 +376,10 @@ class PooledVectorEnv(MazeVectorEnv):
             infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, i)
         for i, info in report.ordinary:
             infos = self._add_info(infos, info, i)
-        if self.tell is not None and ignores_mask(
-            infos, self.env_observation_space, self.single_action_space
-        ):
-            self.tell(IGNORED_MASK)
+        if self.tell is not None and MASK_KEY in infos:
+            note = locate(IGNORED_MASK)(infos, self.env_observation_space, self.single_action_space)
+            if note is not None:
+                self.tell(note)
         if report.lost:
             lost = np.zeros(self.num_envs, np.bool_)
             lost[report.lost] = True

@@ -16,17 +16,7 @@ if TYPE_CHECKING:
     from maze_train.envs.worker import StepReport
     from maze_train.workers.pool import WorkerPool
 
-__all__ = ["CALLS", "WorkerRepair", "episode_seed"]
-
-CALLS = {
-    "step": "a step",
-    "reset": "a reset",
-    "begin": "a reset",
-    "restore": "playing episodes again",
-    "own_states": "telling the state of its environments",
-    "map": "mapping the shared memory",
-}
-"""Names of the calls of `EnvWorker` in messages."""
+__all__ = ["WorkerRepair", "episode_seed"]
 
 
 class WorkerRepair:

@@ -16,11 +16,12 @@ from maze_train.envs.finite import (
     non_finite_rewards,
     non_finite_rows,
 )
-from maze_train.envs.layers import load_own_state, offers_own_state, own_state
+from maze_train.envs.layers import gives_state, layers_of
 from maze_train.envs.monitoring import described_metadata
 from maze_train.envs.rows import row_writer
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.seeding import EpisodeSeeds
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +32,20 @@ if TYPE_CHECKING:
     from maze_train.workers.messages import Portable
     from maze_train.workers.pool import WorkerContext
 
-__all__ = ["EnvWorker", "StepReport"]
+__all__ = ["CALLS", "EnvWorker", "StepReport"]
+
+CALLS = {
+    "step": "a step",
+    "reset": "a reset",
+    "begin": "a reset",
+    "restore": "playing episodes again",
+    "own_states": "telling the state of its environments",
+    "map": "mapping the shared memory",
+}
+"""Names of the calls of workers in messages."""
+
+OWN_STATE = "maze_train.envs.own_state"
+"""Found where an environment offers its state."""
 
 
 @dataclass(slots=True)
@@ -92,7 +106,7 @@ class EnvWorker(SteppedEnvs):
 
     def describe(self) -> tuple[Any, Any, Any, Any, bool]:
         """Spaces, metadata and render mode, and whether an environment offers its state."""
-        env, offers = self.envs[0], any(map(offers_own_state, self.envs))
+        env, offers = self.envs[0], any(map(offers_state, self.envs))
         metadata = described_metadata(env)
         return env.observation_space, env.action_space, metadata, env.render_mode, offers
 
@@ -205,7 +219,7 @@ class EnvWorker(SteppedEnvs):
         states: list[dict[str, Any] | None] = []
         for i, env in enumerate(self.envs):
             try:
-                states.append(own_state(env) if offers_own_state(env) else None)
+                states.append(locate(f"{OWN_STATE}.own_state")(env) if offers_state(env) else None)
             except BaseException as error:
                 return str(self._fault(i, error))
         return states
@@ -295,7 +309,7 @@ class EnvWorker(SteppedEnvs):
         obs, info = env.reset(seed=seed, options=copy.deepcopy(record.options))
         checked_info(info)
         if record.own is not None:
-            load_own_state(env, record.own)
+            locate(f"{OWN_STATE}.load_own_state")(env, record.own)
         reward: Any = record.reward
         actions = {key: column.copy() for key, column in record.actions.items()}
         for k, action in enumerate(self._built(actions, record.num_actions), start=1):
@@ -317,3 +331,9 @@ class EnvWorker(SteppedEnvs):
 
     def _when(self, i: int, in_step: bool) -> tuple[int, int]:
         return self._steps - self._episode_start[i], self._episode_seed[i]
+
+
+def offers_state(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether an environment and all its wrappers can give their state."""
+    *_, inner = layers_of(env)
+    return gives_state(inner) and bool(locate(f"{OWN_STATE}.offers_own_state")(env))

@@ -69,7 +69,7 @@ class RecurrentModel(Protocol):
 
 
 class Actor:
-    """Asks a model for distribution parameters, and keeps what it remembers of each environment.
+    """Asks a model for distribution parameters, and keeps the hidden state of each environment.
 
     Args:
         model: The model; asked for its weights as they are at each step.

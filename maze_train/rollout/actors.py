@@ -151,9 +151,8 @@ class DistributedActors:
         self._slots: list[list[RolloutSlot]] = []
         makers = [partial(ActorWorker, Portable(make_env, "env"), num_envs)] * num_actors
         names = worker_names("actor", num_actors, num_envs)
-        place = place or ThisProcess()
-        self._is_remote = place.is_remote
-        self._pool = place.pool(makers, names, CALLS)
+        self._pool = (place or ThisProcess()).pool(makers, names, CALLS)
+        self._is_remote = not self._pool.workers
         described = self._pool.call_all("describe")
         self._envs: ActorEnvs = described[0]
         try:

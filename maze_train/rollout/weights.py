@@ -23,8 +23,10 @@ __all__ = ["WeightsReader", "WeightsWriter", "weights_nbytes"]
 CACHE_LINE = 64
 HEADER_NBYTES = CACHE_LINE
 CURRENT, STAMPS = 0, 1
-"""Entries of the header: which of the two buffers is the newest, and a stamp for each of them, which
-is odd while the buffer is written."""
+"""Entries of the header: which of the two buffers is the newest, and a stamp for each of them.
+
+A stamp is odd while the buffer is written.
+"""
 
 SEQ_NO_NBYTES = CACHE_LINE
 """Bytes before the weights of a buffer, with the number of updates that they have seen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from maze_train.checks import check_at_least
 from maze_train.targets import locate
@@ -23,16 +23,6 @@ PROCESS_POOL = "maze_train.workers.process_pool.ProcessPool"
 
 class Place(Protocol):
     """Somewhere workers can live."""
-
-    @property
-    def n_workers(self) -> int:
-        """Number of workers that was asked for; 0: one per core."""
-        ...
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether workers live outside this process, and do their calls at the same time."""
-        ...
 
     def num_workers(self, at_most: int) -> int:
         """Number of workers that share a task of so many equal parts, in [1, at_most]."""
@@ -54,9 +44,6 @@ class Place(Protocol):
 class ThisProcess:
     """The calling process, with a single worker."""
 
-    n_workers: int = 1
-    is_remote: bool = False
-
     def num_workers(self, at_most: int) -> int:
         """One."""
         return 1
@@ -75,7 +62,6 @@ class LocalProcesses:
     n_workers: int = 0
     """Number of processes, >= 0; 0: one per core."""
 
-    is_remote: ClassVar[bool] = True
     start_method: str = "forkserver"
     timeout_s: float = 300.0
     on_worker_failure: str = "fail"

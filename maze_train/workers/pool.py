@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     MakeWorker = Callable[["WorkerContext"], Any]
 
 __all__ = [
+    "CLOSED",
     "CallCancelledError",
     "InlinePool",
     "PrivateMemory",
@@ -31,6 +32,9 @@ __all__ = [
     "warn",
     "worker_names",
 ]
+
+
+CLOSED = "these workers are closed: build new ones"
 
 
 class CallCancelledError(Exception):
@@ -271,7 +275,8 @@ class InlinePool(WorkerPool):
 
     def call(self, index: int, method: str, *args: Any) -> None:
         """Note the call."""
-        self._check_open()
+        if not self.workers:
+            raise WorkerError(CLOSED)
         self._calls[index].append((method, args))
 
     def pending(self, index: int) -> int:
@@ -280,7 +285,8 @@ class InlinePool(WorkerPool):
 
     def ready(self, timeout_s: float) -> list[int]:
         """Do one call of the worker whose turn it is, unless results wait."""
-        self._check_open()
+        if not self.workers:
+            raise WorkerError(CLOSED)
         if not any(self._results):
             for _ in range(len(self)):
                 index, self._turn = self._turn, (self._turn + 1) % len(self)
@@ -291,7 +297,8 @@ class InlinePool(WorkerPool):
 
     def receive(self, index: int) -> Any:
         """The result of the oldest call, which is done now if it was not before."""
-        self._check_open()
+        if not self.workers:
+            raise WorkerError(CLOSED)
         results = self._results[index]
         if not results:
             return self._do(index)
@@ -345,10 +352,6 @@ class InlinePool(WorkerPool):
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
-
-    def _check_open(self) -> None:
-        if not self.workers:
-            raise WorkerError("these workers are closed: build new ones")
 
 
 def warn(message: str) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.files import process_runs
-from maze_train.workers.messages import (
+from maze_train.workers.messages import dumps
+from maze_train.workers.pipes import (
     CALL,
     DEFINE,
     DONE,
@@ -23,7 +24,6 @@ from maze_train.workers.messages import (
     FIRST_METHOD,
     QUIT,
     RESULT,
-    dumps,
     receive_message,
 )
 from maze_train.workers.pool import CallCancelledError, WorkerContext, warn

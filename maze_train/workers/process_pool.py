@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.errors import WorkerError
 from maze_train.workers.memory import SharedMemory
-from maze_train.workers.pool import WorkerFailedError, WorkerPool, warn
+from maze_train.workers.pool import CLOSED, WorkerFailedError, WorkerPool, warn
 from maze_train.workers.process import PAGE_NBYTES, STEPS
 from maze_train.workers.worker_process import WorkerProcess, end_all
 
@@ -144,7 +144,7 @@ class ProcessPool(WorkerPool):
 
     def _check_open(self) -> None:
         if not self._processes:
-            raise WorkerError("these workers are closed: build new ones")
+            raise WorkerError(CLOSED)
 
     # -- failures, ending ------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from maze_train.files import claim_temporary, process_runs
-from maze_train.workers.messages import (
+from maze_train.workers.pipes import (
     CALL,
     DEFINE,
     DONE,

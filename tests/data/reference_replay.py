@@ -236,7 +236,7 @@ def transition_of(step, next_obs):
     )
 
 
-def added(buffer, reference, stream, lengths):
+def added(buffer, reference, stream, lengths, change=None):
     """Add rollouts of these lengths to both buffers (-1: an interruption), and yield after each."""
     for length in lengths:
         if length < 1:
@@ -244,7 +244,8 @@ def added(buffer, reference, stream, lengths):
                 owner.interrupt()
             continue
         steps = stream.steps(length)
-        buffer.add_rollout(rollout_of(steps, stream.space, stream.action))
+        rollout = rollout_of(steps, stream.space, stream.action)
+        buffer.add_rollout(change(rollout) if change else rollout)
         reference.add(steps)
         yield steps
 

@@ -20,16 +20,19 @@ def stacked_rollout(rng, num_rows, num_envs, n, padding, share):
     stacks[0] = rng.integers(0, 255, stacks[0].shape)
     for row in range(1, num_rows):
         for env in range(num_envs):
-            frame = rng.integers(1, 255, FRAME)
-            stacks[row, env, :-1] = stacks[row - 1, env, 1:]
-            if fresh[row, env] and padding == "repeat":
-                stacks[row, env, :-1] = frame
-            elif fresh[row, env] and padding == "zero":
-                stacks[row, env, :-1] = 0
-            elif fresh[row, env] and padding == "random":
-                stacks[row, env, :-1] = rng.integers(0, 255, (n - 1, *FRAME))
+            frame, others = rng.integers(1, 255, FRAME), rng.integers(0, 255, (n - 1, *FRAME))
+            pasts = {"repeat": frame, "zero": 0, "random": others}
+            past = stacks[row - 1, env, 1:]
+            stacks[row, env, :-1] = pasts.get(padding, past) if fresh[row, env] else past
             stacks[row, env, -1] = frame
     return stacks
+
+
+def write(memory, stacks):
+    """Write all rows."""
+    memory.start(stacks[0])
+    for row, stack in enumerate(stacks[1:], start=1):
+        memory.write(row, stack)
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,9 +51,7 @@ def test_stacks_come_back_as_they_were(num_rows, num_envs, n, padding, share, se
     memory = FrameMemory(space, num_rows, num_envs)
     for _ in range(2):
         stacks = stacked_rollout(rng, num_rows, num_envs, n, padding, share)
-        memory.start(stacks[0])
-        for row in range(1, num_rows):
-            memory.write(row, stacks[row])
+        write(memory, stacks)
         found = memory.stacks()
         assert found.shape == stacks.shape
         flat = torch.from_numpy(stacks).flatten(0, 1)
@@ -59,17 +60,12 @@ def test_stacks_come_back_as_they_were(num_rows, num_envs, n, padding, share, se
         assert torch.equal(found.index_select(0, positions), flat[positions])
 
 
-@pytest.mark.parametrize(("padding", "besides"), [("repeat", 6), ("go_on", 6)])
-def test_every_frame_is_stored_once(padding, besides):
+@pytest.mark.parametrize("padding", ["repeat", "go_on"])
+def test_every_frame_is_stored_once(padding):
     """Rows of frames, the past of the first stacks, and nothing for repeated frames."""
-    rng = np.random.default_rng(0)
-    space = spaces.Box(0, 255, (4, *FRAME), np.uint8)
-    memory = FrameMemory(space, 33, 2)
-    stacks = stacked_rollout(rng, 33, 2, 4, padding, 0.2)
-    memory.start(stacks[0])
-    for row in range(1, 33):
-        memory.write(row, stacks[row])
-    assert len(memory.stacks().numbers.unique()) == 33 * 2 + besides
+    memory = FrameMemory(spaces.Box(0, 255, (4, *FRAME), np.uint8), 33, 2)
+    write(memory, stacked_rollout(np.random.default_rng(0), 33, 2, 4, padding, 0.2))
+    assert len(memory.stacks().numbers.unique()) == 33 * 2 + 6
     assert memory.nbytes <= (33 * 2 + 2 * 6) * 6
 
 
@@ -107,9 +103,7 @@ def test_a_wrapper_may_skip_observations():
     memory = FrameMemory(space, 9, 1)
     frames = np.random.default_rng(0).standard_normal(40)
     rows = [frames[start : start + 4].reshape(1, 4, 1) for start in (*range(5), 6, 8, 10, 12)]
-    memory.start(rows[0])
-    for row, stack in enumerate(rows[1:], start=1):
-        memory.write(row, stack)
+    write(memory, rows)
     expected = torch.from_numpy(np.concatenate(rows)).float()
     assert torch.equal(memory.stacks()[0:9], expected)
     assert len(memory.stacks().numbers.unique()) == 9 + 3 + 4

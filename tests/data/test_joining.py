@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from test_rollout_slots import (
     T,
     assert_same,
     every_kind,
+    leaves_of,
     observed,
     random_rollout,
     slots_of,
 )
 
-from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import join_rollouts, select_envs, without_unused_frames
 from maze_train.data.rollout import Rollout
 from maze_train.errors import ShapeError
@@ -89,13 +89,6 @@ def with_whole_obs(rollout):
     return replace(rollout, obs=tree_map(observed, rollout.obs))
 
 
-def leaves_of(rollout):
-    """All tensors, those of stacks included."""
-    columns = [getattr(rollout, column.name) for column in fields(rollout)]
-    for leaf in [leaf for tree in columns if tree is not None for leaf in tree_leaves(tree)]:
-        yield from (leaf.frames, leaf.numbers) if isinstance(leaf, FrameStacks) else (leaf,)
-
-
 @every_kind
 @sweep("share", [0.0, 0.4, 1.0])
 @sweep("optional", [False, True])
@@ -109,14 +102,10 @@ def test_joined_rollouts_lie_side_by_side(kind, share, optional):
     for name in ("fresh", "cut", "ended"):
         parts = [getattr(rollout, name) for rollout in rollouts]
         assert torch.equal(getattr(joined, name), torch.cat(parts, 1))
-    for step, env in ((t, b) for t in range(T + 1) for b in range(sum(SIZES))):
-        rollout, own = owners_of(rollouts)[env]
-        for leaf, part in zip(
-            *map(tree_leaves, (joined.flat_obs(), rollout.flat_obs())), strict=True
-        ):
-            position = torch.tensor([step * sum(SIZES) + env])
-            expected = part.index_select(0, torch.tensor([step * rollout.num_envs + own]))
-            assert torch.equal(leaf.index_select(0, position), expected)
+    whole = tree_map(lambda x: x[0 : (T + 1) * sum(SIZES)], joined.flat_obs())
+    places = tree_map(lambda x: observed(x).flatten(0, 1), joined.obs)
+    for leaf, expected in zip(*map(tree_leaves, (whole, places)), strict=True):
+        assert torch.equal(leaf, expected)
 
 
 @every_kind
@@ -139,25 +128,14 @@ def test_a_joined_rollout_has_its_own_memory(kind):
 
 
 @every_kind
-@sweep("share", [0.0, 0.4, 1.0])
-def test_selecting_undoes_joining(kind, share):
-    """The environments of each rollout are that rollout."""
-    rollouts = rollouts_of(kind, share=share)
-    joined = join_rollouts(rollouts)
-    first = 0
-    for rollout in rollouts:
-        part = slice(first, first + rollout.num_envs)
-        assert_same(select_envs(joined, part), rollout)
-        first = part.stop
-
-
-@every_kind
 @sweep("envs", [slice(1, 3), slice(4), slice(-2, None), slice(None)])
 def test_selected_environments(kind, envs):
     """Every column of some environments, whatever the others did."""
     rollout = replace(random_rollout(kind, num_envs=6), replayed=torch.arange(6) % 2 == 0)
     found = select_envs(rollout, envs)
     assert_same(with_whole_obs(found), slowly_picked(owners_of([rollout])[envs]))
+    parts = [found, select_envs(rollout, slice(2))]
+    assert_same(with_whole_obs(join_rollouts(parts)), slowly_picked(owners_of(parts)))
 
 
 def test_a_selection_shares_memory():
@@ -177,21 +155,6 @@ def test_a_selection_is_of_consecutive_environments(envs):
     """And of at least one."""
     with pytest.raises(ShapeError, match=r"at least one of the 3 environments, in steps of 1"):
         select_envs(random_rollout(BOX), envs)
-
-
-@every_kind
-def test_a_selection_can_be_joined(kind):
-    """Also in another order; its columns are views with gaps between the rows."""
-    rollout = random_rollout(kind, num_envs=5)
-    parts = [select_envs(rollout, slice(3, 5)), select_envs(rollout, slice(3))]
-    owners = owners_of([rollout])
-    joined = with_whole_obs(join_rollouts(parts))
-    expected = slowly_picked(owners_of(parts))
-    assert_same(joined, expected)
-    reordered = slowly_picked([*owners[3:], *owners[:3]])
-    for name in ("rewards", "obs", "actions"):
-        pairs = zip(*(tree_leaves(getattr(r, name)) for r in (joined, reordered)), strict=True)
-        assert all(torch.equal(leaf, other) for leaf, other in pairs)
 
 
 def test_frames_that_do_not_occur_are_left_behind():
@@ -223,39 +186,32 @@ def test_no_ignored_rows_are_none_of_them():
         assert joined.num_samples == 2 * T * 3 - 1
 
 
-OTHER = random_rollout(BOX, 1)
-WRONG = {
-    "T": (random_rollout(BOX, num_steps=T + 1), r"^rewards of rollout 1 .*6.* rollout 0 .*5"),
-    "keys": (random_rollout(Kind(MIXED)), "^obs of rollout 1 has the keys"),
-    "parts of actions": (
-        random_rollout(Kind(BOX.space, {"a": torch.tensor(0)})),
-        "^actions .*keys",
-    ),
-    "shape of actions": (replace(OTHER, actions=torch.zeros(T, 3, 1)), "^actions of rollout 1"),
-    "dtype of actions": (replace(OTHER, actions=OTHER.actions.float()), "^actions .*float32"),
-    "rows of obs": (replace(OTHER, obs=OTHER.obs[1:]), "^obs of rollout 1"),
-    "obs": (replace(OTHER, obs=OTHER.obs[..., 1:]), "^obs of rollout 1"),
-    "final_obs": (replace(OTHER, final_obs=OTHER.final_obs[:, 1:]), "^final_obs of rollout 1"),
-    "log_probs": (replace(OTHER, log_probs=None), r"rollouts \[1\] have no log_probs"),
-    "weights_seq_no": (replace(OTHER, weights_seq_no=None), r"\[1\] have no weights_seq_no"),
-    "states": (replace(OTHER, states=torch.zeros(T + 1, 3, 1)), r"rollouts \[0\] have no states"),
-}
+PLAIN = random_rollout(BOX)
+STACKS = random_rollout(KINDS["stacks"])
+SHORTER = replace(STACKS.obs, numbers=STACKS.obs.numbers[:, 1:])
+WRONG = [
+    (PLAIN, random_rollout(BOX, num_steps=T + 1), r"^rewards of rollout 1 .*6.* rollout 0 .*5"),
+    (PLAIN, random_rollout(Kind(MIXED)), "^obs of rollout 1 has the keys"),
+    (PLAIN, random_rollout(Kind(BOX.space, {"a": torch.tensor(0)})), "^actions .*keys"),
+    (PLAIN, {"actions": torch.zeros(T, 3, 1)}, "^actions of rollout 1"),
+    (PLAIN, {"actions": PLAIN.actions.float()}, "^actions .*float32"),
+    (PLAIN, {"obs": PLAIN.obs[1:]}, "^obs of rollout 1"),
+    (PLAIN, {"obs": PLAIN.obs[..., 1:]}, "^obs of rollout 1"),
+    (PLAIN, {"final_obs": PLAIN.final_obs[:, 1:]}, "^final_obs of rollout 1"),
+    (PLAIN, {"log_probs": None}, r"rollouts \[1\] have no log_probs"),
+    (PLAIN, {"weights_seq_no": None}, r"\[1\] have no weights_seq_no"),
+    (PLAIN, {"states": torch.zeros(T + 1, 3, 1)}, r"rollouts \[0\] have no states"),
+    (STACKS, random_rollout(KINDS["images"]), "^obs of rollout 1 .*Tensor.*FrameStacks"),
+    (STACKS, {"obs": SHORTER}, "^obs of rollout 1"),
+]
 
 
-@pytest.mark.parametrize(("other", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_does_not_belong_together_is_refused(other, message):
-    """The message names the column and the rollout."""
+@pytest.mark.parametrize(("rollout", "other", "message"), WRONG)
+def test_what_does_not_belong_together_is_refused(rollout, other, message):
+    """The message names the column and the rollout; nothing is not a rollout."""
+    if isinstance(other, dict):
+        other = replace(rollout, **other)
     with pytest.raises(ShapeError, match=message):
-        join_rollouts([random_rollout(BOX), other])
-
-
-def test_stacks_and_whole_observations_do_not_mix():
-    """Nor do stacks of other lengths; nothing is not a rollout."""
-    stacks, whole = random_rollout(KINDS["stacks"]), random_rollout(KINDS["images"])
-    with pytest.raises(ShapeError, match=r"^obs of rollout 1 .*Tensor.*FrameStacks"):
-        join_rollouts([stacks, whole])
-    shorter = replace(stacks.obs, numbers=stacks.obs.numbers[:, 1:])
-    with pytest.raises(ShapeError, match=r"^obs of rollout 1"):
-        join_rollouts([stacks, replace(stacks, obs=shorter)])
+        join_rollouts([rollout, other])
     with pytest.raises(ShapeError, match="at least one"):
         join_rollouts([])

@@ -6,58 +6,46 @@ from hypothesis import strategies as st
 
 from maze_train.data.minibatches import minibatch_indices
 
-CPU = torch.device("cpu")
+
+def a_pass(generator, num_samples=50, batch_size=8):
+    """One pass, as lists."""
+    pieces = minibatch_indices(num_samples, batch_size, generator, torch.device("cpu"))
+    return [piece.tolist() for piece in pieces]
 
 
-def passes(num_samples, batch_size, seed, count=1):
-    """Several passes from one generator, as lists."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        [piece.tolist() for piece in minibatch_indices(num_samples, batch_size, generator, CPU)]
-        for _ in range(count)
-    ]
+def seeded(seed):
+    """A generator."""
+    return torch.Generator().manual_seed(seed)
 
 
 @given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**31))
 def test_each_sample_appears_exactly_once(num_samples, batch_size, seed):
     """A pass is a permutation, cut into full minibatches and one remainder."""
-    (pieces,) = passes(num_samples, batch_size, seed)
+    pieces = a_pass(seeded(seed), num_samples, batch_size)
     assert sorted(i for piece in pieces for i in piece) == list(range(num_samples))
     *full, last = [len(piece) for piece in pieces]
     assert all(size == batch_size for size in full)
     assert last == (num_samples % batch_size or min(batch_size, num_samples))
+    (whole,) = a_pass(seeded(seed), num_samples, num_samples)
+    assert [i for piece in pieces for i in piece] == whole
 
 
 def test_order_depends_on_the_generator_only():
-    """Equal generators give equal orders, whatever the global one does; others differ."""
-    torch.manual_seed(0)
-    first = passes(50, 8, seed=1, count=3)
-    torch.manual_seed(1)
-    torch.rand(5)
+    """Another for each pass and each seed; the global generator is not used."""
     before = torch.get_rng_state()
-    assert passes(50, 8, seed=1, count=3) == first
+    generator = seeded(1)
+    first, second = a_pass(generator), a_pass(generator)
+    assert first != second
     assert torch.equal(torch.get_rng_state(), before)
-    assert passes(50, 8, seed=2, count=3) != first
-
-
-def test_each_pass_has_an_order_of_its_own():
-    """Two passes from one generator differ."""
-    a, b = passes(50, 8, seed=3, count=2)
-    assert a != b
-
-
-def test_the_size_of_minibatches_does_not_change_the_order():
-    """The order is drawn for the whole pass: cutting it differently keeps it."""
-    (fine,), (coarse,) = passes(20, 3, seed=4), passes(20, 20, seed=4)
-    assert [i for piece in fine for i in piece] == coarse[0]
+    torch.rand(5)
+    assert a_pass(seeded(1)) == first != a_pass(seeded(2))
 
 
 def test_every_order_is_equally_likely():
     """All six orders of three samples come up alike: chi-squared below the 99.9% quantile."""
-    generator = torch.Generator().manual_seed(0)
-    counts = {}
+    generator, counts = seeded(0), {}
     for _ in range(3000):
-        (piece,) = minibatch_indices(3, 3, generator, CPU)
-        counts[tuple(piece.tolist())] = counts.get(tuple(piece.tolist()), 0) + 1
+        (piece,) = a_pass(generator, 3, 3)
+        counts[tuple(piece)] = counts.get(tuple(piece), 0) + 1
     assert len(counts) == 6
     assert sum((n - 500) ** 2 / 500 for n in counts.values()) < 20.5

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from reference_replay import (
     added,
     assert_equal_to,
     everything,
-    rollout_of,
     transition_of,
 )
 
@@ -63,15 +63,8 @@ def test_stacks_come_back_as_they_were(
         gamma=GAMMA,
         frame_stack={"image": n},
     )
-    for length in lengths:
-        if length < 1:
-            for owner in (buffer, reference, stream):
-                owner.interrupt()
-            continue
-        steps = stream.steps(length)
-        rollout = rollout_of(steps, stream.space)
-        buffer.add_rollout(with_stacks(rollout, stream.image) if are_stacks else rollout)
-        reference.add(steps)
+    change = partial(with_stacks, space=stream.image) if are_stacks else None
+    for _ in added(buffer, reference, stream, lengths, change):
         assert_equal_to(everything(buffer), reference.transitions())
 
 
@@ -99,8 +92,6 @@ def test_single_transitions_with_stacks(rows, n, events, seed):
             next_obs = stream.obs[0] if step.final_obs is None else step.final_obs
             buffer.add_transition(transition_of(step, next_obs))
             reference.add([[step], [Step(next_obs)]])
-            if not step.terminated:
-                step.final_obs = next_obs
         assert_equal_to(everything(buffer), reference.transitions())
 
 
@@ -123,10 +114,8 @@ def test_a_frame_is_stored_once(storage, tmp_path):
         2000, stream.space, BOX_ACTION, num_envs=2, frame_stack={"image": 4}
     )
     reference = ReferenceReplay(1000, 2, 1, 0.99)
-    for _ in range(30):
-        steps = stream.steps(50)
-        buffer.add_rollout(with_stacks(rollout_of(steps, stream.space), stream.image))
-        reference.add(steps)
+    change = partial(with_stacks, space=stream.image)
+    for _ in added(buffer, reference, stream, [50] * 30, change):
         assert len(buffer._memory._stacks["image"].kept) == (
             2 if buffer._memory.head <= 1000 else 0
         )
@@ -138,8 +127,6 @@ def test_stacks_may_be_stored_whole():
     stream = StackStream(np.random.default_rng(0), 2, 3, "zero", 0.0)
     buffer = UniformReplayBuffer(20, stream.space, BOX_ACTION, num_envs=2, gamma=GAMMA)
     reference = ReferenceReplay(10, 2, 1, GAMMA)
-    steps = stream.steps(14)
-    buffer.add_rollout(with_stacks(rollout_of(steps, stream.space), stream.image))
-    reference.add(steps)
-    assert_equal_to(everything(buffer), reference.transitions())
+    for _ in added(buffer, reference, stream, [14], partial(with_stacks, space=stream.image)):
+        assert_equal_to(everything(buffer), reference.transitions())
     assert everything(buffer).obs["image"].dtype == torch.uint8

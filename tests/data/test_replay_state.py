@@ -124,26 +124,23 @@ def test_what_did_not_change_is_not_read_again(small_segments):
     """One row more touches the segments of that row and of the rows beside it."""
     buffer, _, stream = make(100, 2)
     store = Store()
-    buffer.add_rollout(rollout_of(stream.steps(40)))
-    store.through(buffer.state_dict())
-    first = store.num_read
-    assert first == 41
-    store.through(buffer.state_dict())
-    assert store.num_read == first
-    buffer.add_rollout(rollout_of(stream.steps(1)))
-    store.through(buffer.state_dict())
-    assert store.num_read - first == 3
-    for _ in range(10):
-        buffer.add_rollout(rollout_of(stream.steps(30)))
-    store.through(buffer.state_dict())
-    before = store.num_read
-    buffer.add_rollout(rollout_of(stream.steps(1)))
+
+    def num_read_after(owner, *lengths):
+        before = store.num_read
+        for length in lengths:
+            owner.add_rollout(rollout_of(stream.steps(length)))
+        state = store.through(owner.state_dict())
+        return store.num_read - before, state
+
+    assert num_read_after(buffer, 40)[0] == 41
+    assert num_read_after(buffer)[0] == 0
+    assert num_read_after(buffer, 1)[0] == 3
+    num_read_after(buffer, *[30] * 10)
+    count, state = num_read_after(buffer, 1)
+    assert count <= 4
     loaded, _, _ = make(100, 2)
-    loaded.load_state_dict(store.through(buffer.state_dict()))
-    assert store.num_read - before <= 4
-    loaded.add_rollout(rollout_of(stream.steps(1)))
-    store.through(loaded.state_dict())
-    assert store.num_read - before <= 8
+    loaded.load_state_dict(state)
+    assert num_read_after(loaded, 1)[0] <= 4
 
 
 @pytest.mark.parametrize(("buffer_size", "segments"), [(1000, 1), (100_000, 5), (10_000_000, 256)])
@@ -171,24 +168,19 @@ def test_a_state_does_not_depend_on_the_storage(tmp_path):
         buffer = other
 
 
-def test_another_layout_is_refused():
-    """The message says what differs; the buffer stays as it was."""
-    buffer, _, stream = make(20, 2)
-    buffer.add_rollout(rollout_of(stream.steps(5)))
-    other, _, _ = make(30, 2)
-    with pytest.raises(ConfigError, match=r"another layout: rows is 30 here and was 20. Continue"):
-        other.load_state_dict(buffer.state_dict())
-    other, _, _ = make(20, 2, "dict")
-    with pytest.raises(ConfigError, match=r"obs/image is uint8 \[2, 3\] here and was missing"):
-        other.load_state_dict(buffer.state_dict())
-    assert len(other) == 0
-
-
-def test_a_damaged_segment_is_named():
-    """A column that lacks, or has another shape or type."""
+def test_another_buffer_is_refused():
+    """One of another layout, or with a damaged segment; the buffer stays as it was."""
     buffer, _, stream = make(20, 2)
     buffer.add_rollout(rollout_of(stream.steps(5)))
     state = buffer.state_dict()
+    for changes, text in (
+        ((30, 2), r"another layout: rows is 30 here and was 20. Continue"),
+        ((20, 2, "dict"), r"obs/image is uint8 \[2, 3\] here and was missing"),
+    ):
+        other, _, _ = make(*changes)
+        with pytest.raises(ConfigError, match=text):
+            other.load_state_dict(state)
+        assert len(other) == 0
     (part,) = state["segments"].values()
     for damage in ({"rewards": None}, {"rewards": np.zeros((3, 2), np.float32)}):
         damaged = replace(part, read=lambda damage=damage: part.read() | damage)

@@ -2,15 +2,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
-from cases import sweep
 from gymnasium import spaces
 
 from maze_train.data.frames import FrameStacks
@@ -117,7 +113,7 @@ def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional
 
 def observed(leaf):
     """Whole observations `[T + 1, B, ...]`, also of stacks."""
-    return leaf[0 : len(leaf.numbers)].view(leaf.shape) if isinstance(leaf, FrameStacks) else leaf
+    return leaf.whole() if isinstance(leaf, FrameStacks) else leaf
 
 
 def assert_same(found, expected):
@@ -137,6 +133,13 @@ def assert_same(found, expected):
             assert torch.equal(leaf, other), column.name
 
 
+def leaves_of(rollout):
+    """All tensors, those of stacks included."""
+    columns = [getattr(rollout, column.name) for column in fields(rollout)]
+    for leaf in [leaf for tree in columns if tree is not None for leaf in tree_leaves(tree)]:
+        yield from (leaf.frames, leaf.numbers) if isinstance(leaf, FrameStacks) else (leaf,)
+
+
 def slots_of(layout, count=1):
     """Slots one after the other, in memory that is full of other numbers."""
     memory = mmap.mmap(-1, count * layout.nbytes)
@@ -146,20 +149,23 @@ def slots_of(layout, count=1):
 
 
 @every_kind
-@sweep("share", [0.0, 0.4, 1.0])
-@sweep("optional", [False, True])
-def test_a_slot_gives_back_what_was_written(kind, share, optional):
-    """All columns, with no final observation, with some, and with one for each step."""
-    rollout = random_rollout(kind, share=share, optional=optional)
-    count = len(rollout.final_positions)
-    assert count in {0.0: (0,), 0.4: range(1, T * B), 1.0: (T * B,)}[share]
-    _, (slot,) = slots_of(kind.layout())
-    slot.write(rollout)
-    found = slot.rollout()
-    assert_same(found, rollout)
-    assert (found.ignored is None) is (found.log_probs is None) is (not optional)
-    assert found.num_samples == rollout.num_samples
-    assert (found.num_steps, found.num_envs) == (T, B)
+def test_a_slot_gives_back_what_was_written(kind):
+    """All columns, whatever was there before; its neighbours stay as they were."""
+    layout = kind.layout()
+    memory, slots = slots_of(layout, 3)
+    neighbours = bytes(memory[: layout.nbytes]), bytes(memory[2 * layout.nbytes :])
+    for share, optional in ((1.0, True), (0.2, False), (0.0, False), (0.4, True), (0.0, True)):
+        rollout = random_rollout(kind, int(10 * share), share=share, optional=optional)
+        count = len(rollout.final_positions)
+        assert count in {0.0: (0,), 1.0: (T * B,)}.get(share, range(1, T * B))
+        slots[1].write(rollout)
+        found = slots[1].rollout()
+        assert_same(found, rollout)
+        assert (found.ignored is None) is (found.log_probs is None) is (not optional)
+        assert (found.num_steps, found.num_envs) == (T, B)
+        assert found.num_samples == rollout.num_samples
+    assert (memory[: layout.nbytes], memory[2 * layout.nbytes :]) == neighbours
+    assert layout.nbytes % 4096 == 0
 
 
 @every_kind
@@ -169,48 +175,15 @@ def test_the_rollout_of_a_slot_is_views(kind):
     memory, (slot,) = slots_of(layout)
     slot.write(random_rollout(kind))
     base = np.frombuffer(memory, np.uint8).ctypes.data
-    found = slot.rollout()
-    for column in fields(found):
-        tree = getattr(found, column.name)
-        for leaf in [] if tree is None else tree_leaves(tree):
-            parts = (leaf.frames, leaf.numbers) if isinstance(leaf, FrameStacks) else (leaf,)
-            for part in parts:
-                assert base <= part.data_ptr() < base + layout.nbytes
-                assert (part.data_ptr() - base) % 64 == 0
+    for leaf in leaves_of(slot.rollout()):
+        assert base <= leaf.data_ptr() < base + layout.nbytes
+        assert (leaf.data_ptr() - base) % 64 == 0
 
 
-@every_kind
-def test_a_slot_is_written_again(kind):
-    """Nothing is left of a rollout with more final observations, frames and columns."""
-    _, (slot,) = slots_of(kind.layout())
-    for share, optional in ((1.0, True), (0.2, False), (0.0, False), (0.4, True)):
-        rollout = random_rollout(kind, int(10 * share), share=share, optional=optional)
-        slot.write(rollout)
-        assert_same(slot.rollout(), rollout)
-
-
-@every_kind
-def test_slots_do_not_disturb_each_other(kind):
-    """A slot is written without a change to its neighbours, whose pages are their own."""
-    layout = kind.layout()
-    assert layout.nbytes % 4096 == 0
-    memory, slots = slots_of(layout, 3)
-    rollouts = [random_rollout(kind, seed, share=1.0) for seed in range(3)]
-    for slot, rollout in zip(slots, rollouts, strict=True):
-        slot.write(rollout)
-    neighbours = bytes(memory[: layout.nbytes]), bytes(memory[2 * layout.nbytes :])
-    slots[1].write(random_rollout(kind, 9, share=1.0))
-    assert (memory[: layout.nbytes], memory[2 * layout.nbytes :]) == neighbours
-    assert_same(slots[0].rollout(), rollouts[0])
-    assert_same(slots[1].rollout(), random_rollout(kind, 9, share=1.0))
-    assert_same(slots[2].rollout(), rollouts[2])
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_stacks_without_a_frame_in_common_fit(seed):
+def test_stacks_without_a_frame_in_common_fit():
     """The worst case: every stack has n frames of its own."""
     kind = KINDS["stacks"]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     storage = RolloutStorage(kind.space, T, B, frame_stack=kind.frame_stack)
     storage.start(random_obs(rng, kind, (B,)))
     for t in range(T):
@@ -261,89 +234,38 @@ def test_room_for_the_worst_case_is_not_taken():
     assert rollout.obs.frames.nbytes <= taken < layout.nbytes / 3
 
 
-def slots_of_all_kinds(descriptor):
-    """A slot for each kind, one behind the other."""
-    layouts = [kind.layout() for kind in KINDS.values()]
-    memory = map_shared(descriptor, sum(layout.nbytes for layout in layouts))
-    starts = accumulate((layout.nbytes for layout in layouts), initial=0)
-    return [layout.slot(memory, start) for layout, start in zip(layouts, starts, strict=False)]
-
-
-def write_all_kinds(descriptor):
-    """What another process does."""
-    for seed, slot in enumerate(slots_of_all_kinds(descriptor)):
-        slot.write(random_rollout(list(KINDS.values())[seed], seed))
-
-
-@pytest.mark.slow
-def test_a_process_reads_what_another_wrote():
-    """Both know the arguments of the layouts, and nothing else of each other."""
-    descriptor = open_shared(sum(kind.layout().nbytes for kind in KINDS.values()))
-    slots = slots_of_all_kinds(os.dup(descriptor))
-    code = "import sys, test_rollout_slots as own; own.write_all_kinds(int(sys.argv[1]))"
-    command = [sys.executable, "-c", code, str(descriptor)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(command, check=True, pass_fds=[descriptor], env=env)
-    os.close(descriptor)
-    for seed, slot in enumerate(slots):
-        assert_same(slot.rollout(), random_rollout(list(KINDS.values())[seed], seed))
-
-
-STACKS = random_rollout(KINDS["stacks"])
-WITH_STATES = random_rollout(KINDS["box, float actions, states"])
-DICT_OBS = random_rollout(KINDS["dict, parts of actions"])
-BOX_OBS = random_rollout(KINDS["box"])
+STACKS, IMAGE, BOX, PAIR = "stacks", "images", "box", "dict, parts of actions"
+STATES = "box, float actions, states"
 ONE_MORE = torch.zeros(T * B + 1, dtype=torch.int64)
-WRONG = {
-    "T": ("box", random_rollout(KINDS["box"], num_steps=T + 1), r"^rewards .*\[6, 3\].*\[5, 3\]"),
-    "B": ("box", random_rollout(KINDS["box"], num_envs=B + 1), r"^rewards .*\[5, 4\].*\[5, 3\]"),
-    "whole for stacks": ("stacks", random_rollout(KINDS["images"]), "^obs .*frame_stack"),
-    "stacks for whole": ("images", STACKS, "^obs .*FrameStacks"),
-    "n of stacks": (
-        "stacks",
-        replace(STACKS, obs=replace(STACKS.obs, numbers=STACKS.obs.numbers[:, 1:])),
-        r"^obs\.numbers .*\[18, 2\]",
-    ),
-    "size of frames": (
-        "stacks",
-        replace(STACKS, obs=replace(STACKS.obs, frames=STACKS.obs.frames[:, 1:])),
-        r"^obs\.frames ",
-    ),
-    "keys of obs": ("dict, parts of actions", replace(DICT_OBS, obs=BOX_OBS.obs), "^obs .*keys"),
-    "more keys of obs": (
-        "dict, parts of actions",
-        replace(DICT_OBS, obs={**DICT_OBS.obs, "c": torch.zeros(T + 1, B)}),
-        "^obs .*keys",
-    ),
-    "a leaf of obs": (
-        "dict, parts of actions",
-        replace(DICT_OBS, obs={**DICT_OBS.obs, "a": torch.zeros(T + 1, B, 1, 1)}),
-        r"^obs\['a'\] ",
-    ),
-    "keys of actions": (
-        "dict, parts of actions",
-        replace(DICT_OBS, actions={"gear": DICT_OBS.actions["gear"]}),
-        "^actions .*keys",
-    ),
-    "actions": ("box", replace(BOX_OBS, actions=torch.zeros(T, B, 1)), "^actions "),
-    "final_obs": ("box", replace(BOX_OBS, final_obs=BOX_OBS.final_obs[1:]), "^final_obs "),
-    "more than all final_obs": ("box", replace(BOX_OBS, final_positions=ONE_MORE), r"\[16\]"),
-    "no states": ("box, float actions, states", replace(WITH_STATES, states=None), "^states "),
-    "states": ("box", replace(BOX_OBS, states=torch.zeros(T + 1, B, 4)), "column states"),
-    "size of states": (
-        "box, float actions, states",
-        replace(WITH_STATES, states=torch.zeros(T + 1, B, 3)),
-        "^states ",
-    ),
-    "replayed": ("box", replace(BOX_OBS, replayed=torch.zeros(B).bool()), "column replayed"),
-    "ignored": ("box", replace(BOX_OBS, ignored=torch.zeros(B).bool()), "^ignored "),
-    "log_probs": ("box", replace(BOX_OBS, log_probs=torch.zeros(T, 1)), "^log_probs "),
-}
+OF = {name: random_rollout(KINDS[name]) for name in (STACKS, IMAGE, BOX, PAIR, STATES)}
+WRONG = [
+    (BOX, random_rollout(KINDS[BOX], num_steps=T + 1), r"^rewards .*\[6, 3\].*\[5, 3\]"),
+    (BOX, random_rollout(KINDS[BOX], num_envs=B + 1), r"^rewards .*\[5, 4\].*\[5, 3\]"),
+    (STACKS, OF[IMAGE], "^obs .*frame_stack"),
+    (IMAGE, OF[STACKS], "^obs .*FrameStacks"),
+    (STACKS, {"obs": replace(OF[STACKS].obs, numbers=ONE_MORE)}, r"^obs\.numbers .*\[16\]"),
+    (STACKS, {"obs": replace(OF[STACKS].obs, frames=OF[STACKS].obs.frames[:, 1:])}, "obs.frames "),
+    (PAIR, {"obs": OF[BOX].obs}, "^obs .*keys"),
+    (PAIR, {"obs": {**OF[PAIR].obs, "c": torch.zeros(T + 1, B)}}, "^obs .*keys"),
+    (PAIR, {"obs": {**OF[PAIR].obs, "a": torch.zeros(T + 1, B, 1, 1)}}, r"^obs\['a'\] "),
+    (PAIR, {"actions": {"gear": OF[PAIR].actions["gear"]}}, "^actions .*keys"),
+    (BOX, {"actions": torch.zeros(T, B, 1)}, "^actions "),
+    (BOX, {"final_obs": OF[BOX].final_obs[1:]}, "^final_obs "),
+    (BOX, {"final_positions": ONE_MORE}, r"\[16\]"),
+    (STATES, {"states": None}, "^states "),
+    (STATES, {"states": torch.zeros(T + 1, B, 3)}, "^states "),
+    (BOX, {"states": torch.zeros(T + 1, B, 4)}, "column states"),
+    (BOX, {"replayed": torch.zeros(B).bool()}, "column replayed"),
+    (BOX, {"ignored": torch.zeros(B).bool()}, "^ignored "),
+    (BOX, {"log_probs": torch.zeros(T, 1)}, "^log_probs "),
+]
 
 
-@pytest.mark.parametrize(("name", "rollout", "message"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("name", "rollout", "message"), WRONG)
 def test_rollouts_that_do_not_fit_are_refused(name, rollout, message):
     """Nothing is broadcast or cut; the message names the column."""
+    if isinstance(rollout, dict):
+        rollout = replace(OF[name], **rollout)
     _, (slot,) = slots_of(KINDS[name].layout())
     with pytest.raises(ShapeError, match=message):
         slot.write(rollout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium.spaces import Box
 
 from maze_train.distributions.gaussian import DiagonalGaussian
@@ -70,7 +71,7 @@ def test_to_env_clips_each_element_of_an_integer_matrix() -> None:
         assert space.contains(in_env[6].numpy())
 
 
-@pytest.mark.parametrize(
+@sweep(
     "dtype", [np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.uint32]
 )
 def test_to_env_stays_in_any_box(dtype: type) -> None:

@@ -31,14 +31,12 @@ SINGLE: dict[str, Distribution] = {
     "squashed, free std": SquashedGaussian(Box(0.0, 3.0, (2,)), state_dependent_std=False),
 }
 JOINT: dict[str, Distribution] = {
-    "one continuous part": JointDistribution({"a": SINGLE["gaussian"]}),
-    "one discrete part": JointDistribution({"a": SINGLE["categorical"]}),
     "continuous parts": JointDistribution({"a": SINGLE["squashed"], "b": SINGLE["gaussian"]}),
     "discrete parts": JointDistribution({"a": SINGLE["categorical"], "b": SINGLE["bernoulli"]}),
     "all": JointDistribution(SINGLE),
     "all, other order": JointDistribution(dict(reversed(SINGLE.items()))),
 }
-CASES = {**SINGLE, **JOINT}
+CASES = {"categorical": SINGLE["categorical"], "squashed": SINGLE["squashed"], **JOINT}
 ALPHA = 0.3
 
 

@@ -34,7 +34,7 @@ def test_quadrature_error_stays_within_its_promise() -> None:
             assert family.entropy(params).item() == pytest.approx(expected.item(), abs=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@sweep("dtype", [torch.float32, torch.float64])
 def test_saturated_actions_have_finite_gradients(dtype: torch.dtype) -> None:
     """At |u| = 20 and beyond, values and gradients for params and actions are finite."""
     family = SquashedGaussian(Box(-1.0, 1.0, (6,)))
@@ -57,7 +57,7 @@ def test_log_prob_of_a_saturated_action_is_exact() -> None:
     assert log_prob.item() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@sweep("dtype", [np.float32, np.float64])
 def test_to_env_never_leaves_the_bounds(dtype: type) -> None:
     """Saturated actions become the bounds themselves, not a rounding error outside of them."""
     rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from toy_envs import CountingEnv, FailingEnv, NestedEnv
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.envs.journal import Journal
-from maze_train.envs.layers import own_state
+from maze_train.envs.own_state import own_state
 from maze_train.envs.repair import episode_seed
 from maze_train.errors import EnvError
 from maze_train.seeding import EpisodeSeeds

@@ -6,7 +6,7 @@ import csv
 import json
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -23,9 +23,6 @@ from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryE
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress
 from maze_train.training.interruption import Interrupted
-
-if TYPE_CHECKING:
-    from maze_train.rollout.player import PlayedEpisode
 
 RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
 
@@ -130,19 +127,6 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
     assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(1, 16))
     assert summary()["episodes"] == 15
     assert summary()["stop_reason"] == ("error" if how == "error" else "interrupted")
-
-
-def test_waiting_episodes_are_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were noted before the end are not noted again."""
-
-    def interrupted(self: RolloutProgress, episode: PlayedEpisode) -> None:
-        if episode.number == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RolloutProgress, "ended", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        play(policy="random", env=own_envs.SpacesEnv, record=True, n_episodes=8)
-    assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(8))
 
 
 def test_a_runner_that_runs_again() -> None:

@@ -5,14 +5,10 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 
-from maze_train.spaces.tensors import (
-    as_tensors,
-    sampled_for,
-    storage_dtype,
-    zeros_for,
-)
+from maze_train.spaces.tensors import as_tensors, sampled_for, storage_dtype, zeros_for
 from maze_train.trees import tree_leaves
 
 STORED = {
@@ -41,16 +37,21 @@ MIXED = spaces.Dict(
 )
 
 
-EXACT = [name for name in STORED if name != "float64"]
-
-
-@pytest.mark.parametrize(("given", "stored"), STORED.items())
-def test_storage_dtype_of_boxes(given, stored):
+def test_storage_dtypes():
     """Floats become float32; integers stay, or take the next larger type that PyTorch has."""
-    assert storage_dtype(spaces.Box(0, 1, (2,), np.dtype(given).type)) == np.dtype(stored)
+    for given, stored in STORED.items():
+        box = spaces.Box(0, 1, (2,), np.dtype(given).type)
+        assert storage_dtype(box) == np.dtype(stored), given
+    for space, stored in [
+        (spaces.Discrete(3), "int64"),
+        (spaces.MultiDiscrete([2, 3], dtype=np.uint16), "int32"),
+        (spaces.MultiDiscrete([2, 3], dtype=np.uint64), "int64"),
+        (spaces.MultiBinary(3), "int8"),
+    ]:
+        assert storage_dtype(space) == np.dtype(stored), space
 
 
-@pytest.mark.parametrize("name", EXACT)
+@sweep("name", [name for name in STORED if name != "float64"])
 def test_no_value_is_lost(name):
     """The smallest and the largest number of each type survive storage, and zeros are the same."""
     dtype = np.dtype(name)
@@ -60,6 +61,21 @@ def test_no_value_is_lost(name):
     assert stored.tolist() == np.array(ends, dtype).tolist()
     zeros = zeros_for(space, (3,))
     assert (zeros.dtype, zeros.shape) == (stored.dtype, (3, 2))
+    assert not zeros.any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "high", "values", "stored"),
+    [
+        (np.uint64, 2**64 - 1, [2**64 - 1, 7], [2.0**64, 7.0]),
+        (np.float64, np.inf, [1 + 1e-9, 0], [1.0, 0.0]),
+    ],
+)
+def test_larger_numbers_are_rounded_not_wrapped(dtype, high, values, stored):
+    """uint64 with an upper bound beyond int64, and float64, become float32: imprecise."""
+    tensor = as_tensors(spaces.Box(0, high, (2,), dtype), np.array(values, dtype))
+    assert tensor.dtype is torch.float32
+    assert tensor.tolist() == stored
 
 
 def _ends(dtype):
@@ -71,50 +87,12 @@ def _ends(dtype):
     return int(np.iinfo(dtype).min), min(int(np.iinfo(dtype).max), 2**63 - 1)
 
 
-def test_larger_numbers_than_int64_has_are_rounded_not_wrapped():
-    """uint64 with an upper bound beyond int64 becomes float32: imprecise, but not negative."""
-    space = spaces.Box(0, 2**64 - 1, (2,), np.uint64)
-    stored = as_tensors(space, np.array([2**64 - 1, 7], np.uint64))
-    assert stored.dtype is torch.float32
-    assert stored.tolist() == [2.0**64, 7.0]
-
-
-def test_doubles_are_rounded_to_floats():
-    """float64 is the one common type that loses digits."""
-    space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    assert as_tensors(space, np.array([1 + 1e-9])).tolist() == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("space", "stored"),
-    [
-        (spaces.Discrete(3), "int64"),
-        (spaces.MultiDiscrete([2, 3], dtype=np.int32), "int32"),
-        (spaces.MultiDiscrete([2, 3], dtype=np.uint16), "int32"),
-        (spaces.MultiDiscrete([2, 3], dtype=np.uint64), "int64"),
-        (spaces.MultiBinary(3), "int8"),
-    ],
-)
-def test_storage_dtype_of_other_leaves(space, stored):
-    """Integer spaces keep their own type."""
-    assert storage_dtype(space) == np.dtype(stored)
-
-
 def test_images_are_stored_as_bytes():
     """An image takes one byte per entry, not the four of a float."""
     tensor = zeros_for(spaces.Box(0, 255, (84, 84, 4), np.uint8), (2, 3))
     assert tensor.shape == (2, 3, 84, 84, 4)
     assert tensor.dtype is torch.uint8
     assert tensor.untyped_storage().nbytes() == 2 * 3 * 84 * 84 * 4
-
-
-def test_zeros_for_a_dict_are_one_tensor_per_key():
-    """Leading dimensions come first, keys keep their order."""
-    zeros = zeros_for(MIXED, (4, 1))
-    assert list(zeros) == ["z", "a", "m"]
-    assert [list(x.shape) for x in zeros.values()] == [[4, 1, 2, 3], [4, 1, 2], [4, 1]]
-    assert [x.dtype for x in zeros.values()] == [torch.uint8, torch.float32, torch.int64]
-    assert all(not x.any() for x in zeros.values())
 
 
 def test_as_tensors_copies_and_converts():
@@ -132,13 +110,9 @@ def test_as_tensors_copies_and_converts():
     assert tensors["a"].dtype is torch.float32
     assert float(tensors["a"][0, 0]) == np.float32(1 / 3)
     assert tensors["m"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_as_tensors_takes_read_only_arrays_and_numbers():
-    """A read-only buffer and a plain number become tensors without a warning."""
-    array = np.ones(2)
-    array.flags.writeable = False
-    assert as_tensors(MIXED["a"], array).tolist() == [1.0, 1.0]
+    read_only = np.ones(2)
+    read_only.flags.writeable = False
+    assert as_tensors(MIXED["a"], read_only).tolist() == [1.0, 1.0]
     assert as_tensors(MIXED["m"], np.int64(3)).shape == ()
 
 
@@ -166,8 +140,11 @@ def test_samples_are_observations_of_the_space(space):
     samples = sampled_for(space, 4)
     zeros = zeros_for(space, (4,))
     leaves = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+    if isinstance(space, spaces.Dict):
+        assert list(samples) == list(zeros) == list(space.spaces)
     for leaf, sample, zero in zip(leaves, tree_leaves(samples), tree_leaves(zeros), strict=True):
         assert (sample.dtype, sample.shape) == (zero.dtype, zero.shape)
+        assert sample.shape == (4, *leaf.shape)
         assert sample.isfinite().all()
         assert all(leaf.contains(row.numpy().astype(leaf.dtype)) for row in sample)
     for first, second in zip(tree_leaves(samples), tree_leaves(sampled_for(space, 4)), strict=True):

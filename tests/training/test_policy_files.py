@@ -120,25 +120,12 @@ def test_sampled_actions_come_from_the_policys_own_generator():
     assert len({int(a.act(np.zeros(3))) for _ in range(10)}) == 1
 
 
-@pytest.mark.parametrize(
-    "obs",
-    [
-        np.zeros((2, 2, 3)),
-        np.float64(1.0),
-        pytest.param(np.zeros(4)),
-        pytest.param(np.zeros((2, 4))),
-    ],
-    ids=str,
-)
-def test_observations_of_a_wrong_shape_are_refused(tmp_path, obs):
-    """The error shows the shape and the space."""
+def test_observations_of_a_wrong_shape_are_refused(tmp_path):
+    """The error shows the shape and the space; all parts or none are a batch."""
     policy, _ = saved(tmp_path, "box-discrete")
-    with pytest.raises(SpaceError, match=r"neither one observation of Box.* nor a batch"):
-        policy.act(obs)
-
-
-def test_parts_must_agree_on_being_a_batch(tmp_path):
-    """A Dict observation is a batch on every part or on none."""
+    for obs in (np.zeros((2, 2, 3)), np.float64(1.0), np.zeros(4), np.zeros((2, 4))):
+        with pytest.raises(SpaceError, match=r"neither one observation of Box.* nor a batch"):
+            policy.act(obs)
     policy, _ = saved(tmp_path, "nested-nested")
     (obs,) = observations(NESTED, 1)
     with pytest.raises(SpaceError, match="neither one observation"):
@@ -190,13 +177,13 @@ def test_a_memory_is_emptied_where_an_episode_ended():
     np.testing.assert_array_equal(actions, [begun[0], continued[1]])
 
 
-@pytest.mark.parametrize("ended", [[True], [True, False, True], True, [[True, False]]], ids=str)
-def test_flags_of_another_number_of_environments_are_refused(tmp_path, ended):
+def test_flags_of_another_number_of_environments_are_refused(tmp_path):
     """The error tells both sizes, whether or not there is a memory to empty."""
     for policy in (remembering_policy(), saved(tmp_path, "box-discrete")[0]):
         policy.act(np.zeros((2, 3)))
-        with pytest.raises(ShapeError, match=r"ended has shape \[.*\], expected \[2\]"):
-            policy.reset(ended)
+        for ended in ([True], [True, False, True], True, [[True, False]]):
+            with pytest.raises(ShapeError, match=r"ended has shape \[.*\], expected \[2\]"):
+                policy.reset(ended)
 
 
 def test_the_files_hold_what_is_needed_to_act(tmp_path):
@@ -231,41 +218,21 @@ def _spring():
     Trap.ran = True
 
 
-def damage(directory, how):
-    """Spoil the weights of a saved policy."""
-    path = directory / "policy.pt"
-    if how == "missing":
-        path.unlink()
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "cut":
-        path.write_bytes(path.read_bytes()[:-100])
-    elif how == "text":
-        path.write_text("hello")
-    elif how == "code":
-        torch.save({"weights": Trap()}, path)
-    elif how == "pickle":
-        path.write_bytes(pickle.dumps(Trap()))
-    else:
-        torch.save([1, 2, 3], path)
+DAMAGE = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "code": lambda path: torch.save({"weights": Trap()}, path),
+    "pickle": lambda path: path.write_bytes(pickle.dumps(Trap())),
+    "a list": lambda path: torch.save([1, 2, 3], path),
+}
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "missing",
-        "empty",
-        "cut",
-        "text",
-        "code",
-        "pickle",
-        "a list",
-    ],
-)
+@pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_or_hostile_weights_are_refused(tmp_path, how):
     """The error names the file, nothing in it runs, and no way to run it is told."""
     saved(tmp_path, "box-discrete")
-    damage(tmp_path, how)
+    DAMAGE[how](tmp_path / "policy.pt")
     (tmp_path / "score.json").unlink()
     with pytest.raises(RunDirectoryError, match=r"policy\.pt") as told:
         read_weights(tmp_path)
@@ -318,6 +285,7 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     same = [all(torch.equal(found[k], v) for k, v in m.state_dict().items()) for m in models]
     assert same == [count < 3, count == 3]
     assert score.get("score") in (None, same.index(True))
+    assert not list(tmp_path.glob(".*"))  # nothing is left beside
 
 
 @pytest.mark.parametrize("name", ["policy.pt", "spaces.json", "score.json"])
@@ -330,13 +298,13 @@ def test_a_pipe_is_refused(tmp_path, name):
         (read_spaces if name == "spaces.json" else read_weights)(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, b"\xff"], ids=["", "[]", "deep", "ff"])
-def test_a_damaged_score_is_refused(tmp_path, text):
+def test_a_damaged_score_is_refused(tmp_path):
     """The error names the file."""
     saved(tmp_path, "box-discrete")
-    (tmp_path / "score.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(RunDirectoryError, match=r"score\.json is damaged"):
-        read_weights(tmp_path)
+    for data in (b"", b"[]", b"[" * 100_000, b"\xff"):
+        (tmp_path / "score.json").write_bytes(data)
+        with pytest.raises(RunDirectoryError, match=r"score\.json is damaged"):
+            read_weights(tmp_path)
 
 
 GOOD = {"type": "Discrete", "n": 2, "start": 0}
@@ -355,62 +323,20 @@ def nested(levels):
 @pytest.mark.parametrize(
     "text",
     [
-        None,
-        "",
-        "{",
-        "{}",
-        json.dumps({"observation_space": GOOD}),
-        with_action_space({"type": "Discrete"}),
+        *("", "{", "{}", "null", "[" * 100_000, json.dumps({"observation_space": GOOD})),
         with_action_space({**GOOD, "n": 0}),
         with_action_space({"type": "Torus"}),
-        with_action_space({**GOOD, "n": "two"}),
         with_action_space({**GOOD, "n": 10**11}),
-        with_action_space({"type": "MultiBinary", "n": 10**11}),
         with_action_space({"type": "MultiBinary", "n": [10**6, 10**6]}),
         with_action_space({"type": "MultiDiscrete", "nvec": [10**11], "start": [0], "dtype": "i8"}),
         with_action_space({"type": "Box", "low": 0, "high": 1, "shape": [10**11], "dtype": "f4"}),
         with_action_space(nested(70)),
-        "[1, 2]",
-        "null",
-        "[" * 100_000,
     ],
-    ids=lambda text: str(text)[-40:],
+    ids=lambda text: text[-40:],
 )
 def test_damaged_spaces_are_refused(tmp_path, text):
-    """The error names the file, whatever is in it."""
-    path = tmp_path / "spaces.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(RunDirectoryError, match=r"spaces\.json"):
-        read_spaces(tmp_path)
-
-
-def test_writing_again_replaces_the_files_and_leaves_nothing_else(tmp_path):
-    """A new best takes the place of the old one; no temporary file stays."""
-    observation_space, action_space = CASES["box-discrete"]
-    for seed in (1, 2):
-        model = make_model(observation_space, action_space, seed)
-        writer = PolicyWriter(observation_space, action_space, "seed: 1\n")
-        writer(tmp_path / "a" / "best", copy_of_weights(model), {"score": seed})
-    names = {"policy.pt", "spaces.json", "config.yaml", "score.json"}
-    assert {path.name for path in (tmp_path / "a" / "best").iterdir()} == names
-    weights = read_weights(tmp_path / "a" / "best")
-    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-
-
-def test_a_write_that_fails_keeps_the_old_policy(tmp_path, monkeypatch):
-    """Trap 64: an error half way leaves the complete weights that were there, and nothing else."""
-    saved(tmp_path, "box-discrete")
-    before = read_weights(tmp_path)
-
-    def half(weights, file):
-        file.write(b"half of the weights")
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "save", half)
-        with pytest.raises(OSError, match="disk full"):
-            saved(tmp_path, "box-discrete")
-    after = read_weights(tmp_path)
-    assert all(torch.equal(value, after[key]) for key, value in before.items())
-    assert len(list(tmp_path.iterdir())) == 4
+    """The error names the file, whatever is in it, and when it is missing."""
+    for _ in range(2):
+        with pytest.raises(RunDirectoryError, match=r"spaces\.json"):
+            read_spaces(tmp_path)
+        (tmp_path / "spaces.json").write_text(text)

@@ -12,7 +12,8 @@ class ImitationEvents(EventInterface, prefix="train"):
 
     Those of actions, and the norm, are taken of the first and every 16th minibatch of an epoch, as
     means over the parts of an action; where it has several, there is also one for each part that it
-    applies to: `<tag>/<part>`.
+    applies to: `<tag>/<part>`. Those of the validation data are `validation/...`, with
+    `validation/loss`, which holds the entropy bonus.
     """
 
     policy_loss = Event("Loss of the actions, summed over their parts, without the entropy bonus.")

@@ -8,7 +8,10 @@ __all__ = ["ESEvents", "PopulationEvents"]
 
 
 class ESEvents(EventInterface, prefix="train"):
-    """Metrics of one update of evolution strategies."""
+    """Metrics of one update of evolution strategies.
+
+    `train/grad_norm` includes the weight decay.
+    """
 
     policy_grad_norm = Event("L2 norm of the estimated gradient, without weight decay.")
     policy_norm = Event("L2 norm of the parameters before the update.")

@@ -9,7 +9,10 @@ __all__ = ["SACEvents"]
 
 
 class SACEvents(LearnerEvents):
-    """Statistics of SAC learners, means over gradient steps unless said otherwise."""
+    """Statistics of SAC learners, means over gradient steps unless said otherwise.
+
+    All are empty while the buffer is filled for the first time.
+    """
 
     critic_loss = Event("Loss of the critics: half the mean squared error, summed over critics.")
     critic_value = Event("Value of the actions in the batch, mean over critics.")

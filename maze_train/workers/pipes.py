@@ -1,0 +1,110 @@
+"""Messages between a pool and its worker processes: calls, arguments and results.
+
+A call without arguments, and the reply that there is nothing to tell, are one byte, which the hot
+path reads and writes without the framing of `Connection`. Both ends run the same code on the same
+machine, and the pipe is private to them, so pickle is safe here.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import TYPE_CHECKING, Any
+
+from maze_train.workers.memory import SharedMemory, open_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+__all__ = [
+    "CALL",
+    "DEFINE",
+    "DONE",
+    "FAILED",
+    "FIRST_METHOD",
+    "MOST_METHODS",
+    "QUIT",
+    "RESULT",
+    "receive_message",
+    "send_message",
+]
+
+QUIT, DEFINE, CALL = b"\x00", b"\x01", b"\x02"
+"""From the pool: close and end; the name of a method follows, which gets the next number; a message
+with the number of a method and its arguments follows."""
+
+FIRST_METHOD = 16
+"""The byte 16 + n calls method n without arguments."""
+
+MOST_METHODS = 256 - FIRST_METHOD
+
+DONE, RESULT, FAILED = b"d", b"r", b"f"
+"""From a worker: the call is done and returned None; its pickled result follows; it failed, and a
+pickled description follows."""
+
+PIPE_NBYTES = 1 << 15
+"""Messages above this size travel in a file without a name: writing one never waits for a worker
+that hangs."""
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves shared memory out; its descriptors are sent separately."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.memories: list[SharedMemory] = []
+
+    def persistent_id(self, obj: Any) -> tuple[int, int] | None:
+        if not isinstance(obj, SharedMemory):
+            return None
+        self.memories.append(obj)
+        return len(self.memories) - 1, obj.nbytes
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, descriptors: Sequence[int]) -> None:
+        super().__init__(file)
+        self._descriptors = descriptors
+
+    def persistent_load(self, pid: tuple[int, int]) -> SharedMemory:
+        number, nbytes = pid
+        return SharedMemory(nbytes, self._descriptors[number])
+
+
+def send_message(conn: Connection, process: int, value: Any) -> None:
+    """Send a value that may hold shared memory.
+
+    Args:
+        conn: The pipe.
+        process: The process at its other end.
+        value: The value to send.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    content = file.getvalue()
+    in_file = len(content) > PIPE_NBYTES
+    head = bytes([in_file, len(pickler.memories)])
+    conn.send_bytes(head if in_file else head + content)
+    if in_file:
+        with open(open_shared(0), "wb") as shared:
+            shared.write(content)
+            shared.flush()
+            send_handle(conn, shared.fileno(), process)
+    for memory in pickler.memories:
+        send_handle(conn, memory.descriptor, process)
+
+
+def receive_message(conn: Connection) -> Any:
+    """Receive what `send_message` sent."""
+    content = conn.recv_bytes()
+    in_file, num_memories, content = content[0], content[1], content[2:]
+    if in_file:
+        with open(recv_handle(conn), "rb") as shared:
+            os.lseek(shared.fileno(), 0, os.SEEK_SET)  # Both sides share the position.
+            content = shared.read()
+    descriptors = [recv_handle(conn) for _ in range(num_memories)]
+    return _Unpickler(io.BytesIO(content), descriptors).load()

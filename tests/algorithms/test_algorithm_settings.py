@@ -1,0 +1,246 @@
+"""Settings of algorithms: what is refused, and what follows from those that are accepted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import yaml
+
+from maze_train import load_config
+from maze_train.algorithms.es.config import ESAlgorithmConfig
+from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
+from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.config.loading import config_to_dict
+from maze_train.config.resuming import FREE
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Schedule
+
+BUFFER = "maze_train.UniformReplayBuffer"
+
+
+def load(algorithm: str, **settings: Any) -> Any:
+    """The settings of an algorithm on CartPole, some of them given."""
+    own = {f"algorithm.{key}": value for key, value in settings.items()}
+    return load_config({"env": "CartPole-v1", "algorithm": algorithm, **own}).algorithm
+
+
+# Algorithm, key, value, what is expected instead, and other settings.
+REFUSED: list[tuple[Any, ...]] = [
+    ("es", "n_rollouts_per_update", 0, ">= 2"),
+    ("es", "n_rollouts_per_update", 7, "an even number"),
+    ("es", "n_rollouts_per_update", 2.5, "expected an int"),
+    ("es", "n_timesteps_per_update", -1, ">= 0"),
+    ("es", "max_steps", -1, ">= 0"),
+    ("es", "noise_stddev", 0.0, "a number > 0"),
+    ("es", "noise_stddev", math.inf, "finite"),
+    ("es", "noise_stddev", "cosine_0.1", "linear_"),
+    ("es", "lr", -1.0, "a number > 0"),
+    ("es", "lr", math.nan, "finite"),
+    ("es", "optimizer", {}, "the key _target_"),
+    ("es", "optimizer", {"momentum": 0.5}, "the key _target_"),
+    ("es", "l2_penalty", -0.1, ">= 0"),
+    ("es", "fitness_shaping", "centred_ranks", "did you mean 'centered_ranks'"),
+    ("es", "fitness_shaping", "ranks", "normalized, raw"),
+    ("es", "deterministic", "maybe", ""),
+    ("es", "action_noise_stddev", -0.1, ">= 0"),
+    ("es", "max_grad_norm", -1.0, ">= 0"),
+    ("es", "noise_table_size", 1, ">= 2"),
+    ("es", "policy_wrapper", {"place": 1}, "the key _target_"),
+    ("es", "device", "cuda:1", "expected cpu"),
+    ("es", "n_rollouts", 8, "unknown; did you mean .*n_rollouts_per_update"),
+    ("es", "gamma", 0.9, "unknown"),
+    ("ppo", "device", "tpu", "expected cpu, cuda"),
+    ("ppo", "epoch_length", 0, ">= 1"),
+    ("ppo", "patience", -1, ">= 0"),
+    ("ppo", "on_non_finite", "ignore", "raise, skip"),
+    ("ppo", "gamma", 1.5, ""),
+    ("ppo", "batch_size", 20_000, "larger than the rollout of 1024 samples"),
+    ("impala", "num_actors", 0, "a number >= 1"),
+    ("impala", "num_actors", 3, r"a divisor of runner\.concurrency = 8"),
+    ("impala", "num_actors", 16, r"a divisor of runner\.concurrency"),
+    ("impala", "actors_batch_size", 0, "a number >= 1"),
+    ("impala", "queue_out_of_sync_factor", -0.5, ""),
+    ("impala", "queue_out_of_sync_factor", 1e7, "100"),
+    ("impala", "queue_out_of_sync_factor", math.inf, "finite"),
+    (
+        *("impala", "queue_out_of_sync_factor", 0.25, "at least 0.75, .*8 rollouts"),
+        {"actors_batch_size": 8},
+    ),
+    ("impala", "broadcast_interval", 0, "a number >= 1"),
+    ("impala", "vtrace_clip_rho_threshold", 0.0, ""),
+    ("impala", "vtrace_clip_pg_rho_threshold", math.nan, ""),
+    ("impala", "loss_reduction", "sums", "mean.*sum"),
+    ("impala", "replay_size", -1, "a number >= 0"),
+    ("impala", "replay_proportion", 0.0, "a number >"),
+    (
+        *("impala", "replay_proportion", 0.2, "at least 1 / actors_batch_size = 0.5"),
+        {"replay_size": 4, "actors_batch_size": 2},
+    ),
+    ("impala", "reward_scaling", True, r"several actors.*expected false .*env\.wrappers"),
+    ("impala", "gae_lambda", 1.5, ""),
+    ("impala", "n_rollout_steps", 0, ""),
+    ("impala", "sequence_length", 3, "a divisor of n_rollout_steps=8", {"n_rollout_steps": 8}),
+    ("impala", "num_actor", 3, r"unknown; did you mean algorithm\.num_actors"),
+    (
+        "sac",
+        "initial_buffer_size",
+        1001,
+        "at most replay_buffer_size=1000",
+        {"replay_buffer_size": 1000},
+    ),
+    (
+        *("sac", "replay_buffer_size", 7, "at least the 8 transitions of an update"),
+        {"initial_buffer_size": 7},
+    ),
+    ("sac", "replay_bufer_size", 7, r"unknown; did you mean algorithm\.replay_buffer_size"),
+    ("sac", "replay_buffer_storage", "disc", ""),
+    ("sac", "replay_buffer", {"alpha": 1}, "the key _target_"),
+    ("sac", "lr", 0.0, ""),
+    ("sac", "tau", 1.5, ""),
+    ("sac", "entropy_coef_lr", 0.1, "entropy_tuning", {"entropy_tuning": False}),
+    ("sac", "target_entropy_multiplier", 0.5, "entropy_tuning", {"entropy_tuning": False}),
+    ("sac", "target_entropy_multiplier", -1.0, ""),
+    (
+        *("sac", "initial_action_repeat", 2, "initial_sampling_policy"),
+        {"initial_sampling_policy": {"_target_": "own_parts.AlwaysFirst"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "value", "expected", "others"), [(*row, {})[:5] for row in REFUSED]
+)
+def test_what_is_refused(
+    algorithm: str, key: str, value: Any, expected: str, others: dict[str, Any]
+) -> None:
+    """By its key, its value, and what is expected instead."""
+    with pytest.raises(ConfigError, match=rf"algorithm\.{key} = .*{expected}") as caught:
+        load(algorithm, **{key: value, **others})
+    assert f"{key} = {value!r}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "points", "wrong"),
+    [
+        ("es", "noise_stddev", {"points": [[0, 0.1], [0.5, -0.2]]}, "-0.2"),
+        ("es", "noise_stddev", "linear_-0.5", "-0.5"),
+        ("es", "lr", {"start": 0.1, "end": -0.1}, "-0.1"),
+    ],
+)
+def test_schedules_that_are_refused(algorithm: str, key: str, points: Any, wrong: str) -> None:
+    """By the value that is out of range."""
+    with pytest.raises(ConfigError, match=rf"algorithm\.{key} = {wrong}: .* >= 0"):
+        load(algorithm, **{key: points})
+
+
+def test_what_is_made_from_other_settings_is_refused() -> None:
+    """In the arguments of optimizers and replay buffers, with the setting that counts."""
+    node = {"_target_": "maze_train.Adam", "lr": 0.5}
+    for algorithm in ("es", "sac", "ppo", "bc"):
+        given = {"algorithm": algorithm, "algorithm.optimizer": node, "env": "CartPole-v1"}
+        if algorithm == "bc":
+            given["runner.dataset"] = "anywhere"
+        with pytest.raises(ConfigError, match=r"optimizer\.lr = 0\.5: set algorithm\.lr instead"):
+            load_config(given)
+    for key, origin in {
+        "gamma": r"algorithm\.gamma",
+        "n_steps": r"algorithm\.n_step_returns",
+        "num_envs": r"runner\.concurrency",
+        "storage": r"algorithm\.replay_buffer_storage",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"replay_buffer\.{key} = 1: .*{origin}"):
+            SACAlgorithmConfig(replay_buffer={"_target_": BUFFER, key: 1})
+
+
+def test_both_ends_of_ranges_are_accepted() -> None:
+    """Settings that nearly are out of range."""
+    load(
+        "es",
+        n_rollouts_per_update=2,
+        n_timesteps_per_update=1,
+        max_steps=1,
+        l2_penalty=0,
+        noise_table_size=2,
+        device="auto",
+        policy_wrapper={"_target_": "my_package.MyWrapper", "place": 1.5},
+    )
+    free = load("impala", vtrace_clip_rho_threshold=None, vtrace_clip_pg_rho_threshold=None)
+    assert free.vtrace_clip_rho_threshold is free.vtrace_clip_pg_rho_threshold is None
+    assert load("impala", queue_out_of_sync_factor=0).queue_size == 0
+    tight = load("impala", queue_out_of_sync_factor=0.5, actors_batch_size=4)
+    assert tight.queue_size + tight.num_actors == 4
+    assert load("impala", num_actors=8).num_actors == 8
+
+
+def test_a_configuration_is_yaml() -> None:
+    """What is written is what was read, with the defaults filled in."""
+    text = """
+        env: {id: CartPole-v1}
+        algorithm:
+          name: es
+          noise_stddev: linear_0.1
+          lr: {points: [[0, 0.5], [100, 0]], by: updates}
+          optimizer: {_target_: maze_train.SGD, momentum: 0.5}
+          policy_wrapper: {_target_: my_package.MyWrapper, place: 1.5}
+        runner: {name: local, n_workers: 3}
+    """
+    config = load_config(yaml.safe_load(text))
+    assert isinstance(config.algorithm, ESAlgorithmConfig)
+    assert config.algorithm.noise_stddev == Schedule(start=0.1, end=0.0)
+    assert config.algorithm.lr == Schedule(points=[[0, 0.5], [100, 0]], by="updates")
+    assert config.algorithm.model_settings == {"policy_wrapper": config.algorithm.policy_wrapper}
+    written = yaml.safe_load(yaml.safe_dump(config_to_dict(config)))
+    assert load_config(written) == config
+    assert written["runner"]["concurrency"] == 64
+    assert load("es") == ESAlgorithmConfig()
+    assert ESAlgorithmConfig().optimizer is not ESAlgorithmConfig().optimizer
+
+
+@pytest.mark.parametrize(("algorithm", "expected"), [("es", 64), ("ppo", 8), ("a2c", 8)])
+def test_default_concurrency(algorithm: str, expected: int) -> None:
+    """As many as suit the algorithm, unless they are set."""
+    node = {"env": "CartPole-v1", "algorithm": algorithm}
+    assert load_config(node).runner.concurrency == expected
+    assert load_config({**node, "runner.concurrency": 0}).runner.concurrency == expected
+    assert load_config({**node, "runner.concurrency": 16}).runner.concurrency == 16
+    with pytest.raises(ConfigError, match=r"runner\.concurrency = -1"):
+        load_config({**node, "runner.concurrency": -1})
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "proportion", "expected"),
+    [(4, 0, 2.0, 0), (4, 1, 1.0, 4), (4, 9, 0.5, 2), (3, 9, 0.2, 1), (2, 1, 3.0, 6)],
+)
+def test_replayed_rollouts(batch: int, size: int, proportion: float, expected: int) -> None:
+    """As many for each new one as the proportion says; none if none are kept."""
+    config = ImpalaAlgorithmConfig(
+        actors_batch_size=batch, replay_size=size, replay_proportion=proportion
+    )
+    assert config.num_replayed == expected
+
+
+def test_queue_size() -> None:
+    """A multiple of the batch."""
+    for factor, expected in ((0.0, 0), (0.5, 2), (1.0, 4), (2.5, 10)):
+        config = ImpalaAlgorithmConfig(
+            num_actors=4, actors_batch_size=4, queue_out_of_sync_factor=factor
+        )
+        assert config.queue_size == expected
+
+
+@pytest.mark.parametrize("max_steps", [0, 3, 1000])
+def test_a_trial_of_es_is_one_pair(max_steps: int) -> None:
+    """One epoch of one update; no episode is endless."""
+    config = load("es", n_timesteps_per_update=5000, epoch_length=7, max_steps=max_steps)
+    trial = config.shortened()
+    assert trial.max_steps == min(max_steps or 10, 10)
+    assert (trial.n_epochs, trial.epoch_length) == (1, 1)
+    assert (trial.n_rollouts_per_update, trial.n_timesteps_per_update) == (2, 0)
+
+
+def test_a_run_of_es_that_is_continued_keeps_what_decides_numbers() -> None:
+    """Nothing of the settings of ES alone may change on the way."""
+    own = {f"algorithm.{name}" for name in ESAlgorithmConfig.__annotations__}
+    assert own & set(FREE) <= {"algorithm.device"}

@@ -1,0 +1,217 @@
+"""Builders of algorithms: what they make of the settings of a run, and what they refuse."""
+
+from __future__ import annotations
+
+import multiprocessing
+from functools import partial
+from typing import Any, ClassVar
+
+import gymnasium
+import pytest
+
+from maze_train import AlgorithmBuilder, EnvFactory, TrainerServices, load_config
+from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
+from maze_train.errors import ConfigError
+from maze_train.rollout.es_rollouts import trained_size
+from maze_train.runners.factory import build_runner
+from maze_train.targets import locate
+from maze_train.training.environments import build_actor_env
+from maze_train.workers.places import LocalProcesses, ThisProcess
+
+FORK = {"runner": "local", "runner.start_method": "fork"}
+ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
+PARTS = {
+    "a2c": (
+        "algorithms.actor_critic.build.ActorCriticBuilder",
+        "nets.actor_critic.ActorCriticModel",
+    ),
+    "ppo": (
+        "algorithms.actor_critic.build.ActorCriticBuilder",
+        "nets.actor_critic.ActorCriticModel",
+    ),
+    "impala": ("algorithms.impala.build.ImpalaBuilder", "nets.actor_critic.ActorCriticModel"),
+    "sac": (
+        "algorithms.off_policy.build.OffPolicyBuilder",
+        "nets.soft_actor_critic.SoftActorCriticModel",
+    ),
+    "es": ("algorithms.es.build.ESBuilder", "nets.policy_model.PolicyModel"),
+}
+
+
+def make(**settings: Any) -> Any:
+    """A runner of a small configuration on CartPole."""
+    small = {"model.hidden_sizes": [4], "seed": 1}
+    return build_runner(load_config({"env": "CartPole-v1", **small, **settings}))
+
+
+def prepare(runner: Any) -> Any:
+    """Model, learner and source of experience; returns the model."""
+    model = runner.builder.build_model()
+    runner.builder.prepare(model)
+    return model
+
+
+@pytest.mark.parametrize("algorithm", PARTS)
+def test_one_runner_builds_every_algorithm_in_every_place(algorithm: str) -> None:
+    """The settings name builder, learner and trainer; the runner names the place."""
+    builder, model_class = (locate(f"maze_train.{path}") for path in PARTS[algorithm])
+    size = {"algorithm.noise_table_size": 1000} if algorithm == "es" else {}
+    for runner, place in (("dev", ThisProcess), ("local", LocalProcesses)):
+        made = make(algorithm=algorithm, runner=runner, **size)
+        assert type(made.builder) is builder
+        assert type(made.builder.context.place) is place
+    with make(algorithm=algorithm, **size) as made:
+        assert type(made.builder.build_model()) is model_class
+        trainer = made.builder.build(TrainerServices())
+        assert type(trainer) is locate(made.config.algorithm.trainer_class)
+        (learner,) = trainer.learners.foreach_learner(lambda learner: learner)
+        assert type(learner) is locate(made.config.algorithm.learner_class)
+
+
+def test_a_model_is_built_without_effects() -> None:
+    """Again and again, with the same weights; nothing else is there yet."""
+    with make(algorithm="sac") as made:
+        one, two = (made.builder.build_model().state_dict() for _ in range(2))
+        assert all((one[key] == two[key]).all() for key in one)
+        assert not hasattr(made.builder, "learners")
+
+
+class NotABuilder(A2CAlgorithmConfig):
+    """Names something else than a builder."""
+
+    name: ClassVar[str] = "odd"
+    builder_class: ClassVar[str] = "maze_train.A2C"
+
+
+def test_what_is_no_builder_is_refused() -> None:
+    """By name, with what is expected."""
+    with pytest.raises(ConfigError, match=r"subclass of maze_train\.AlgorithmBuilder"):
+        make(algorithm={"_target_": "test_builders.NotABuilder"})
+    assert not issubclass(locate(NotABuilder.builder_class), AlgorithmBuilder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"algorithm": "ppo", "algorithm.sequence_length": 8},
+            r"sequence_length = 8: .*model\.mem",
+        ),
+        ({**ES, "env.backend": "native"}, r"env\.backend = 'native': .*expected gymnasium"),
+        ({**ES, "env.backend": "envpool"}, r"env\.backend = 'envpool': .*expected gymnasium"),
+        ({**ES, "model.critic": {"_target_": "torch.nn.Identity"}}, r"model\.critic = .*leave it"),
+        ({**ES, "model.critic_hidden_sizes": [4]}, r"critic_hidden_sizes = \[4\]: .*leave it out"),
+        ({**ES, "model.value_support": [-3, 3]}, r"model\.value_support = .*leave it out"),
+        (
+            {**ES, "algorithm.noise_table_size": 10**13},
+            r"takes 40000\.00 GB, and .* free: lower it",
+        ),
+        ({**ES, "algorithm.action_noise_stddev": 0.1}, r"stddev = 0\.1: no part of Discrete"),
+        ({**ES, "algorithm.optimizer": {"_target_": "maze_train.Adm"}}, r"optimizer\._target_ = "),
+        (
+            {**ES, "algorithm.optimizer": {"_target_": "torch.nn.Linear"}},
+            r"torch\.optim\.Optimizer",
+        ),
+        ({**ES, "algorithm.optimizer": {"_target_": "torch.optim.LBFGS"}}, "loss several times"),
+        ({**ES, "algorithm.optimizer": {"_target_": "maze_train.Adam", "eps": 0}}, "eps = 0"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
+    """Settings that are refused when their parts are built, before there is a run directory."""
+    with pytest.raises(ConfigError, match=message), make(**settings) as made:
+        prepare(made)
+
+
+# -- evolution strategies ------------------------------------------------------------------------
+
+
+def test_a_noise_table_that_is_too_small() -> None:
+    """One that holds no two vectors; one number more than the policy has is enough."""
+    with make(**ES) as made:
+        dim = trained_size(prepare(made))
+    assert dim == 4 * 4 + 4 + 4 * 2 + 2
+    key = "algorithm.noise_table_size"
+    message = rf"algorithm\.noise_table_size = {dim}: expected more than {dim}, the number of param"
+    with pytest.raises(ConfigError, match=message), make(**{**ES, key: dim}) as made:
+        prepare(made)
+    with make(**{**ES, key: dim + 1}) as made:
+        prepare(made)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool) -> None:
+    """That of a Gaussian counts only where actions are sampled; it is in the policy anyway."""
+    with make(**ES, env="Pendulum-v1", **{"algorithm.deterministic": deterministic}) as made:
+        model = made.builder.build_model()
+        assert model.policy.free_params.requires_grad is not deterministic
+        assert trained_size(model) == 3 * 4 + 4 + 4 + 1 + (not deterministic)
+        assert "policy.free_params" in model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "episodes", "steps", "expected"),
+    [
+        (0, 200, 0, 64),
+        (0, 10, 0, 10),
+        (0, 10, 1, 64),
+        (100, 64, 500, 100),
+        (3, 10, 0, 3),
+        (3, 2, 0, 2),
+        (3, 2, 50, 3),
+    ],
+)
+def test_no_slot_is_there_for_nothing(
+    concurrency: int, episodes: int, steps: int, expected: int
+) -> None:
+    """Not more than an update has members, unless it may need more for its steps."""
+    settings = {
+        "algorithm.n_rollouts_per_update": episodes,
+        "algorithm.n_timesteps_per_update": steps,
+        "runner.concurrency": concurrency,
+    }
+    assert make(**ES, **settings).builder.num_slots == expected
+
+
+def test_as_many_environments_as_slots() -> None:
+    """With `max_steps` they are cut."""
+    built: list[Any] = []
+
+    def make_env() -> Any:
+        built.append(gymnasium.make("Pendulum-v1"))
+        return built[-1]
+
+    settings = {**ES, "algorithm.n_rollouts_per_update": 6, "algorithm.max_steps": 7}
+    config = load_config({"env": "Pendulum-v1", "model.hidden_sizes": [4], **settings})
+    with build_runner(config, EnvFactory.from_any(make_env)) as runner:
+        prepare(runner)
+        assert len(built) == 6
+        builder: Any = runner.builder
+        env = builder.member_env_factory()()
+        env.reset(seed=0)
+        ends = [env.step([0.0])[2:4] for _ in range(7)]
+        env.close()
+        assert ends == [(False, False)] * 6 + [(False, True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_workers", "expected"), [(1, 1), (8, 3)])
+def test_no_process_is_there_for_nothing(n_workers: int, expected: int) -> None:
+    """Not more than members that play at a time."""
+    settings = {**ES, **FORK, "runner.concurrency": 3, "runner.n_workers": n_workers}
+    with make(**settings) as made:
+        prepare(made)
+        assert len(multiprocessing.active_children()) == expected
+
+
+# -- IMPALA --------------------------------------------------------------------------------------
+
+
+def test_environments_of_actors() -> None:
+    """They are numbered through in messages; those of processes keep nothing of their episodes."""
+    with make(algorithm="impala", **{"algorithm.num_actors": 2, "runner.concurrency": 6}) as made:
+        assert [env.first_env for env in made.builder.actors._envs] == [0, 3]
+        build = partial(build_actor_env, made.builder.context.env_factory, made.config.env)
+        with build("raise", 2) as env:
+            assert env.num_envs == 2
+            assert not env.can_be_restored

@@ -1,0 +1,210 @@
+"""Checkpoints to damage: their owner, disks that fail, processes that end in the middle."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.outcome import Position
+from maze_train.types import StatePart
+
+MANIFEST, STATE = "MANIFEST.json", "state.safetensors"
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+class Segments:
+    """An owner of large pieces; knows which of them were read."""
+
+    def __init__(self, n=3, size=4):
+        self.size = size
+        self.values = [float(i) for i in range(n)]
+        self.versions = [0] * n
+        self.changes = 0
+        self.reads = []
+
+    def change(self, i, value):
+        """A piece with another content has another version."""
+        self.changes += 1
+        self.values[i], self.versions[i] = float(value), self.changes
+
+    def part(self, i):
+        """One piece as it is now."""
+
+        def read():
+            self.reads.append(i)
+            return {"column": np.full(self.size, self.values[i]), "rows": (i, self.size)}
+
+        return StatePart(str(self.versions[i]), read)
+
+    def state_dict(self):
+        """The pieces within lists and dicts."""
+        parts = [self.part(i) for i in range(len(self.values))]
+        return {"changes": self.changes, "segments": {"first": parts[0], "more": tuple(parts[1:])}}
+
+    def load_state_dict(self, state):
+        """Continue with the pieces, and with their versions."""
+        found = [state["segments"]["first"], *state["segments"]["more"]]
+        self.changes = state["changes"]
+        self.versions = [int(part.version) for part in found]
+        self.values = contents(state)
+
+
+def contents(state):
+    """The value of each piece of a state that was loaded."""
+    values = []
+    for i, part in enumerate((state["segments"]["first"], *state["segments"]["more"])):
+        content = part.read()
+        assert content["rows"] == (i, len(content["column"]))
+        assert len(set(content["column"])) == 1
+        values.append(float(content["column"][0]))
+    return values
+
+
+def save(store, epoch, owner=None, *, updates=None, tag="", **more):
+    """A checkpoint after `epoch` epochs of 10 updates; `tag` tells it from others."""
+    updates = epoch * 10 if updates is None else updates
+    state = {"epoch": epoch, "tag": tag, "weight": torch.full((2,), float(epoch))}
+    state |= {} if owner is None else owner.state_dict()
+    return store.save(state, Position(epoch, updates, updates * 8, **more))
+
+
+def saved(directory):
+    """A store after epochs 1 and 2, and the owner of three pieces: the second changed between."""
+    store, _ = make_store(directory)
+    owner = Segments()
+    save(store, 1, owner)
+    owner.change(1, 50)
+    save(store, 2, owner)
+    owner.reads.clear()
+    return store, owner
+
+
+def loaded(store):
+    """Epoch and tag of what is loaded; None for nothing."""
+    found = store.load()
+    if found is None:
+        return None
+    assert found.epoch == found.state["epoch"]
+    assert found.state["weight"].tolist() == [float(found.epoch)] * 2
+    return found.epoch, found.state["tag"]
+
+
+def inodes(path):
+    """The files of parts in a checkpoint: name and inode."""
+    return {file.name: file.stat().st_ino for file in path.glob("part_*")}
+
+
+def new_files(path, earlier):
+    """Names of the files of parts that an earlier checkpoint does not share."""
+    known = set(inodes(earlier).values())
+    return [name for name, inode in inodes(path).items() if inode not in known]
+
+
+def refuse_links(*args, **kwargs):
+    """A file system without links."""
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+def make_store(directory, **settings):
+    """A store and the list of its warnings."""
+    warnings = []
+    return CheckpointStore(directory, warn=warnings.append, **settings), warnings
+
+
+def names(directory):
+    """What is in a directory, hidden things included."""
+    return sorted(path.name for path in directory.iterdir())
+
+
+def flip(offset, mask):
+    """Flips bits of one byte."""
+
+    def damage(path, whole):
+        data = bytearray(whole)
+        data[offset] ^= mask
+        path.write_bytes(bytes(data))
+
+    return damage
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+OPERATIONS = ("replace", "rename", "link", "fsync", "unlink", "rmdir", "mkdir")
+
+
+class Faults:
+    """Counts what is done to the disk, and lets the k-th of it fail.
+
+    Args:
+        k: Which one fails; -1: none.
+        error: What is raised.
+        mode: before, after: the operation is not done, or done; dead: nothing is done from then on.
+        names: Operations that are counted.
+    """
+
+    def __init__(self, k, error, mode="before", names=(*OPERATIONS, "open")):
+        self.k, self.error, self.mode, self.names = k, error, mode, names
+        self.calls = 0
+
+    def patch(self, monkeypatch):
+        """Put the faults between the program and the disk."""
+        for name in set(self.names) - {"open"}:
+            monkeypatch.setattr(os, name, self.wrap(name, getattr(os, name)))
+        if "open" in self.names:
+            original = io.open
+
+            def opened(file, mode="r", *args, **kwargs):
+                function = self.wrap("open", original) if set(mode) & {"w", "x"} else original
+                return function(file, mode, *args, **kwargs)
+
+            monkeypatch.setattr(io, "open", opened)
+        return self
+
+    def wrap(self, name, function):
+        """The operation with its fault."""
+
+        def call(*args, **kwargs):
+            self.calls += 1
+            hit = self.calls - 1 == self.k or (self.mode == "dead" and 0 <= self.k < self.calls)
+            if hit and self.mode == "after":
+                with suppress(OSError):  # it may fail by itself
+                    result = function(*args, **kwargs)
+                    if name == "open":
+                        result.close()
+            if hit:
+                if name == "fsync" and os.path.isfile(f"/proc/self/fd/{args[0]}"):
+                    # What was not synced may be lost.
+                    os.ftruncate(args[0], os.fstat(args[0]).st_size // 2)
+                raise self.error
+            return function(*args, **kwargs)
+
+        return call
+
+
+def attempt(directory, scenario, faults, **settings):
+    """Run the scenario with faults; returns what it returned, or the exception, and warnings."""
+    store, warnings = make_store(directory, **settings)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        faults.patch(monkeypatch)
+        try:
+            result = scenario(store)
+        except Killed as killed:
+            result = killed
+    return result, warnings
+
+
+def restored(directory, backup):
+    """The directory as it was."""
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(backup, directory)

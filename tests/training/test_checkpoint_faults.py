@@ -1,0 +1,398 @@
+"""Checkpoints survive processes that end in the middle, and disks that fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from datetime import datetime
+
+import pytest
+import torch
+from cases import everyday
+from stored_checkpoints import (
+    FULL,
+    MANIFEST,
+    STATE,
+    Faults,
+    Killed,
+    Segments,
+    attempt,
+    contents,
+    inodes,
+    loaded,
+    make_store,
+    names,
+    new_files,
+    refuse_links,
+    restored,
+    save,
+    saved,
+)
+
+from maze_train.training import manifests
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.outcome import Position
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Checkpoints after epochs 1 and 2, which share two of their three parts."""
+    saved(tmp_path / "checkpoints")
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "backup")
+    return tmp_path / "checkpoints"
+
+
+def continued(store, epoch, **more):
+    """What a continued run does: load, change a piece, save."""
+    owner = Segments()
+    owner.load_state_dict(store.load().state)
+    owner.change(2, 90)
+    return save(store, epoch, owner, tag="new", **more)
+
+
+def new_epoch(store):
+    """The usual case."""
+    return continued(store, 3)
+
+
+def same_place(store):
+    """A checkpoint of the same name is there."""
+    return continued(store, 2)
+
+
+def other_branch(store):
+    """Resumed from the first one; the second belongs to a branch that is left."""
+    return continued(store, 1, updates=13, within_epoch=True)
+
+
+def older_place(store):
+    """Replaces a checkpoint that is not the newest."""
+    return continued(store, 1)
+
+
+def without_links(store):
+    """Where files have to be copied."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "link", refuse_links)
+        return continued(store, 3)
+
+
+def first_save(store):
+    """Nothing is known, so that all pieces are written."""
+    owner = Segments()
+    owner.values, owner.versions = [0.0, 50.0, 90.0], [4, 4, 4]
+    return save(store, 3, owner, tag="new")
+
+
+SCENARIOS = (new_epoch, same_place, other_branch, older_place, without_links, first_save)
+CONTENTS = {"": [0.0, 50.0, 2.0], "new": [0.0, 50.0, 90.0]}
+
+
+@pytest.mark.parametrize("mode", ["before", "after", "dead"])
+@pytest.mark.parametrize("scenario", everyday(2, SCENARIOS))
+def test_killed_at_any_moment(directory, tmp_path, scenario, mode):
+    """The old checkpoint or the new one is there, whole; and the next one can be written."""
+    counted = Faults(-1, Killed())
+    result, _ = attempt(directory, scenario, counted)
+    assert counted.calls > 10
+    places, seen = {"": "epoch_000002", "new": result.name}, set()
+    for k in range(counted.calls):
+        restored(directory, tmp_path / "backup")
+        result, _ = attempt(directory, scenario, Faults(k, Killed(), mode))
+        assert isinstance(result, Killed)
+        restored(tmp_path / "copy", directory)
+        store, _ = make_store(directory)
+        found = store.load()
+        tag = found.state["tag"]
+        assert found.path.name.removeprefix(".old-").split("-")[0] == places[tag]
+        assert contents(found.state) == CONTENTS[tag]
+        seen.add(tag)
+        store.clean()
+        assert store.load().path.name == places[tag]
+        assert not [name for name in names(directory) if name.startswith(".")]
+        owner = Segments()
+        owner.load_state_dict(store.load().state)
+        owner.change(0, 5)
+        path = save(store, 4, owner, tag="next")
+        assert (owner.reads, len(inodes(path))) == ([0], 3)
+        assert loaded(make_store(directory)[0]) == (4, "next")
+        assert store.list()[-1].epoch == 4
+        check_saving_at_once(tmp_path / "copy", scenario)
+    assert seen == {"new", ""}
+
+
+def check_saving_at_once(directory, scenario):
+    """The next process saves at the same place, without cleaning."""
+    store, warnings = make_store(directory)
+    assert scenario(store) is not None
+    assert all("latest is damaged" in warning for warning in warnings)  # when it was loaded
+    warnings.clear()
+    state = store.load().state
+    assert (state["tag"], contents(state)) == ("new", CONTENTS["new"])
+    assert warnings == []
+
+
+def test_what_the_scenarios_do(directory):
+    """They make links, and copies where these are refused."""
+    for scenario, n_links, n_written in ((new_epoch, 2, 1), (without_links, 0, 3)):
+        store, _ = make_store(directory, keep_last=9)
+        path = scenario(store)
+        new = new_files(path, path.with_name("epoch_000002"))
+        assert (len(inodes(path)) - len(new), len(new)) == (n_links, n_written)
+
+
+@pytest.mark.parametrize("mode", ["before", "dead"])
+@pytest.mark.parametrize("scenario", everyday(2, SCENARIOS))
+def test_a_full_disk(directory, tmp_path, scenario, mode):
+    """One warning that names the last good checkpoint; all is as it was, and training goes on."""
+    # What needs space; what removes things works, but for renaming when it is the only fault.
+    operations = ("open", "mkdir", "fsync", *(("rename", "replace") if mode == "before" else ()))
+    counted = Faults(-1, FULL, names=operations)
+    attempt(directory, scenario, counted)
+    outcomes = []
+    for k in range(counted.calls):
+        restored(directory, tmp_path / "backup")
+        before = names(directory)
+        result, warnings = attempt(directory, scenario, Faults(k, FULL, mode, operations))
+        outcomes.append(result)
+        store, none = make_store(directory)
+        if result is None:
+            assert len(warnings) == 1
+            assert "No space left on device" in warnings[0]
+            assert "last good one is still epoch_000002" in warnings[0]
+            assert names(directory) == before
+            assert loaded(store) == (2, "")
+        # Else only what comes after the new one was complete.
+        assert contents(store.load().state) == CONTENTS["" if result is None else "new"]
+        assert none == []
+        assert save(store, 4) is not None
+    assert outcomes[0] is None
+    assert outcomes.count(None) >= 7
+
+
+def test_a_full_disk_when_nothing_is_new(tmp_path, monkeypatch):
+    """The same bytes a second time, within one second."""
+
+    class Clock(datetime):
+        """Stands still."""
+
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2024, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(manifests, "datetime", Clock)
+    store, _ = make_store(tmp_path / "checkpoints")
+    for k in range(7):
+        save(store, 1)
+        attempt(tmp_path / "checkpoints", lambda store: save(store, 1), Faults(k, FULL))
+        assert loaded(store) == (1, "")
+        assert not [name for name in names(store.directory) if name.startswith(".tmp")]
+        assert "epoch_000001" in names(store.directory)
+
+
+def test_a_file_that_grows_too_long(directory):
+    """A real write that fails in the middle."""
+    resource = pytest.importorskip("resource")
+    store, warnings = make_store(directory)
+    before = names(directory)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = {"epoch": 3, "weight": torch.zeros(100_000)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        assert store.save(state, Position(3, 30, 0)) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(warnings) == 1
+    assert "File too large" in warnings[0]
+    assert names(directory) == before
+    assert store.save(state, Position(3, 30, 0)) is not None
+
+
+REAL_KILLS = """
+import os, random, signal, sys, time, torch
+from pathlib import Path
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.outcome import Position
+from maze_train.types import StatePart
+torch.set_num_threads(1)
+random.seed(1)
+warnings, last = [], 0
+store = CheckpointStore(Path(sys.argv[1]), warn=warnings.append)
+
+def work(first):
+    store.clean()
+    for n in range(first, 10**6):
+        for tag in "ab":  # the second takes the place of the first
+            state = {"n": n, "tag": tag, "w": torch.full((1000,), float(n))}
+            # Some of them change each time, the others from time to time.
+            versions = [n // (i + 1) for i in range(4)]
+            state["parts"] = [StatePart(str(v), lambda v=v: {"version": v}) for v in versions]
+            assert store.save(state, Position(n, n, n))
+            os.write(writing, b"x")
+
+for _ in range(40):
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        work(last + 1)
+    os.read(reading, 1)  # some progress each time
+    time.sleep(random.uniform(0, 0.02))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    found = store.load()
+    if found is not None:
+        n = found.state["n"]
+        assert found.epoch == n > last and found.state["w"].eq(n).all()
+        contents = [part.read()["version"] for part in found.state["parts"]]
+        assert contents == [n // (i + 1) for i in range(4)]
+        last = n
+store.clean()
+names = [path.name for path in store.directory.iterdir()]
+print(last >= 40, sum(name.startswith(".") for name in names), len(names) <= 4)
+print([text for text in warnings if "latest is damaged" not in text])
+"""
+
+
+def run_python(code, *argv, shell=None):
+    """Output of a program; None for what can not be run here."""
+    command = [sys.executable, "-W", "ignore", "-c", code, *argv]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CODE": code}
+    return subprocess.run(shell or command, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_real_kills(tmp_path):
+    """Forty processes that save without pause, each killed by SIGKILL."""
+    result = run_python(REAL_KILLS, tmp_path)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == ["True 0 True", "[]"]
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full(tmp_path):
+    """A file system of 400 kB, where the machine lets everyone mount one."""
+    code = (
+        "import sys, torch; from pathlib import Path\n"
+        "from maze_train.training.checkpoints import CheckpointStore\n"
+        "from maze_train.training.outcome import Position\n"
+        "store = CheckpointStore(Path(sys.argv[1]) / 'checkpoints')\n"
+        "print([store.save({'a': torch.ones(n)}, Position(e, e, 0)) is not None\n"
+        "       for e, n in ((1, 50_000), (2, 80_000), (3, 20_000))])\n"
+        "print([len(store.load().state['a']), "
+        "       sorted(p.name for p in store.directory.iterdir())])\n"
+    )
+    mount = f"mount -t tmpfs -o size=400k none {tmp_path}"
+    run = f'exec {sys.executable} -c "$CODE" {tmp_path}'
+    shell = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{mount} && {run}"]
+    try:
+        result = run_python(code, shell=shell)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if result.returncode and "Traceback" not in result.stderr:
+        pytest.skip(f"no file system can be mounted: {result.stderr.strip()}")
+    assert result.stdout.splitlines() == [
+        "[True, False, True]",
+        "[20000, ['epoch_000001', 'epoch_000003', 'latest']]",
+    ]
+    assert "No space left on device" in result.stderr
+
+
+def test_a_run_directory_that_is_gone(tmp_path, capsys):
+    """It is not made anew: its disk may have been unmounted. The warning is printed by default."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    store = CheckpointStore(run_dir / "checkpoints")
+    assert save(store, 1) is not None
+    shutil.rmtree(run_dir)
+    assert save(store, 2) is None
+    assert not run_dir.exists()
+    text = capsys.readouterr().err
+    assert text.startswith("warning: checkpoint ")
+    assert text.count("\n") == 1
+    assert "there is no earlier one; training goes on" in text
+    run_dir.mkdir()
+    assert save(store, 3) is not None
+
+
+def test_old_checkpoints_that_can_not_be_removed(directory, monkeypatch):
+    """A warning; the new one is there."""
+    rename, rmtree = os.rename, shutil.rmtree
+
+    def fail(path, *args, **kwargs):
+        if "epoch_000001" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return (rename if args else rmtree)(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "rename", fail)
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    store, warnings = make_store(directory)
+    assert save(store, 3) is not None
+    assert len(warnings) == 1
+    assert "epoch_000001 could not be removed: [Errno 13] Permission denied" in warnings[0]
+    assert loaded(store) == (3, "")
+
+
+def test_checkpoints_of_which_nothing_is_known_stay(directory, monkeypatch):
+    """A disk that does not answer now may answer later."""
+    fstat = os.fstat
+    bad = (directory / "epoch_000001" / MANIFEST).stat().st_ino
+
+    def fail(descriptor):
+        if fstat(descriptor).st_ino == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return fstat(descriptor)
+
+    store, warnings = make_store(directory, keep_last=1)
+    monkeypatch.setattr(os, "fstat", fail)
+    save(store, 3)
+    assert names(directory) == ["epoch_000001", "epoch_000003", "latest"]
+    monkeypatch.undo()
+    save(store, 4)
+    assert names(directory) == ["epoch_000004", "latest"]
+    assert warnings == []
+
+
+# -- leftovers -----------------------------------------------------------------------------------
+
+
+def dead_pid():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
+    process.wait()
+    return process.pid
+
+
+def test_leftovers_of_dead_processes(directory):
+    """Those of processes that run stay, and so does all that is no leftover."""
+    dead = dead_pid()
+    for kind in ("tmp", "trash"):
+        for pid in (dead, os.getpid(), os.getppid(), 10**20):
+            (directory / f".{kind}-epoch_000009-{pid}").mkdir()
+            (directory / f".{kind}-epoch_000009-{pid}" / STATE).write_bytes(b"x")
+    (directory / f".tmp-latest-{dead}").write_bytes(b"x")
+    (directory / "notes.txt").write_text("mine")
+    (directory / ".hidden").write_text("mine")
+    store, warnings = make_store(directory)
+    assert loaded(store) == (2, "")
+    store.clean()
+    alive = os.getppid()
+    assert names(directory) == [
+        *(".hidden", f".tmp-epoch_000009-{alive}", f".trash-epoch_000009-{alive}"),
+        *("epoch_000001", "epoch_000002", "latest", "notes.txt"),
+    ]
+    assert warnings == []
+
+
+def test_a_checkpoint_that_was_about_to_be_replaced(directory):
+    """It counts until its place is taken, and gets it back."""
+    old = directory / f".old-epoch_000002-{dead_pid()}"
+    (directory / "epoch_000002").rename(old)
+    store, warnings = make_store(directory)
+    assert loaded(store) == (2, "")
+    assert store.load("epoch_000002").path == old
+    store.clean()
+    assert names(directory) == ["epoch_000001", "epoch_000002", "latest"]
+    assert warnings == []
