@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from actor_envs import ActorEnv, is_first
+from actor_envs import ActorEnv
 from gymnasium import spaces
 from torch import nn
 
@@ -124,30 +124,6 @@ class SpoiltEnv(WalkEnv):
         if self.is_bad and self.t == 3:
             return (obs, math.inf, *rest) if self.where == "reward" else (obs * np.nan, 1.0, *rest)
         return (obs, reward, *rest)
-
-
-class FailsOnceEnv(UnequalEnv):
-    """Does something at a step of its process; only one of all environments does, and once.
-
-    Args:
-        how: `raise`, `hang` or `kill`.
-        at: Which of its steps, all episodes taken together.
-        marker: A file that says that one did; None: all of them do.
-    """
-
-    def __init__(self, how: str, at: int, marker: Path | None) -> None:
-        super().__init__()
-        self.how, self.at, self.marker = how, at, marker
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step, or fail."""
-        if self.steps + 1 == self.at and (self.marker is None or is_first(self.marker)):
-            if self.how == "raise":
-                raise RuntimeError("the wheel came off")
-            if self.how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(600.0)
-        return super().step(action)
 
 
 class EndlessEnv(UnequalEnv):

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from actor_envs import FaultyEnv
 from cases import everyday
 from es_problems import (
     PLAIN,
     SAMPLED,
     SIGMA,
     EndlessEnv,
-    FailsOnceEnv,
     Members,
     SpoiltEnv,
     UnequalEnv,
@@ -357,7 +357,7 @@ def test_killed_processes(
 @slow
 def test_the_seed_that_is_told_is_that_of_the_episode(start: Any) -> None:
     """So the episode can be played again by itself; others are no remedy."""
-    rollouts = start(partial(FailsOnceEnv, "raise", 1, None), 1, 1)
+    rollouts = start(partial(FaultyEnv, "raise", 1), 1, 1)
     _, seed, _ = slow_draw(PLAIN.seed, 2, 0, rollouts.table.count, trained_size(rollouts.model))
     with pytest.raises(WorkerError, match=rf"step 1 of the episode with seed {seed}: Runtime"):
         rollouts.take()

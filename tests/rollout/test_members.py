@@ -34,7 +34,6 @@ from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import (
     MemberSettings,
 )
-from maze_train.trees import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,23 +127,6 @@ def test_members_do_what_a_plain_loop_does(case: str) -> None:
                 assert bits(others[member]) == bits(found[member]), (num_slots, member)
 
 
-def test_sums_are_those_of_the_rewards() -> None:
-    """Exactly, in their order."""
-    model = model_for(WalkEnv)
-    found = Members(WalkEnv, 2, model).play(range(20))
-    expected = slow_members(WalkEnv, model, make_table(), PLAIN, range(20), 2, SIGMA)
-    assert [found[i].fitness for i in range(20)] == [expected[i].fitness for i in range(20)]
-    lengths = [found[i].length for i in range(20)]
-    assert min(lengths) < 20
-    assert max(lengths) > 100
-
-
-def test_members_play_in_the_order_in_which_they_were_added() -> None:
-    """Nobody overtakes: with one slot they end in this order."""
-    members = Members(WalkEnv, 1, model_for(WalkEnv))
-    assert list(members.play([4, 1, 9, 0])) == [4, 1, 9, 0]
-
-
 # -- pairs ---------------------------------------------------------------------------------------
 
 
@@ -178,20 +160,6 @@ def test_pairs_share_noise_and_seeds() -> None:
         np.testing.assert_allclose((plus + minus) / 2, theta, atol=1e-6)
         np.testing.assert_allclose((plus - minus) / 2, SIGMA * noise, atol=1e-6)
     assert len(set(make.seeds)) == 3
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_without_perturbation_both_of_a_pair_do_the_same(how: str) -> None:
-    """They act with the same random numbers; those of other pairs and iterations are others."""
-    model = model_for(WalkEnv, "normalised")
-    members = Members(WalkEnv, 4, model, HOW[how])
-    found = members.play(range(12), sigma=0.0)
-    for pair in range(6):
-        plus, minus = found[2 * pair], found[2 * pair + 1]
-        assert bits(replace(minus, number=plus.number)) == bits(plus)
-    other = members.play(range(12), sigma=0.0, iteration=3)
-    fitness = {result.fitness for results in (found, other) for result in results.values()}
-    assert len(fitness) == 12
 
 
 def test_statistics_of_observations_are_those_of_the_model() -> None:
@@ -242,57 +210,6 @@ def test_moments_of_large_numbers() -> None:
 
 
 # -- actions -------------------------------------------------------------------------------------
-
-
-def chosen(actions: MemberActions, params: torch.Tensor, steps: int) -> list[Any]:
-    """What members do in some steps, each a list of rows per leaf."""
-    found = []
-    for _ in range(steps):
-        leaves = tree_leaves(actions.choose(params, len(params)))
-        found.append([leaf.copy() for leaf in leaves])
-    return found
-
-
-@pytest.mark.parametrize("actions", ["discrete", "box", "dict"])
-@pytest.mark.parametrize("how", HOW)
-def test_noise_of_actions_follows_from_the_seed(actions: str, how: str) -> None:
-    """It begins anew with an episode, moves with a swap, and is that of no other member."""
-    family = distribution_for(ActorEnv("box", actions).action_space)
-    settings = HOW[how]
-
-    def make() -> MemberActions:
-        return MemberActions(
-            family,
-            4,
-            deterministic=settings.deterministic,
-            noise_stddev=settings.action_noise_stddev,
-        )
-
-    params = 0.01 * torch.randn(1, family.param_size, generator=torch.Generator().manual_seed(0))
-    params = params.expand(32, -1)
-    one, other = make(), make()
-    for row, seed in enumerate((7, 8, 7, 9)):
-        one.begin(row, seed)
-        other.begin(row, seed)
-    first = chosen(one, params[:4], 150)
-    chosen(other, params[:4], 70)
-    other.swap(0, 3)
-    other.swap(3, 1)
-    rest = chosen(other, params[:4], 80)
-    other.begin(2, 8)
-    anew = chosen(other, params[:4], 150)
-    for k in range(len(first[0])):
-        column = np.stack([leaves[k] for leaves in first])
-        np.testing.assert_array_equal(column[:, 0], column[:, 2])
-        np.testing.assert_array_equal(
-            np.stack([leaves[k] for leaves in rest]), column[70:, [3, 0, 2, 1]]
-        )
-        np.testing.assert_array_equal(np.stack([leaves[k][2] for leaves in anew]), column[:, 1])
-        is_real = column.dtype.kind == "f"
-        varies = not settings.deterministic or (is_real and settings.action_noise_stddev > 0)
-        assert (column[:, 0] != column[:, 1]).any() == varies
-        assert (column[1:, 0] != column[:-1, 0]).any() == varies
-        assert (column[64:128, 0] != column[:64, 0]).any() == varies
 
 
 def test_noise_is_added_before_actions_are_clipped() -> None:
