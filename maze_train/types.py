@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ __all__ = [
     "ArrayTree",
     "Sequences",
     "StatePart",
-    "Stateful",
     "Tensor",
     "TensorTree",
 ]
@@ -31,19 +30,6 @@ TensorTree: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 
 ArrayTree: TypeAlias = np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]
 """The same on the side of the environments."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An owner of values that change during training and influence later numbers."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All such values, as tensors and plain Python values."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, which `state_dict` of an equal owner returned."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
