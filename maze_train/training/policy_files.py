@@ -100,7 +100,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     except OSError as error:
         raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
     if expected is None:
-        _tell_no_digest(path)
+        _warn_no_digest(path)
     elif hashlib.sha256(data).hexdigest() != expected:
         raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
     try:
@@ -118,7 +118,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @cache  # a run asks for its base more than once
-def _tell_no_digest(path: Path) -> None:
+def _warn_no_digest(path: Path) -> None:
     problem = f"{path.with_name(SCORE)} has no {DIGEST} of {WEIGHTS}, as earlier versions wrote it"
     print(f"warning: {problem}: damage can not be noticed", file=sys.stderr)
 
@@ -218,7 +218,7 @@ class TrainedPolicy:
         if ended is None:
             self._actor = None
         elif self._actor is not None:
-            flags, n = np.asarray(ended, np.bool_), len(self._actor.state)
+            flags, n = np.asarray(ended, np.bool_), len(self._actor.hidden_state)
             if flags.shape != (n,):
                 raise ShapeError(f"ended has shape {list(flags.shape)}, expected [{n}]")
             self._actor.forget(flags)
@@ -272,7 +272,7 @@ class TrainedPolicy:
 
     def _actor_for(self, n: int) -> Actor:
         """Return the actor for n environments; for another number of them a new one is made."""
-        if self._actor is None or len(self._actor.state) != n:
+        if self._actor is None or len(self._actor.hidden_state) != n:
             self._actor = Actor(self.model, n, device_of(self.model))
         return self._actor
 
