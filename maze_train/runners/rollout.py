@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from maze_train.config.loading import config_to_dict
-from maze_train.config.resuming import CONFIG_FILE
+from maze_train.config.writing import CONFIG_FILE, config_to_dict
 from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
 from maze_train.envs.building import close_all
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name

@@ -30,6 +30,7 @@ __all__ = [
     "WorkerPool",
     "check_spaces",
     "warn",
+    "worker_names",
 ]
 
 
@@ -376,3 +377,11 @@ def check_spaces(number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any]
             f"environment 0 are {expected[0]} and {expected[1]}: all environments must have equal "
             "spaces"
         )
+
+
+def worker_names(kind: str, count: int, num_envs: int) -> list[str]:
+    """Names of workers with so many environments each, for messages."""
+    return [
+        f"{kind} {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
+        for i in range(count)
+    ]

@@ -233,10 +233,16 @@ def vector_of(
     num_envs: int = E,
     skips: bool = False,
     first_env: int = 0,
+    *,
+    can_be_restored: bool = True,
 ) -> MazeVectorEnv:
     """So many environments in one process."""
-    on_non_finite: Any = "skip" if skips else "raise"
-    return SequentialVectorEnv([make] * num_envs, on_non_finite=on_non_finite, first_env=first_env)
+    return SequentialVectorEnv(
+        [make] * num_envs,
+        on_non_finite="skip" if skips else "raise",
+        can_be_restored=can_be_restored,
+        first_env=first_env,
+    )
 
 
 def model_maker(

@@ -156,6 +156,15 @@ def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, algorithm, 
         assert before["normalizer.count"] < after["normalizer.count"]
 
 
+def test_networks_come_along_in_a_trial(tmp_path):
+    """What a trial shortens counts as nothing that was said of the networks."""
+    base = cloned(tmp_path, **RUNNING)
+    run_dir = untold(tmp_path, base, "ppo", "discrete", **{"runner.fast_dev_run": True})
+    assert written(run_dir)["hidden_sizes"] == [8]
+    normalization = written(run_dir)["normalization"]
+    assert (normalization["mode"], normalization["n_steps"]) == ("running", 1)
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_bc_goes_on_from_the_policy_of_another(tmp_path, algorithm):
     """With the networks that it had there, those of SAC included."""
@@ -243,38 +252,38 @@ def test_networks_that_do_not_fit(tmp_path):
     """What differs is named, and exactly what to set; nothing has been written."""
     base = cloned(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        continued(tmp_path, base, "ppo", **{"model.hidden_sizes": [9], "model.activation": None})
+        continued(tmp_path, base, "ppo", **{"model.hidden_sizes": [9], "model.activation": "tanh"})
     text = str(caught.value)
     assert "base_run" in text
     assert "[8] there, [9] here" in text
     assert "activation: relu there, tanh here" in text  # weights would fit
-    assert "set model.hidden_sizes=[8] model.activation=relu, or leave out" in text
+    assert "set model.hidden_sizes=[8] model.activation=relu" in text
     assert not (tmp_path / "next").exists()
-    with pytest.raises(ConfigError, match=r"set model\.normalization\.mode=none,"):
+    with pytest.raises(ConfigError, match=r"set model\.normalization\.mode=none$"):
         continued(tmp_path, base, "ppo", **{"model.normalization.mode": "running"})
     base = cloned(tmp_path, "box", "other", **SQUASHED)
     other: dict[str, Any] = {"Box": {"name": "squashed_gaussian", "log_std_max": 1.0}}
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
     with pytest.raises(
-        ConfigError, match=r"set 'model\.distributions=\{Box: squashed_gaussian\}',"
+        ConfigError, match=r"set 'model\.distributions=\{Box: squashed_gaussian\}'$"
     ):
         continued(tmp_path, base, "ppo", env=env, **{"model.distributions": other})
 
 
-def test_settings_of_equal_meaning_fit(tmp_path):
-    """A family with its defaults, the default by its name, and how weights and statistics begin."""
+def test_settings_that_may_be_given(tmp_path):
+    """Those of the base, a default by its name, and how weights and statistics begin."""
     base = cloned(tmp_path, "box", **RUNNING)
-    gaussian = {"name": "diagonal_gaussian", "log_std_min": -20.0, "initial_log_std": -1.0}
-    family: dict[str, Any] = {"Box": gaussian, "Discrete": "categorical"}
     changes = {
         **RUNNING,
-        "model.distributions": family,
+        "model.hidden_sizes": [8],
+        "model.distributions": {"Box": "diagonal_gaussian", "Discrete": "categorical"},
         "model.normalization.n_steps": 20,
         "model.orthogonal_init": True,
-        "env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}},
     }
-    continued(tmp_path, base, "ppo", **changes, **STILL)
-    assert same_policy(base, tmp_path / "next", ("normalizer.",))
+    run_dir = untold(tmp_path, base, "ppo", **changes)
+    assert same_policy(base, run_dir, ("normalizer.",))
+    assert written(run_dir)["activation"] == "relu"
+    assert written(run_dir)["orthogonal_init"] is True
 
 
 def test_own_networks_of_other_sizes(tmp_path):
