@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ __all__ = [
     "ArrayTree",
     "Sequences",
     "StatePart",
-    "Stateful",
     "Tensor",
     "TensorTree",
 ]
@@ -33,33 +32,20 @@ ArrayTree: TypeAlias = np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]
 """The same on the side of the environments."""
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """An owner of values that change during training and influence later numbers."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All such values, as tensors and plain Python values."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, which `state_dict` of an equal owner returned."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Layout of the samples of a batch in time, for networks with a memory.
+    """Layout of the samples of a batch in time, for recurrent networks.
 
     The batch has L * n samples: step l of sequence i is sample `l * n + i`.
     """
 
-    states: torch.Tensor
-    """Memory before the first step of each sequence, `[n, S]`."""
+    hidden_state: torch.Tensor
+    """Hidden state before the first step of each sequence, `[n, S]`."""
 
     resets: torch.Tensor
-    """Whether an episode begins at a step, so that the memory is empty there, `[L, n]` bool."""
+    """Whether an episode begins at a step, so that the hidden state is zero, `[L, n]` bool."""
 
-    kept: torch.Tensor | None = None
+    valid: torch.Tensor | None = None
     """Samples that are transitions, as indices into the L * n, int64; None: all are."""
 
 

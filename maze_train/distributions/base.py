@@ -35,8 +35,6 @@ import torch
 from maze_train.errors import SpaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import Space
 
     from maze_train.types import Tensor, TensorTree
@@ -44,14 +42,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Actions",
     "Distribution",
-    "FeaturesGradient",
-    "ParamsGradient",
     "check_space",
     "env_dtype",
 ]
-
-ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
-FeaturesGradient: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 Actions: TypeAlias = Any
 """An argument that holds actions: a `TensorTree`, which each family narrows to what it takes."""
@@ -166,34 +159,6 @@ class Distribution(ABC):
         """
         return self.log_prob(params, actions), self.entropy(params)
 
-    def log_prob_and_entropy_vjp(
-        self, params: Tensor, actions: Actions
-    ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """`log_prob_and_entropy` with the product of a vector and its Jacobian.
-
-        Families on the hot path override this with derivatives by hand; the default differentiates
-        automatically.
-
-        Args:
-            params: Parameters, [..., param_size].
-            actions: The agent's actions, [..., *action_shape].
-
-        Returns:
-            `log_prob(params, actions)`, `entropy(params)`, each [...] without a graph, and a
-            function of `g` [...] and `h` (a number) that gives the gradient of
-            Σ (g · log_prob + h · entropy) with respect to the params, [..., param_size].
-        """
-        with torch.enable_grad():
-            leaf = params.detach().requires_grad_()
-            outputs = self.log_prob_and_entropy(leaf, actions)
-
-        @torch.enable_grad()
-        def gradient(g: Tensor, h: float) -> Tensor:
-            total = (outputs[0] * g).sum() + h * outputs[1].sum()
-            return torch.autograd.grad(total, leaf)[0]
-
-        return outputs[0].detach(), outputs[1].detach(), gradient
-
     @abstractmethod
     def to_env(self, actions: Actions) -> TensorTree:
         """The actions as `env.step` takes them: inside the bounds, in the type of the space.
@@ -262,35 +227,6 @@ class Distribution(ABC):
         actions = self.sample(params, noise)
         return self.critic_input(actions), self.log_prob(params, actions) + self.log_scale
 
-    def reparameterized_vjp(
-        self, params: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Tensor, FeaturesGradient]:
-        """`reparameterized` with the product of two vectors and its Jacobian.
-
-        Families on the hot path override this with derivatives by hand; the default differentiates
-        automatically.
-
-        Args:
-            params: Parameters, [..., param_size].
-            noise: Result of `draw_noise`, [..., noise_size].
-
-        Returns:
-            Features, [..., D], and log-probabilities, [...], without a graph, and a function of the
-            gradients of a loss with respect to both that gives, once, the one with respect to the
-            params, [..., param_size].
-
-        Raises:
-            SpaceError: If the family is not continuous.
-        """
-        with torch.enable_grad():
-            leaf = params.detach().requires_grad_()
-            outputs = self.reparameterized(leaf, noise)
-
-        def gradient(d_features: Tensor, d_log_probs: Tensor) -> Tensor:
-            return torch.autograd.grad(outputs, leaf, (d_features, d_log_probs))[0]
-
-        return outputs[0].detach(), outputs[1].detach(), gradient
-
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities of all choices and their logarithms. Discrete families only.
 
@@ -307,29 +243,6 @@ class Distribution(ABC):
             SpaceError: If the family is not discrete.
         """
         raise self._lacks("choices")
-
-    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """`choice_probs` with the gradient of expected costs; by hand in the families on hot paths.
-
-        Args:
-            params: Parameters, [..., param_size].
-
-        Returns:
-            Probabilities and logarithms, each [..., N] without a graph, and a function of the costs
-            c [..., N] that gives, once, the gradient of Σ_a p_a c_a, c held constant, with respect
-            to the params, [..., param_size].
-
-        Raises:
-            SpaceError: If the family is not discrete.
-        """
-        with torch.enable_grad():
-            leaf = params.detach().requires_grad_()
-            probs, log_probs = self.choice_probs(leaf)
-
-        def gradient(costs: Tensor) -> Tensor:
-            return torch.autograd.grad(probs, leaf, costs)[0]
-
-        return probs.detach(), log_probs.detach(), gradient
 
     def choices(self, actions: Actions) -> Tensor:
         """Indices of the actions among the N choices. Discrete families only.

@@ -18,11 +18,8 @@ from maze_train.distributions.box import VectorLayout
 from maze_train.distributions.categorical import finite_log_probs, impossible_logit, weighted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import Space
 
-    from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
 __all__ = ["Bernoulli"]
@@ -92,28 +89,6 @@ class Bernoulli(Distribution):
         zeros = weighted(torch.sigmoid(-params_p), logsigmoid(-params_p) - logsigmoid(-params_q))
         return (ones + zeros).sum(-1)
 
-    def log_prob_and_entropy_vjp(
-        self, params: Tensor, actions: Tensor
-    ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """By hand: ∂log P(a)/∂l_i = a_i - s(l_i), ∂H/∂l_i = -l_i s(l_i) s(-l_i)."""
-        # The exact type: a subclass may have another log_prob than these derivatives are for.
-        if type(self) is not Bernoulli:
-            return super().log_prob_and_entropy_vjp(params, actions)
-        params = params.detach()
-        probs = torch.sigmoid(params)
-        # Unlike a - s(l), this is exact where s(l) is almost 1.
-        signs = self._layout.to_vector(actions).to(params.dtype) * 2 - 1
-        slopes = signs * torch.sigmoid(-signs * params)
-
-        def gradient(g: Tensor, h: float) -> Tensor:
-            result = slopes * g.unsqueeze(-1)
-            if h:
-                finite = params.masked_fill(params.isinf(), 0.0)
-                result.addcmul_(finite * probs, torch.sigmoid(-params), value=-h)
-            return result
-
-        return self.log_prob(params, actions), self.entropy(params), gradient
-
     def to_env(self, actions: Tensor) -> Tensor:
         """The bits in the type of the space, [..., *space.shape]."""
         return actions.to(self._env_dtype)
@@ -125,18 +100,6 @@ class Bernoulli(Distribution):
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities of 0 and 1 for the first bit, then for the second, ..., each [..., 2 D]."""
         return finite_log_probs(logsigmoid(torch.stack((-params, params), -1)).flatten(-2))
-
-    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """By hand: ∂(Σ_a P_i(a) c_a)/∂l_i = s(l_i) s(-l_i) (c_1 - c_0)."""
-        # The exact type: a subclass may have other probabilities than these derivatives are for.
-        if type(self) is not Bernoulli:
-            return super().choice_probs_vjp(params)
-        probs, log_probs = self.choice_probs(params.detach())
-
-        def gradient(costs: Tensor) -> Tensor:
-            return probs[..., ::2] * probs[..., 1::2] * (costs[..., 1::2] - costs[..., ::2])
-
-        return probs, log_probs, gradient
 
     def choices(self, actions: Tensor) -> Tensor:
         """Twice the number of each bit, plus the bit, [..., D]."""

@@ -65,22 +65,13 @@ class BoxLayout(VectorLayout):
 
     def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log σ, each [..., D]."""
-        mean, log_std = self._unlimited(params)
+        mean, log_std = params.chunk(2, -1)
+        if self._state_dependent and self.initial_log_std:
+            log_std = log_std + self.initial_log_std
         # Only a network's output is clamped: beyond a limit the gradient of a clamp is 0, which a
         # network leaves through its other inputs, but a free parameter would be stuck for good.
         if self._state_dependent:
             log_std = log_std.clamp(*self._limits)
-        return mean, log_std
-
-    def stop_beyond_limits(self, params: Tensor, log_std: Tensor, d_log_std: Tensor) -> None:
-        """Set a gradient to 0, in place, where `split` had to clamp; `log_std` is what it gave."""
-        if self._state_dependent:
-            d_log_std.masked_fill_(self._unlimited(params)[1] != log_std, 0.0)
-
-    def _unlimited(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = params.chunk(2, -1)
-        if self._state_dependent and self.initial_log_std:
-            log_std = log_std + self.initial_log_std
         return mean, log_std
 
 

@@ -14,11 +14,8 @@ from maze_train.distributions.base import Distribution, check_space, env_dtype
 from maze_train.distributions.constant import Constant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import Space
 
-    from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
 __all__ = [
@@ -28,10 +25,6 @@ __all__ = [
     "impossible_logit",
     "weighted",
 ]
-
-
-LEAST_LOG_PROB = -1e4
-"""Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
 
 
 def impossible_logit(dtype: torch.dtype) -> float:
@@ -160,44 +153,9 @@ class Categorical(CategoricalFamily):
         check_space(type(self), space)
         super().__init__(space, space.start, int(space.n))
 
-    def log_prob_and_entropy_vjp(
-        self, params: Tensor, actions: Tensor
-    ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """By hand: ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H)."""
-        # The exact type: a subclass may have another log_prob than these derivatives are for.
-        if type(self) is not Categorical:
-            return super().log_prob_and_entropy_vjp(params, actions)
-        log_probs = log_softmax(params, -1)
-        probs = log_probs.exp()
-        finite = log_probs.clamp(min=LEAST_LOG_PROB)
-        entropy = (probs * finite).sum(-1).neg_()
-        index = actions.unsqueeze(-1)
-
-        def gradient(g: Tensor, h: float) -> Tensor:
-            columns = g.unsqueeze(-1)
-            result = (probs * columns).neg_().scatter_add_(-1, index, columns)
-            if h:
-                result.addcmul_(probs, finite + entropy.unsqueeze(-1), value=-h)
-            return result
-
-        return log_probs.gather(-1, index).squeeze(-1), entropy, gradient
-
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """P(a) and log P(a) of all actions, each [..., n]."""
         return finite_log_probs(log_softmax(params, -1))
-
-    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """By hand: ∂(Σ_a P(a) c_a)/∂l_j = P(j) (c_j - Σ_a P(a) c_a)."""
-        # The exact type: a subclass may have other probabilities than these derivatives are for.
-        if type(self) is not Categorical:
-            return super().choice_probs_vjp(params)
-        probs, log_probs = self.choice_probs(params.detach())
-
-        def gradient(costs: Tensor) -> Tensor:
-            weighted = probs * costs
-            return weighted.addcmul_(probs, weighted.sum(-1, keepdim=True), value=-1.0)
-
-        return probs, log_probs, gradient
 
     def choices(self, actions: Tensor) -> Tensor:
         """The actions, [..., 1]."""
@@ -239,7 +197,6 @@ class MultiCategorical(CategoricalFamily):
         in_table = np.arange(self._table_shape[1]) < sizes[:, None]
         self._cells = Constant(np.flatnonzero(in_table))
         self._offsets = Constant(sizes.cumsum() - sizes)
-        self._choice_of = Constant(np.repeat(np.arange(len(sizes)), sizes))
 
     def mode(self, params: Tensor) -> Tensor:
         """The first action with the largest logit of each choice, int64, [..., *nvec.shape]."""
@@ -251,22 +208,6 @@ class MultiCategorical(CategoricalFamily):
         if not self._is_even:
             log_probs = log_probs.index_select(-1, self._cells.on(params.device, torch.int64))
         return finite_log_probs(log_probs)
-
-    def choice_probs_vjp(self, params: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """By hand, for each choice as in `Categorical`."""
-        # The exact type: a subclass may have other probabilities than these derivatives are for.
-        if type(self) is not MultiCategorical:
-            return super().choice_probs_vjp(params)
-        probs, log_probs = self.choice_probs(params.detach())
-        choice_of = self._choice_of.on(params.device, torch.int64)
-
-        def gradient(costs: Tensor) -> Tensor:
-            weighted = probs * costs
-            means = weighted.new_zeros((*weighted.shape[:-1], self._table_shape[0]))
-            means.index_add_(-1, choice_of, weighted)
-            return weighted.addcmul_(probs, means.index_select(-1, choice_of), value=-1.0)
-
-        return probs, log_probs, gradient
 
     def choices(self, actions: Tensor) -> Tensor:
         """The actions of each choice, counted from the first action of the first, [..., K]."""

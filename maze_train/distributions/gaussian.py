@@ -17,7 +17,6 @@ from maze_train.distributions.constant import Constant
 if TYPE_CHECKING:
     from gymnasium import Space
 
-    from maze_train.distributions.base import FeaturesGradient, ParamsGradient
     from maze_train.types import Tensor
 
 __all__ = ["DiagonalGaussian", "GaussianFamily", "SquashedGaussian"]
@@ -139,30 +138,6 @@ class DiagonalGaussian(GaussianFamily):
         log_std_max: Upper limit of a state-dependent log σ.
     """
 
-    def log_prob_and_entropy_vjp(
-        self, params: Tensor, actions: Tensor
-    ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """By hand for a free std, with z = (a - μ) / σ and s = log σ.
-
-        ∂log p/∂μ = z / σ,  ∂log p/∂s = z² - 1,  ∂H/∂s = 1.
-        """
-        # The exact type: a subclass may have another log_prob than these derivatives are for.
-        if not self.free_param_size or type(self) is not DiagonalGaussian:
-            return super().log_prob_and_entropy_vjp(params, actions)
-        mean, log_std = self._layout.split(params)
-        inverse_std = log_std.neg().exp_()
-        z = (self._layout.to_vector(actions) - mean) * inverse_std
-        z_squared = z.square()
-        total_log_std = log_std.sum(-1)
-        log_prob = (z_squared.sum(-1) * -0.5).add_(self._log_prob_constant).sub_(total_log_std)
-
-        def gradient(g: Tensor, h: float) -> Tensor:
-            columns = g.unsqueeze(-1)
-            d_log_std = torch.addcmul(h - columns, columns, z_squared)
-            return torch.cat((z * inverse_std * columns, d_log_std), -1)
-
-        return log_prob, total_log_std + self._entropy_constant, gradient
-
     def to_env(self, actions: Tensor) -> Tensor:
         """Actions clipped to the bounds (and rounded in an integer box), [..., *space.shape]."""
         return self._bounds.fit(actions.to(self._bounds.work_dtype))
@@ -266,32 +241,6 @@ class SquashedGaussian(GaussianFamily):
         mean, log_std = self._layout.split(params)
         u = torch.addcmul(mean, log_std.exp(), noise)
         return u.tanh(), self._unit_log_density(log_std, noise, u)
-
-    def reparameterized_vjp(
-        self, params: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Tensor, FeaturesGradient]:
-        """By hand, with t = tanh(u), s = log σ and the gradients f of t and g of log p.
-
-        dL/dμ = dL/du = f (1 - t²) + 2 g t,  dL/ds = dL/du σ ε - g, 0 where s is clamped.
-        """
-        # The exact type: a subclass may have other functions than these derivatives are for.
-        if type(self) is not SquashedGaussian:
-            return super().reparameterized_vjp(params, noise)
-        params = params.detach()
-        mean, log_std = self._layout.split(params)
-        std = log_std.exp()
-        u = torch.addcmul(mean, std, noise)
-        squashed = u.tanh()
-
-        def gradient(d_features: Tensor, d_log_probs: Tensor) -> Tensor:
-            columns = d_log_probs.unsqueeze(-1)
-            d_mean = torch.ops.aten.tanh_backward(d_features, squashed)
-            d_mean.addcmul_(columns, squashed, value=2.0)
-            d_log_std = (d_mean * noise).mul_(std).sub_(columns)
-            self._layout.stop_beyond_limits(params, log_std, d_log_std)
-            return torch.cat((d_mean, d_log_std), -1)
-
-        return squashed, self._unit_log_density(log_std, noise, u), gradient
 
     def _unit_log_density(self, log_std: Tensor, noise: Tensor, u: Tensor) -> Tensor:
         """Log-density of tanh(u), u = μ + σ · noise."""

@@ -122,14 +122,6 @@ class JointDistribution(Distribution):
             )
         ]
 
-    def join(self, pieces: list[Tensor]) -> Tensor:
-        """The params (or gradients) of all parts as one, the inverse of `split`."""
-        pairs = [
-            own.split_with_sizes(sizes, -1)
-            for own, *sizes in zip(pieces, self._net_sizes, self._free_sizes, strict=True)
-        ]
-        return torch.cat([net for net, _ in pairs] + [free for _, free in pairs], dim=-1)
-
     def split_noise(self, noise: Tensor) -> list[Tensor]:
         """The noise of every part, each [..., noise_size of the part]."""
         return list(noise.split_with_sizes(self._noise_sizes, -1))

@@ -32,21 +32,21 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "bernoulli": "maze_train.distributions.bernoulli.Bernoulli",
         "beta": "maze_train.distributions.beta.Beta",
         "categorical": "maze_train.distributions.categorical.Categorical",
-        "clipped_gaussian": "maze_train.distributions.gaussian.DiagonalGaussian",
         "diagonal_gaussian": "maze_train.distributions.gaussian.DiagonalGaussian",
         "multi_categorical": "maze_train.distributions.categorical.MultiCategorical",
         "squashed_gaussian": "maze_train.distributions.gaussian.SquashedGaussian",
     }
 )
-"""The families that configuration knows by name; `clipped_gaussian` is `diagonal_gaussian`."""
+"""The families that configuration knows by name."""
 
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
+        "clipped_gaussian": "this second name was removed: use diagonal_gaussian",
         "truncated_gaussian": "this family was removed: use beta or squashed_gaussian, which keep "
         "to the bounds as well, or diagonal_gaussian, which clips to them",
     }
 )
-"""Families of earlier versions, and what to use in place of them."""
+"""Names of earlier versions, and what to use in place of them."""
 
 DEFAULTS: Mapping[str, str] = MappingProxyType(
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,14 +11,13 @@ from maze_train.distributions.joint import JointDistribution
 from maze_train.errors import SpaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from maze_train.distributions.base import Distribution
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["SoftActions", "SoftGradient", "SoftSample"]
 
-SoftGradient: TypeAlias = "Callable[[Tensor | None, Tensor, Tensor | None], Tensor]"
+__all__ = ["SoftActions", "SoftSample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,68 +93,32 @@ class SoftActions:
         return _joined(pieces) if pieces else own[0].new_empty((len(own[0]), 0), dtype=torch.int64)
 
     def sample(self, params: Tensor, noise: Tensor) -> SoftSample:
-        """`sample_vjp` without its gradient."""
-        return self.sample_vjp(params, noise)[0]
-
-    def sample_vjp(self, params: Tensor, noise: Tensor) -> tuple[SoftSample, SoftGradient]:
-        """Actions that `noise` selects, and the way of gradients back to the params.
+        """Actions that `noise` selects, differentiable in the params.
 
         Args:
             params: Parameters of the distribution, [n, param_size].
             noise: Its random numbers, [n, noise_size].
-
-        Returns:
-            The sample, without a graph, and a function that gives, once, the gradient of a loss
-            with respect to the params, [n, param_size]. Its arguments are:
-
-            - the gradient with respect to `features`, [n, D]; None without continuous parts;
-            - the gradient with respect to `log_probs`, [n, C];
-            - the costs c of the choices, [n, N], where the loss is Σ_a p_a c_a and c is held
-              constant; None without discrete parts. For the soft loss, c_a = α log p_a - q_a: the
-              result p_j (c_j - Σ_a p_a c_a) for logit j is then exact although c depends on p,
-              because Σ_a p_a ∂(α log p_a) = 0.
-
-            The sizes C, N of parts that are not there are 0.
         """
-        features, log_probs, probs, choice_log_probs = [], [], [], []
-        gradients: list[Callable[..., Tensor]] = []
         joint = self._joint
         all_params = [params] if joint is None else joint.split(params)
         all_noise = [noise] if joint is None else joint.split_noise(noise)
+        features, log_probs, probs, choice_log_probs = [], [], [], []
         for part, own, own_noise in zip(self.parts, all_params, all_noise, strict=True):
             if part.num_choices:
-                p, log_p, choice_gradient = part.choice_probs_vjp(own)
+                p, log_p = part.choice_probs(own)
                 probs.append(p)
                 choice_log_probs.append(log_p)
-                gradients.append(choice_gradient)
             else:
-                x, log_prob, feature_gradient = part.reparameterized_vjp(own, own_noise)
+                x, log_prob = part.reparameterized(own, own_noise)
                 features.append(x)
                 log_probs.append(log_prob)
-                gradients.append(feature_gradient)
         none = params.new_empty((len(params), 0))
-        sample = SoftSample(
+        return SoftSample(
             _joined(features) if features else none,
             _stacked(log_probs) if log_probs else none,
             _joined(probs) if probs else none,
             _joined(choice_log_probs) if probs else none,
         )
-
-        def gradient(
-            d_features: Tensor | None, d_log_probs: Tensor, costs: Tensor | None
-        ) -> Tensor:
-            feature_pieces = _pieces(d_features, self._feature_sizes)
-            columns = iter(d_log_probs.unbind(-1))
-            cost_pieces = _pieces(costs, self._choice_sizes)
-            d_params = [
-                back(next(cost_pieces))
-                if is_discrete
-                else back(next(feature_pieces), next(columns))
-                for back, is_discrete in zip(gradients, self.is_discrete, strict=True)
-            ]
-            return d_params[0] if joint is None else joint.join(d_params)
-
-        return sample, gradient
 
     def neg_log_probs(self, sample: SoftSample) -> Tensor:
         """Estimates of the entropies of the parts, from which temperatures learn, [n, P].

@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     from maze_train.types import Tensor
 
 __all__ = [
+    "MAX_LOG_RATIO",
     "approximate_kl",
     "clip_fraction",
     "clipped_surrogate_loss",
-    "clipped_surrogate_loss_and_gradient",
     "policy_gradient_loss",
-    "policy_gradient_loss_and_gradient",
 ]
 
 # exp(89) overflows float32, and the gradient of a clipped sample would be 0 * inf = NaN. exp(60) is
 # far outside of any clip range and leaves room for the product with an advantage.
-_MAX_LOG_RATIO = 60.0
+MAX_LOG_RATIO = 60.0
 
 
 def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -75,53 +74,8 @@ def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: f
     check_same_shape(log_ratios=log_ratios, advantages=advantages)
     advantages = advantages.detach()
     bounds = torch.add(advantages, advantages.abs(), alpha=clip_range)
-    ratios = log_ratios.clamp(max=_MAX_LOG_RATIO).exp()
+    ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()
     return torch.minimum(ratios * advantages, bounds).mean().neg()
-
-
-def policy_gradient_loss_and_gradient(
-    log_probs: Tensor, advantages: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`policy_gradient_loss` with its gradient dL/dlog_prob = -A / N.
-
-    Args:
-        log_probs: Log-probability of the actions taken, [N] or any shape.
-        advantages: Advantages of these actions, same shape; a constant of the loss.
-
-    Returns:
-        Loss, 0-d, and gradient, same shape as the arguments.
-
-    Raises:
-        ShapeError: If the tensors differ in shape.
-    """
-    loss = policy_gradient_loss(log_probs, advantages)
-    return loss, advantages * (-1.0 / advantages.numel())
-
-
-def clipped_surrogate_loss_and_gradient(
-    log_ratios: Tensor, advantages: Tensor, clip_range: float
-) -> tuple[Tensor, Tensor]:
-    """`clipped_surrogate_loss` with its gradient.
-
-    dL/dlog ratio = -rho * A / N where the first argument of the minimum is the smaller one, else 0.
-
-    Args:
-        log_ratios: log pi(a|s) - log pi_old(a|s) of the joint action, [N] or any shape.
-        advantages: Advantages of these actions, same shape; a constant of the loss.
-        clip_range: c, half-width of the band, > 0.
-
-    Returns:
-        Loss, 0-d, and gradient, same shape as the arguments.
-
-    Raises:
-        ShapeError: If the tensors differ in shape.
-    """
-    check_same_shape(log_ratios=log_ratios, advantages=advantages)
-    bounds = torch.add(advantages, advantages.abs(), alpha=clip_range)
-    gains = log_ratios.clamp(max=_MAX_LOG_RATIO).exp().mul_(advantages)
-    loss = torch.minimum(gains, bounds).mean().neg()
-    inside = (gains <= bounds) & (log_ratios <= _MAX_LOG_RATIO)
-    return loss, gains.mul_(inside).mul_(-1.0 / gains.numel())
 
 
 def approximate_kl(log_ratios: Tensor) -> Tensor:

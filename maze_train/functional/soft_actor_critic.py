@@ -1,4 +1,4 @@
-"""Losses of soft actor-critics, each with its gradient.
+"""Losses of soft actor-critics.
 
 N samples, E critics, M values per critic. The action of a sample has C continuous parts and
 discrete parts with M choices in all; without discrete parts M = 1. The value of an action is the
@@ -10,17 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
 __all__ = [
     "EntropyTerms",
-    "critic_loss_and_gradient",
-    "soft_policy_loss_and_gradients",
+    "critic_loss",
+    "soft_policy_loss",
     "soft_state_values",
-    "temperature_loss_and_gradient",
+    "temperature_loss",
 ]
 
 
@@ -64,28 +62,23 @@ def soft_state_values(q: Tensor, terms: EntropyTerms) -> Tensor:
     discrete: Christodoulou (2019), arXiv:1910.07207, eq. 10; both: Delalleau et al. (2019),
     arXiv:1912.11077, section 3.
     """
-    return -_costs_of_states(q.amin(0), terms)[0]
-
-
-def _costs_of_states(lowest: Tensor, terms: EntropyTerms) -> tuple[Tensor, Tensor | None]:
-    """-V(s), `[N]`, and the costs c_j = α_j log π_j - min_e Q_ej of choices, `[N, M]`."""
-    costs = None
+    lowest = q.amin(0)
     if terms.choice_probs is None:
-        total = -lowest.squeeze(-1)
+        values = lowest.squeeze(-1)
     else:
         assert terms.choice_log_probs is not None
         assert terms.choice_temperatures is not None
-        costs = terms.choice_temperatures * terms.choice_log_probs - lowest
-        total = (terms.choice_probs * costs).sum(-1)
+        gains = lowest - terms.choice_temperatures * terms.choice_log_probs
+        values = (terms.choice_probs * gains).sum(-1)
     if terms.log_probs.shape[1]:
-        total = total + terms.log_probs @ terms.temperatures
-    return total, costs
+        values = values - terms.log_probs @ terms.temperatures
+    return values
 
 
-def critic_loss_and_gradient(
+def critic_loss(
     q: Tensor, choices: Tensor, targets: Tensor, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared errors of all critics, and the gradient.
+) -> tuple[Tensor, Tensor]:
+    """Squared errors of all critics.
 
     L = Σ_e ½ mean_n(w_n (Q_e(s_n, a_n) - y_n)²),  Q_e(s, a) = Σ_k q_e[choice k of a]
 
@@ -93,58 +86,36 @@ def critic_loss_and_gradient(
         q: Outputs of the critics, `[E, N, M]`.
         choices: Which entries of the last dimension the actions chose, `[N, K]` int64; K = 0: there
             are no choices, and M is 1.
-        targets: y, `[N]`.
+        targets: y, `[N]`; constants of the loss.
         weights: w, `[N]`; None: 1.
 
     Returns:
-        Loss, 0-d; gradient with respect to `q`; errors Q_e - y, `[E, N]`.
+        Loss, 0-d, and the errors Q_e - y without a graph, `[E, N]`.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 5.
     """
-    has_choices = choices.shape[1] > 0
-    index = choices.expand(q.shape[0], *choices.shape)
-    taken = q.gather(2, index).sum(2) if has_choices else q.squeeze(2)
-    errors = taken - targets
-    scaled = errors / targets.shape[0]
-    if weights is not None:
-        scaled.mul_(weights)
-    loss = 0.5 * (errors * scaled).sum()
-    if not has_choices:
-        return loss, scaled.unsqueeze(2), errors
-    gradient = torch.zeros_like(q).scatter_add_(2, index, scaled.unsqueeze(2).expand_as(index))
-    return loss, gradient, errors
+    if choices.shape[1]:
+        taken = q.gather(2, choices.expand(q.shape[0], *choices.shape)).sum(2)
+    else:
+        taken = q.squeeze(2)
+    errors = taken - targets.detach()
+    squares = errors.square() if weights is None else errors.square() * weights
+    return 0.5 * squares.mean(1).sum(), errors.detach()
 
 
-def soft_policy_loss_and_gradients(
-    q: Tensor, terms: EntropyTerms
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Loss of the policy, -mean(V(s)) of `soft_state_values`, and its gradients.
+def soft_policy_loss(q: Tensor, terms: EntropyTerms) -> Tensor:
+    """Minus the mean of `soft_state_values`, 0-d; the weights of the critics are constants.
 
     Args:
         q: Values of the critics for the actions of the policy, `[E, N, M]`.
         terms: The policy.
 
-    Returns:
-        Loss, 0-d; gradient with respect to `q`, which is 0 but for the lowest critic; gradient with
-        respect to `log_probs`; and the cost c_j = (α_j log π_j - min_e Q_ej) / N of each choice,
-        `[N, M]`, None without choices. The gradient for the logit of a choice is
-        π_j (c_j - Σ_i π_i c_i), the sum over the alternatives of that choice.
-
     Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 7 and 9.
     """
-    size = q.shape[1]
-    lowest, which = q.min(0)
-    total, costs = _costs_of_states(lowest, terms)
-    share = terms.choice_probs / -size if terms.choice_probs is not None else -1.0 / size
-    critics = torch.arange(q.shape[0], device=q.device).view(-1, 1, 1)
-    d_q = (which == critics) * share
-    d_log_probs = (terms.temperatures / size).expand_as(terms.log_probs)
-    return total.mean(), d_q, d_log_probs, None if costs is None else costs / size
+    return soft_state_values(q, terms).mean().neg()
 
 
-def temperature_loss_and_gradient(
-    log_temperatures: Tensor, entropies: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
+def temperature_loss(log_temperatures: Tensor, entropies: Tensor, targets: Tensor) -> Tensor:
     """Loss of the temperatures: they fall where entropy is above its target.
 
     L = Σ_p mean_n(log α_p (H_np - H̄_np))
@@ -152,14 +123,13 @@ def temperature_loss_and_gradient(
     Args:
         log_temperatures: log α of the parts of the action, `[P]`.
         entropies: Estimates of the entropies of the parts (-log π of the sampled action, or exact
-            ones), `[N, P]`.
-        targets: Target entropies, `[N, P]`.
+            ones), `[N, P]`; constants of the loss.
+        targets: Target entropies, `[N, P]`; constants of the loss.
 
     Returns:
-        Loss, 0-d, and its gradient, `[P]`.
+        Loss, 0-d.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 18, with log α in the place of α, as in
     the code of the authors: the steps of an optimizer then are relative ones.
     """
-    gradient = (entropies - targets).mean(0)
-    return (log_temperatures.detach() * gradient).sum(), gradient
+    return (log_temperatures * (entropies - targets).detach().mean(0)).sum()

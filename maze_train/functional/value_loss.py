@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "clipped_value_loss",
     "squared_value_loss",
-    "squared_value_loss_and_gradient",
     "two_hot_loss",
 ]
 
@@ -41,24 +40,6 @@ def squared_value_loss(values: Tensor, targets: Tensor) -> Tensor:
     """
     check_same_shape(values=values, targets=targets)
     return mse_loss(values, targets.detach())
-
-
-def squared_value_loss_and_gradient(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`squared_value_loss` with its gradient dL/dv = 2 (v - target) / N.
-
-    Args:
-        values: Predicted values, [N] or any shape.
-        targets: Their targets, same shape.
-
-    Returns:
-        Loss, 0-d, and gradient, same shape as the arguments.
-
-    Raises:
-        ShapeError: If the tensors differ in shape.
-    """
-    check_same_shape(values=values, targets=targets)
-    errors = values - targets
-    return errors.square().mean(), errors.mul_(2.0 / errors.numel())
 
 
 def clipped_value_loss(

@@ -1,20 +1,36 @@
-"""Size and clipping of gradients."""
+"""Size and clipping of gradients, and modules without any."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import nn
 
     from maze_train.types import Tensor
 
-__all__ = ["clip_gradients", "compute_gradient_norm"]
+__all__ = ["clip_gradients", "compute_gradient_norm", "constant"]
 
 # Keeps the quotient finite for a zero gradient; the size that the field uses.
 NORM_EPSILON = 1e-6
+
+
+@contextmanager
+def constant(module: nn.Module) -> Iterator[None]:
+    """Let gradients of outputs computed in the block reach inputs, but not weights, of a module."""
+    trained = [param for param in module.parameters() if param.requires_grad]
+    for param in trained:
+        param.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for param in trained:
+            param.requires_grad_(True)
 
 
 def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor:

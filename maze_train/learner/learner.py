@@ -12,7 +12,6 @@ from torch import nn
 
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.events import Event, EventInterface, Statistics
-from maze_train.functional.gradients import walk_back
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.learner.precision import matmul_precision
@@ -328,7 +327,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         terms = [loss for loss in losses.values() if loss.requires_grad]
         if terms:
             total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-            walk_back(total)
+            total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
 
     def postprocess_gradients(self) -> Tensor:
         """Clip the gradients of each optimizer; returns the norm of all of them before that."""

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from maze_train.nets.blocks import MLP
 from maze_train.nets.building import Policy, build_network, input_space
 from maze_train.nets.policy_model import PolicyModel, compose_policy, head_of_trunk
-from maze_train.nets.template import TemplateNet, resolve
+from maze_train.nets.template import resolve
 from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import spaces
     from torch import nn
 
-    from maze_train.nets.blocks import HasVJP, InputGradient
     from maze_train.nets.config import ModelConfig
     from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.nets.recurrent import Memory
     from maze_train.types import Sequences, Tensor, TensorTree
-
-OutputGradients: TypeAlias = "Callable[[Tensor | None, Tensor | None], None]"
 
 __all__ = ["ActorCriticModel", "build_actor_critic"]
 
@@ -81,7 +75,9 @@ class ActorCriticModel(PolicyModel):
             assert sequences is not None
             assert isinstance(features, torch.Tensor)
             x = features.view(*sequences.resets.shape, -1)
-            features = self.memory.sequence(x, sequences.states, sequences.resets).flatten(0, 1)
+            features = self.memory.sequence(x, sequences.hidden_state, sequences.resets).flatten(
+                0, 1
+            )
         return self._masked(self.policy(features), obs), self.critic(features)
 
     def values(self, obs: TensorTree, state: Tensor | None = None) -> Tensor:
@@ -105,89 +101,6 @@ class ActorCriticModel(PolicyModel):
             features, state = self._remembering(obs, state)
         params = self._masked(self.policy(features), obs)
         return params, self.value_head.values(self.critic(features)), state
-
-    def vjp(
-        self, obs: TensorTree, sequences: Sequences | None = None
-    ) -> tuple[Tensor, Tensor, OutputGradients]:
-        """Like `forward`, without a graph, and with a function that writes gradients.
-
-        Template networks have gradients by hand; with any other network among them the whole model
-        is differentiated automatically.
-
-        Args:
-            obs: Observations, `[N, ...]`.
-            sequences: How observations lie in time, N = L * n; needed with a memory only.
-
-        Returns:
-            Distribution parameters `[N, param_size]`, raw values `[N, output_size]`, and a function
-            of the gradients of a loss with respect to the two (None: no gradient) that adds those
-            of the parameters to their `.grad`.
-        """
-        nets = [self.policy.net, self.critic, *([self.trunk] if self.trunk is not None else [])]
-        # The exact type: a subclass may compute something else than its parent's gradients are for.
-        if not all(type(net) in (MLP, TemplateNet) for net in nets):
-            return self._automatic_vjp(obs, sequences)
-        with torch.no_grad():
-            features = self._inputs(obs)
-        below: list[InputGradient] = []
-        if self.trunk is not None:
-            features, trunk_gradient = cast("HasVJP", self.trunk).vjp(features)
-            below.append(trunk_gradient)
-        if self.memory is not None:
-            assert sequences is not None
-            assert isinstance(features, torch.Tensor)
-            features, memory_gradient = _memory_vjp(self.memory, features, sequences)
-            below.append(memory_gradient)
-        params, policy_gradient = self.policy.vjp(features)
-        raw_values, critic_gradient = cast("HasVJP", self.critic).vjp(features)
-
-        def gradient(d_params: Tensor | None, d_raw_values: Tensor | None) -> None:
-            d_features = []
-            if d_params is not None:
-                if self.masking is not None:
-                    d_params = self.masking.gradient(d_params, obs)
-                d_features.append(policy_gradient(d_params, bool(below)))
-            if d_raw_values is not None:
-                d_features.append(critic_gradient(d_raw_values, bool(below)))
-            if below:
-                total: Any = sum(part for part in d_features if part is not None)
-                for i in range(len(below) - 1, -1, -1):
-                    total = below[i](total, i > 0)
-
-        return self._masked(params, obs), raw_values, gradient
-
-    def _automatic_vjp(
-        self, obs: TensorTree, sequences: Sequences | None
-    ) -> tuple[Tensor, Tensor, OutputGradients]:
-        with torch.enable_grad():
-            outputs = self(obs, sequences)
-
-        def gradient(*gradients: Tensor | None) -> None:
-            with torch.enable_grad():
-                terms = [
-                    (x * g).sum() for x, g in zip(outputs, gradients, strict=True) if g is not None
-                ]
-                total = sum(terms)
-            if isinstance(total, torch.Tensor) and total.requires_grad:
-                total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
-
-        return outputs[0].detach(), outputs[1].detach(), gradient
-
-
-def _memory_vjp(
-    memory: Memory, features: Tensor, sequences: Sequences
-) -> tuple[Tensor, InputGradient]:
-    """The memory on flat samples `[L * n, F]`, like the networks before and after it."""
-    shape = sequences.resets.shape
-    outputs, memory_gradient = memory.vjp(
-        features.view(*shape, -1), sequences.states, sequences.resets
-    )
-
-    def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
-        d_features = memory_gradient(grad.view(*shape, -1), of_input)
-        return None if d_features is None else d_features.flatten(0, 1)
-
-    return outputs.flatten(0, 1), gradient
 
 
 def build_actor_critic(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium.spaces import Dict
 from torch import nn
 
 from maze_train.errors import ConfigError, SpaceError
-from maze_train.nets.blocks import add_row_sum
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.template import TemplateNet
 from maze_train.spaces.masks import is_mask_key
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
     from maze_train.distributions.base import Distribution
-    from maze_train.nets.blocks import HasVJP, InputGradient
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
 
@@ -69,21 +67,6 @@ class Policy(nn.Module):
             return params
         free = self.free_params.expand(*params.shape[:-1], -1)
         return torch.cat([params, free], dim=-1)
-
-    def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
-        """Like `forward`, without a graph, and with a function that writes gradients."""
-        net_outputs, net_gradient = cast("HasVJP", self.net).vjp(obs)
-        free_params = self.free_params
-        if free_params is None:
-            return net_outputs, net_gradient
-        free = free_params.detach().expand(*net_outputs.shape[:-1], -1)
-
-        def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
-            size = net_outputs.shape[-1]
-            add_row_sum(free_params, grad[..., size:])
-            return net_gradient(grad[..., :size], of_input)
-
-        return torch.cat([net_outputs, free], dim=-1), gradient
 
 
 def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -108,8 +108,8 @@ class ModelConfig:
 
     distributions: dict[str, Any] = field(default_factory=dict)
     """Action distribution by space type or by key of a Dict action space. A value is a name
-    (categorical, multi_categorical, bernoulli, diagonal_gaussian, also called clipped_gaussian,
-    squashed_gaussian, beta), a mapping `{name: squashed_gaussian, state_dependent_std: false}`, or
+    (categorical, multi_categorical, bernoulli, diagonal_gaussian, squashed_gaussian, beta), a
+    mapping `{name: squashed_gaussian, state_dependent_std: false}`, or
     `{_target_: my_package.MyDistribution}`."""
 
     policy: dict[str, Any] | None = None

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 
-from maze_train.functional.gradients import outputs_and_vjp
 from maze_train.nets.building import build_own
-from maze_train.nets.encoders import encoder_for, encoder_vjp
+from maze_train.nets.encoders import encoder_for
 from maze_train.nets.ensemble import EnsembleMLP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import spaces
 
-    from maze_train.nets.blocks import InputGradient
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["Critics", "EncodedObservations", "OwnCritics", "TemplateCritics", "build_critics"]
-
-WriteGradients: TypeAlias = "Callable[[Tensor], None]"
-ActionGradient: TypeAlias = "Callable[[Tensor], Tensor]"
-
-
-class EncodedObservations(NamedTuple):
-    """Observations as critics read them; images are encoded once for all that is asked of them."""
-
-    features: Any
-    """Features `[N, F]`, or the observations."""
-
-    gradient: InputGradient | None
-    """Writes the gradients of what made them; None: it has no weights of its own."""
+__all__ = ["Critics", "OwnCritics", "TemplateCritics", "build_critics"]
 
 
 class TemplateCritics(nn.Module):
@@ -74,46 +57,17 @@ class TemplateCritics(nn.Module):
 
     def forward(self, obs: TensorTree, actions: Tensor) -> Tensor:
         """Values, `[E, N, output_size]`, of observations and actions `[N, action_size]`."""
-        outputs: Tensor = self.layers(torch.cat([self.encoder(obs), actions], dim=-1))
+        return self.values(self.encode(obs), actions)
+
+    def encode(self, obs: TensorTree) -> Tensor:
+        """Features `[N, F]` of observations; images are encoded once for all uses."""
+        features: Tensor = self.encoder(obs)
+        return features
+
+    def values(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Values, `[E, N, output_size]`, of what `encode` gave and actions."""
+        outputs: Tensor = self.layers(torch.cat([features, actions], dim=-1))
         return outputs
-
-    def encode(self, obs: TensorTree) -> EncodedObservations:
-        """Encode observations, for `vjp` and `action_vjp`."""
-        return EncodedObservations(*encoder_vjp(self.encoder, obs))
-
-    def vjp(self, encoded: EncodedObservations, actions: Tensor) -> tuple[Tensor, WriteGradients]:
-        """Values without a graph, and a function that writes the gradients of the parameters.
-
-        Call that once only for what `encode` gave.
-        """
-        features, encoder_gradient = encoded
-        values, layers_gradient = self.layers.vjp(torch.cat([features, actions], dim=-1))
-        columns = None if encoder_gradient is None else slice(features.shape[1])
-
-        def gradient(grad: Tensor) -> None:
-            d_features = layers_gradient(grad, True, columns)
-            if encoder_gradient is not None and d_features is not None:
-                encoder_gradient(d_features, False)
-
-        return values, gradient
-
-    def action_vjp(
-        self, encoded: EncodedObservations, actions: Tensor
-    ) -> tuple[Tensor, ActionGradient]:
-        """Values without a graph, and a function that gives the gradient of the actions.
-
-        No gradient of a parameter is computed.
-        """
-        features = encoded.features
-        values, layers_gradient = self.layers.vjp(torch.cat([features, actions], dim=-1))
-        columns = slice(features.shape[1], None)
-
-        def gradient(grad: Tensor) -> Tensor:
-            d_actions = layers_gradient(grad, False, columns)
-            assert d_actions is not None
-            return d_actions
-
-        return values, gradient
 
 
 class OwnCritics(nn.Module):
@@ -129,29 +83,15 @@ class OwnCritics(nn.Module):
 
     def forward(self, obs: TensorTree, actions: Tensor) -> Tensor:
         """Values, `[E, N, output_size]`, of observations and actions `[N, action_size]`."""
-        return torch.stack([member(obs, actions) for member in self.members])
+        return self.values(self.encode(obs), actions)
 
-    def encode(self, obs: TensorTree) -> EncodedObservations:
+    def encode(self, obs: TensorTree) -> TensorTree:
         """The observations themselves: each network reads them in its own way."""
-        return EncodedObservations(obs, None)
+        return obs
 
-    def vjp(self, encoded: EncodedObservations, actions: Tensor) -> tuple[Tensor, WriteGradients]:
-        """Values without a graph, and a function that writes the gradients of the parameters."""
-        return outputs_and_vjp(lambda: self(encoded.features, actions))
-
-    def action_vjp(
-        self, encoded: EncodedObservations, actions: Tensor
-    ) -> tuple[Tensor, ActionGradient]:
-        """Values without a graph, and a function that gives the gradient of the actions."""
-        with torch.enable_grad():
-            leaf = actions.detach().requires_grad_()
-            values = self(encoded.features, leaf)
-
-        def gradient(grad: Tensor) -> Tensor:
-            found = torch.autograd.grad(values, leaf, grad, allow_unused=True)[0]
-            return torch.zeros_like(actions) if found is None else found
-
-        return values.detach(), gradient
+    def values(self, features: TensorTree, actions: Tensor) -> Tensor:
+        """Values, `[E, N, output_size]`, of what `encode` gave and actions."""
+        return torch.stack([member(features, actions) for member in self.members])
 
 
 Critics: TypeAlias = TemplateCritics | OwnCritics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from maze_train.nets.images import ImageEncoder
 from maze_train.spaces.images import is_image
 
 if TYPE_CHECKING:
-    from maze_train.nets.blocks import InputGradient
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
 
@@ -26,7 +25,6 @@ __all__ = [
     "Encoder",
     "OneHotEncoder",
     "encoder_for",
-    "encoder_vjp",
     "leaf_encoder",
 ]
 
@@ -127,39 +125,8 @@ class DictEncoder(nn.Module):
         parts = zip(self.keys, self.encoders, self.branches, strict=True)
         return torch.cat([branch(encoder(obs[key])) for key, encoder, branch in parts], dim=-1)
 
-    def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
-        """Features `[N, ...]` without a graph, and the function that writes gradients."""
-        assert isinstance(obs, dict)
-        features, gradients = [], []
-        for key, encoder, branch in zip(self.keys, self.encoders, self.branches, strict=True):
-            inputs, encoder_gradient = encoder_vjp(cast("Encoder", encoder), obs[key])
-            outputs, branch_gradient = cast("MLP", branch).vjp(inputs)
-            features.append(outputs)
-            gradients.append((branch_gradient, encoder_gradient))
-
-        def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
-            parts = torch.split(grad, self.sizes, dim=-1)
-            for part, (branch_gradient, encoder_gradient) in zip(parts, gradients, strict=True):
-                inputs_gradient = branch_gradient(part.contiguous(), encoder_gradient is not None)
-                if encoder_gradient is not None and inputs_gradient is not None:
-                    encoder_gradient(inputs_gradient, False)
-            return None
-
-        return torch.cat(features, dim=-1), gradient
-
 
 Encoder: TypeAlias = BoxEncoder | OneHotEncoder | ImageEncoder | DictEncoder
-
-
-def encoder_vjp(encoder: Encoder, obs: TensorTree) -> tuple[Tensor, InputGradient | None]:
-    """Features `[N, output_size]` without a graph, and the function that writes gradients.
-
-    The function is None for an encoder without weights. Call it once at most.
-    """
-    if isinstance(encoder, ImageEncoder | DictEncoder):
-        return encoder.vjp(obs)  # type: ignore[arg-type]  # a Dict's observations are a mapping
-    with torch.no_grad():
-        return encoder(obs), None
 
 
 def leaf_encoder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,13 +11,11 @@ from torch import nn
 from maze_train.nets.activations import activation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from maze_train.types import Tensor
 
-EnsembleGradient: TypeAlias = "Callable[[Tensor, bool, slice | None], Tensor | None]"
-
-__all__ = ["EnsembleGradient", "EnsembleMLP"]
+__all__ = ["EnsembleMLP"]
 
 
 class EnsembleMLP(nn.Module):
@@ -48,7 +46,6 @@ class EnsembleMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.size = size
-        self._nonlinearity = nonlinearity
         self._activation = activation(nonlinearity)
         self._n_hidden = len(hidden_sizes)
         for i, outputs in enumerate((*hidden_sizes, output_size)):
@@ -66,14 +63,6 @@ class EnsembleMLP(nn.Module):
             self.register_parameter(f"bias_{i}", bias)
             inputs = outputs
 
-    def __getstate__(self) -> dict[str, object]:
-        # The functions of the activation table can not be pickled; its name can.
-        return {key: value for key, value in self.__dict__.items() if key != "_activation"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # untyped in torch
-        self._activation = activation(self._nonlinearity)
-
     def _layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         # Reading attributes goes through a slow look-up of nn.Module.
         parameters = list(self._parameters.values())
@@ -81,73 +70,15 @@ class EnsembleMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`."""
-        needs_graph = torch.is_grad_enabled()
-        nonlinearity = self._activation.function if needs_graph else self._activation.apply
         x = x.expand(self.size, *x.shape)
         for i, (weight, bias) in enumerate(self._layers()):
             x = _layer(x, weight, bias)
             if i < self._n_hidden:
-                x = nonlinearity(x)
+                x = self._activation(x)
         return x
-
-    def vjp(self, x: Tensor) -> tuple[Tensor, EnsembleGradient]:
-        """Outputs without a graph, and how to get gradients of them.
-
-        Args:
-            x: Inputs, `[N, inputs]`.
-
-        Returns:
-            Outputs, `[E, N, output_size]`, and a function of dL/d outputs. It adds to `.grad` of
-            the parameters if its second argument says so, and returns dL/d inputs of the columns
-            that its third argument names, `[N, columns]`, or None.
-        """
-        nonlinearity, layers, last = self._activation, self._layers(), self._n_hidden
-        inputs, known = [], []
-        with torch.no_grad():
-            x = x.expand(self.size, *x.shape)
-            for i, (weight, bias) in enumerate(layers):
-                inputs.append(x)
-                x = _layer(x, weight, bias)
-                if i < last:
-                    linear_output = x
-                    x = nonlinearity.apply(x)
-                    known.append(linear_output if nonlinearity.needs_input else x)
-
-        @torch.no_grad()
-        def gradient(grad: Tensor, of_params: bool, columns: slice | None) -> Tensor | None:
-            for i in range(last, -1, -1):
-                if i < last:
-                    grad = nonlinearity.gradient(grad, known[i])
-                weight, bias = layers[i]
-                if of_params:
-                    _add_gradients(weight, bias, inputs[i], grad)
-                if i == 0:
-                    if columns is None:
-                        return None
-                    return torch.bmm(grad, weight[:, columns].transpose(1, 2)).sum(0)
-                back = weight.transpose(1, 2)
-                grad = grad * back if back.shape[1] == 1 else torch.bmm(grad, back)
-            raise AssertionError("a network has at least one layer")
-
-        return x, gradient
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if weight.shape[2] == 1:  # a product of matrices is several times slower than this
         return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
     return torch.baddbmm(bias, x, weight)
-
-
-def _add_gradients(weight: Tensor, bias: Tensor, x: Tensor, grad: Tensor) -> None:
-    """Add the gradients of a layer to those of its parameters, unless they are frozen."""
-    if weight.requires_grad:
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        if weight.shape[2] == 1:
-            weight.grad.add_((x * grad).sum(1).unsqueeze(2))
-        else:
-            weight.grad.baddbmm_(x.transpose(1, 2), grad)
-    if bias.requires_grad:
-        if bias.grad is None:
-            bias.grad = torch.zeros_like(bias)
-        bias.grad.add_(grad.sum(1, keepdim=True))

@@ -15,7 +15,6 @@ from maze_train.spaces.images import image_layout
 if TYPE_CHECKING:
     from gymnasium import spaces
 
-    from maze_train.nets.blocks import InputGradient
     from maze_train.types import Tensor
 
 __all__ = ["ImageEncoder", "ResidualBlock"]
@@ -108,21 +107,6 @@ class ImageEncoder(nn.Module):
         x = F.conv2d(images.to(weight.dtype), weight, first.bias, first.stride, first.padding)
         positions: Tensor = self.others(x)
         return positions.permute(0, 2, 3, 1).flatten(1)
-
-    def vjp(self, obs: Tensor) -> tuple[Tensor, InputGradient]:
-        """Features without a graph, and the function that writes gradients; call that once.
-
-        Unlike those of `MLP.vjp` these gradients are automatic: arithmetic is what they cost.
-        """
-        with torch.enable_grad():
-            features = self(obs)
-
-        def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
-            if features.requires_grad:
-                torch.autograd.backward(features, grad)
-            return None
-
-        return features.detach(), gradient
 
 
 class ResidualBlock(nn.Module):

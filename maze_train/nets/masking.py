@@ -55,18 +55,6 @@ class ActionMasking:
         """
         return torch.where(self._legal(params, obs), params, impossible_logit(params.dtype))
 
-    def gradient(self, d_params: Tensor, obs: TensorTree) -> Tensor:
-        """The gradient of a loss for the params given to `apply`, from that for its result.
-
-        Args:
-            d_params: Gradient for the result of `apply`, [..., param_size].
-            obs: Observations as given to `apply`.
-
-        Returns:
-            The same gradient with 0 for illegal actions, [..., param_size].
-        """
-        return torch.where(self._legal(d_params, obs), d_params, 0.0)
-
     def _legal(self, params: Tensor, obs: TensorTree) -> Tensor:
         """Mask of the params that are kept, bool, [..., param_size]."""
         assert isinstance(obs, dict), "masks are entries of a Dict observation"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -10,7 +10,6 @@ from torch import nn
 from maze_train.distributions.base import Distribution
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError
-from maze_train.functional.gradients import outputs_and_vjp
 from maze_train.nets.blocks import MLP
 from maze_train.nets.building import (
     POLICY_GAIN,
@@ -23,18 +22,17 @@ from maze_train.nets.building import (
 )
 from maze_train.nets.masking import ActionMasking
 from maze_train.nets.recurrent import Memory
-from maze_train.nets.template import TemplateNet, resolve
+from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import is_mask_key, mask_layout
 from maze_train.spaces.tensors import sampled_for
 from maze_train.targets import TARGET, build_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from gymnasium import spaces
 
-    from maze_train.nets.blocks import HasVJP, InputGradient
     from maze_train.nets.config import ModelConfig
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.types import Tensor, TensorTree
@@ -103,49 +101,17 @@ class PolicyModel(nn.Module):
         features, state = self._remembering(obs, state)
         return self._masked(self.policy(features), obs), state
 
-    def params_vjp(self, obs: TensorTree) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """`policy_params` without a graph, and a function that writes the gradients of parameters.
-
-        Template networks have gradients by hand; with any other network the policy is
-        differentiated automatically.
-
-        Args:
-            obs: Observations, `[N, ...]`.
-
-        Returns:
-            Distribution parameters, `[N, param_size]`, and a function of the gradient of a loss
-            with respect to them, which adds those of the parameters to their `.grad`.
-        """
-        nets = [self.policy.net, *([self.trunk] if self.trunk is not None else [])]
-        # The exact type: a subclass may compute something else than its parent's gradients are for.
-        if not all(type(net) in (MLP, TemplateNet) for net in nets):
-            return outputs_and_vjp(lambda: self.policy_params(obs))
-        with torch.no_grad():
-            features: Any = self._inputs(obs)
-        trunk_gradient: InputGradient | None = None
-        if self.trunk is not None:
-            features, trunk_gradient = cast("HasVJP", self.trunk).vjp(features)
-        params, policy_gradient = self.policy.vjp(features)
-
-        def gradient(d_params: Tensor) -> None:
-            if self.masking is not None:
-                d_params = self.masking.gradient(d_params, obs)
-            d_features = policy_gradient(d_params, trunk_gradient is not None)
-            if trunk_gradient is not None and d_features is not None:
-                trunk_gradient(d_features, False)
-
-        return self._masked(params, obs), gradient
-
     def _remembering(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
         """Features `[n, H]` of observations and of what came before, and the memory after them."""
         assert self.memory is not None, "this model has no memory: call policy_params"
         return self.memory.step(self._trunk_features(obs), state)
 
     def _trunk_features(self, obs: TensorTree) -> Any:
-        inputs = self._inputs(obs)
+        inputs = self.inputs(obs)
         return inputs if self.trunk is None else self.trunk(inputs)
 
-    def _inputs(self, obs: TensorTree) -> TensorTree:
+    def inputs(self, obs: TensorTree) -> TensorTree:
+        """Inputs of the networks: no masks, normalised."""
         return readable(obs, self.normalizer, self.masking is not None)
 
     def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:

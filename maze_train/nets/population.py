@@ -269,7 +269,7 @@ class _BatchedMLP:
     def __init__(self, mlp: MLP, view: View) -> None:
         self._layers = [(view(layer.weight), view(layer.bias)) for layer in mlp.layers]  # type: ignore[arg-type]  # linear layers
         self._n_hidden = mlp.n_hidden
-        self._apply = activation(mlp.nonlinearity).apply
+        self._apply = activation(mlp.nonlinearity)
 
     def __call__(self, x: Array, count: int) -> Array:
         """Outputs `[n, output_size]` of inputs `[n, inputs]`; only the first `count` matter."""

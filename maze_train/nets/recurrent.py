@@ -12,7 +12,6 @@ from torch.autograd.function import once_differentiable
 from maze_train.nets.activations import is_traced
 
 if TYPE_CHECKING:
-    from maze_train.nets.blocks import InputGradient
     from maze_train.nets.config import MemoryConfig
     from maze_train.types import Tensor
 
@@ -134,29 +133,6 @@ class Memory(nn.Module):
             else:
                 x = _run(torch.gru, x, starts[i].unsqueeze(0), weights)
         return x if timeline is None else timeline.gather(x)
-
-    def vjp(self, x: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, InputGradient]:
-        """Like `sequence`, without a graph, and with a function that writes gradients.
-
-        Args:
-            x: Inputs, `[L, n, F]`.
-            state: States before the first row, `[n, S]`; a constant.
-            resets: Whether a row is the first of an episode, bool, `[L, n]`.
-
-        Returns:
-            Features `[L, n, H]`, and a function, to be called once, that takes dL/d features. It
-            adds to `.grad` of the parameters, in place, and returns dL/dx `[L, n, F]`, or None if
-            its second argument is false.
-        """
-        with torch.enable_grad():
-            inputs = x.detach().requires_grad_()
-            features = self.sequence(inputs, state.detach(), resets)
-
-        def gradient(grad: Tensor, of_input: bool = True) -> Tensor | None:
-            features.backward(grad)  # type: ignore[no-untyped-call]  # untyped in torch
-            return inputs.grad if of_input else None
-
-        return features.detach(), gradient
 
     def _with_eraser(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Weights of a layer whose input is marked by `_Timeline.marked`.

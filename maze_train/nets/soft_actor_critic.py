@@ -12,9 +12,7 @@ from torch import nn
 from maze_train.distributions.mapping import distribution_for
 from maze_train.distributions.soft import SoftActions
 from maze_train.errors import ConfigError
-from maze_train.functional.gradients import outputs_and_vjp
 from maze_train.functional.soft_actor_critic import EntropyTerms
-from maze_train.nets.blocks import MLP
 from maze_train.nets.building import (
     POLICY_GAIN,
     Policy,
@@ -25,14 +23,12 @@ from maze_train.nets.building import (
 )
 from maze_train.nets.critics import build_critics
 from maze_train.nets.masking import ActionMasking
-from maze_train.nets.template import TemplateNet, resolve
+from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.images import holds_images
 from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import spaces
 
     from maze_train.distributions.base import Distribution
@@ -117,22 +113,6 @@ class SoftActorCriticModel(nn.Module):
     def params_of(self, inputs: TensorTree, obs: TensorTree) -> Tensor:
         """Distribution parameters, `[..., param_size]`, of the `inputs` of observations."""
         return self._masked(self.policy(inputs), obs)
-
-    def params_vjp(
-        self, inputs: TensorTree, obs: TensorTree
-    ) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """`params_of` without a graph, and a function that writes the gradients of the policy."""
-        # The exact type: a subclass may compute something else than its parent's gradients are for.
-        if type(self.policy.net) not in (MLP, TemplateNet):
-            return outputs_and_vjp(lambda: self.params_of(inputs, obs))
-        params, policy_gradient = self.policy.vjp(inputs)
-
-        def gradient(grad: Tensor) -> None:
-            if self.masking is not None:
-                grad = self.masking.gradient(grad, obs)
-            policy_gradient(grad, False)
-
-        return self._masked(params, obs), gradient
 
     def entropy_terms(self, sample: SoftSample, temperatures: Tensor) -> EntropyTerms:
         """Return the terms of the policy in the value of a state.

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from maze_train.nets.blocks import MLP
-from maze_train.nets.encoders import encoder_for, encoder_vjp
+from maze_train.nets.encoders import encoder_for
 from maze_train.spaces.images import holds_images
 
 if TYPE_CHECKING:
     from gymnasium import spaces
 
-    from maze_train.nets.blocks import InputGradient
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
 
@@ -92,21 +91,3 @@ class TemplateNet(nn.Module):
         """Outputs, `[..., output_size]`."""
         features: Tensor = self.layers(self.encoder(obs))
         return features
-
-    def vjp(self, obs: TensorTree) -> tuple[Tensor, InputGradient]:
-        """Outputs `[N, output_size]` without a graph, and the function that writes gradients.
-
-        See `MLP.vjp`; there is no gradient of observations, and with images among these the
-        function can be called once only.
-        """
-        features, encoder_gradient = encoder_vjp(self.encoder, obs)
-        outputs, layers_gradient = self.layers.vjp(features)
-        if encoder_gradient is None:
-            return outputs, layers_gradient
-
-        def gradient(grad: Tensor, of_input: bool) -> Tensor | None:
-            features_gradient = layers_gradient(grad, True)
-            assert features_gradient is not None
-            return encoder_gradient(features_gradient, False)
-
-        return outputs, gradient

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from maze_train.errors import ConfigError
-from maze_train.functional.gradients import value_and_gradient
 from maze_train.functional.value_loss import (
     clipped_value_loss,
     squared_value_loss,
-    squared_value_loss_and_gradient,
     two_hot_loss,
 )
 from maze_train.functional.value_transforms import support_to_scalar
@@ -88,15 +86,6 @@ class ValueHead:
         if clip_range > 0:
             return clipped_value_loss(raw.squeeze(-1), old_values, targets, clip_range)
         return squared_value_loss(raw.squeeze(-1), targets)
-
-    def loss_and_gradient(
-        self, raw: Tensor, targets: Tensor, old_values: Tensor, clip_range: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """`loss` and its gradient with respect to `raw`."""
-        if self.support is None and clip_range <= 0:
-            loss, gradient = squared_value_loss_and_gradient(raw.squeeze(-1), targets)
-            return loss, gradient.unsqueeze(-1)
-        return value_and_gradient(lambda x: self.loss(x, targets, old_values, clip_range), raw)
 
 
 def _check_transform(transform: ValueTransform) -> None:

@@ -31,9 +31,8 @@ __all__ = [
     "RolloutGenerator",
     "agent_maker",
     "check_policy_spaces",
-    "check_told_spaces",
     "model_of",
-    "told_spaces",
+    "spaces_of_policy",
 ]
 
 RANDOM = "random"
@@ -101,7 +100,7 @@ class RolloutGenerator:
             *given, place, concurrency=concurrency, on_non_finite=on_non_finite
         )
         try:
-            check_policy_spaces(policy, self._player.spaces)
+            check_policy_spaces(spaces_of_policy(policy), self._player.spaces)
         except BaseException:
             self.close()
             raise
@@ -194,30 +193,21 @@ def acts(model: nn.Module) -> bool:
     )
 
 
-def check_policy_spaces(policy: Any, spaces: tuple[Any, Any]) -> None:
-    """Refuse a policy with other spaces than those of the environment.
-
-    Raises:
-        ConfigError: Naming both.
-    """
-    check_told_spaces(told_spaces(policy), spaces)
-
-
-def told_spaces(policy: Any) -> tuple[Any, Any]:
+def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
     """Observation and action space that a policy names; None: it names none."""
     if isinstance(policy, type):
         return None, None
     return getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
 
 
-def check_told_spaces(told: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
+def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
     """Refuse spaces that a policy names, if those of the environment are others.
 
     Raises:
         ConfigError: Naming both.
     """
     names = ("observation_space", "action_space")
-    for name, own, space in zip(names, told, spaces, strict=True):
+    for name, own, space in zip(names, found, spaces, strict=True):
         if own is not None and own != space:
             raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
 

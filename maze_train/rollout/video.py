@@ -50,7 +50,7 @@ class VideoWriter:
         self._fps = fps
         self._ffmpeg = ffmpeg_path()
         # The name that `remove_leftovers` removes when this process is dead.
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._shape: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -77,7 +77,7 @@ class VideoWriter:
         try:
             self._process.stdin.write(checked.data)
         except OSError as error:
-            raise self._failure(self._told(self._process) or str(error)) from error
+            raise self._failure(self._messages(self._process) or str(error)) from error
 
     def close(self) -> None:
         """Finish the file; calling it again does nothing.
@@ -89,25 +89,25 @@ class VideoWriter:
         if process is None:
             return
         try:
-            told = self._told(process)
+            found = self._messages(process)
             if process.returncode:
-                raise self._failure(told or "ffmpeg ended")
-            with self._beside.open("rb") as file:
+                raise self._failure(found or "ffmpeg ended")
+            with self._temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            os.replace(self._beside, self.path)
+            os.replace(self._temporary, self.path)
             fsync_directory(self.path.parent)
         except OSError as error:
             raise self._failure(str(error)) from error
         finally:
             self.discard()
 
-    def _told(self, process: subprocess.Popen[bytes]) -> str:
+    def _messages(self, process: subprocess.Popen[bytes]) -> str:
         """Let ffmpeg come to its end; returns its messages."""
         try:
-            _, told = process.communicate(timeout=END_S)
+            _, found = process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired as error:
             raise self._failure(f"ffmpeg did not finish it in {error.timeout:g} s") from error
-        return told[-1000:].decode(errors="replace").strip()
+        return found[-1000:].decode(errors="replace").strip()
 
     def discard(self) -> None:
         """Stop writing and remove what is not finished; calling it again does nothing."""
@@ -116,7 +116,7 @@ class VideoWriter:
             process.kill()
             with suppress(OSError, ValueError):  # what it did not take is lost
                 process.communicate()
-            self._beside.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
 
     def _started(self, shape: tuple[int, ...]) -> subprocess.Popen[bytes]:
         """Start ffmpeg for frames of a shape."""
@@ -128,7 +128,7 @@ class VideoWriter:
             *(*raw, "-r", f"{self._fps:g}", "-i", "pipe:0", "-an"),
             # One thread: the cores belong to environments.
             *(*coded, "-threads", "1", "-movflags", "+faststart", "-f", "mp4"),
-            str(self._beside.absolute()),
+            str(self._temporary.absolute()),
         ]
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
@@ -173,13 +173,13 @@ def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
     Raises:
         EnvError: If it is no number > 0.
     """
-    told = env.metadata.get("render_fps")
-    if told is None:
+    found = env.metadata.get("render_fps")
+    if found is None:
         return DEFAULT_FPS
-    is_number = isinstance(told, (int, float, np.number)) and not isinstance(told, bool)
-    if not is_number or not 0.0 < float(told) < float("inf"):
-        raise EnvError(f"metadata['render_fps'] = {told!r}: expected a number > 0")
-    return float(told)
+    is_number = isinstance(found, (int, float, np.number)) and not isinstance(found, bool)
+    if not is_number or not 0.0 < float(found) < float("inf"):
+        raise EnvError(f"metadata['render_fps'] = {found!r}: expected a number > 0")
+    return float(found)
 
 
 def checked_frame(frame: Any) -> Array:

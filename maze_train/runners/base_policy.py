@@ -304,7 +304,7 @@ def _is_same(name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> bo
 
 
 def _families(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Families of distributions in one form: names have synonyms, and settings defaults."""
+    """Families of distributions in one form: defaults of settings are filled in."""
     found: dict[str, Any] = {}
     for key, override in {**DEFAULTS, **overrides}.items():
         if isinstance(override, Mapping) and TARGET in override:

@@ -27,8 +27,8 @@ from maze_train.runners.rollout_report import (
     RolloutFiles,
     RolloutProgress,
     RolloutSummary,
+    print_stop,
     summarise,
-    tell_stop,
 )
 from maze_train.runners.run_dir import new_directory
 from maze_train.training.environments import close_quietly
@@ -130,7 +130,7 @@ class RolloutRunner:
                 player = self.make_player(output_dir / VIDEOS)
                 stack.callback(close_quietly, player)
                 if config.record_dir is not None:
-                    writer = self._appending_writer(config.record_dir)
+                    writer = self._trajectory_writer(Path(config.record_dir))
             except BaseException:
                 if not was_there:
                     with suppress(OSError):  # the default has parents that were made for it
@@ -177,7 +177,7 @@ class RolloutRunner:
                 spent = time.monotonic() - began
                 files.finish(self.episodes, self._content(reason, spent, player.worker_restarts))
                 if reason != FINISHED:
-                    tell_stop(len(self.episodes), len(seeds), output_dir)
+                    print_stop(len(self.episodes), len(seeds), output_dir)
         progress.say(self._outcome(output_dir))
 
     def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
@@ -289,23 +289,18 @@ class RolloutRunner:
             ) from error
 
     def _trajectory_writer(self, directory: Path) -> TrajectoryWriter:
-        """A data set for the episodes, new or appended to."""
-        observation_space, action_space = self._spaces
-        metadata = DatasetMetadata(
-            observation_space, action_space, env=self._env_settings, policy=self.policy.settings
-        )
-        return TrajectoryWriter(directory, metadata)
-
-    def _appending_writer(self, directory: str) -> TrajectoryWriter:
-        """The data set of `record_dir`.
+        """A data set for the episodes: a new one, or that of `record_dir`.
 
         Raises:
-            ConfigError: If it has other spaces, is damaged, or can not be written.
+            ConfigError: If `record_dir` has other spaces, is damaged, or can not be written.
         """
+        env, policy = self._env_settings, self.policy.settings
         try:
-            return self._trajectory_writer(Path(directory))
+            return TrajectoryWriter(directory, DatasetMetadata(*self._spaces, env, policy))
         except DatasetError as error:
-            raise ConfigError("record_dir", str(error), directory) from error
+            if self.config.record_dir is None:
+                raise
+            raise ConfigError("record_dir", str(error), self.config.record_dir) from error
 
     def _content(self, reason: str, wall_time_s: float, worker_restarts: int) -> dict[str, Any]:
         """The content of `summary.json`."""

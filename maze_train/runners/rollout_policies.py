@@ -13,9 +13,9 @@ from maze_train.rollout.agents import PolicyAgent, RandomAgent, built_policy
 from maze_train.rollout.model_agents import ModelAgent
 from maze_train.rollout.rollout_generator import (
     agent_maker,
-    check_told_spaces,
+    check_policy_spaces,
     model_of,
-    told_spaces,
+    spaces_of_policy,
 )
 from maze_train.runners.saved_policies import read_saved_policy
 from maze_train.spaces.compare import check_same_spaces
@@ -75,7 +75,7 @@ class RolloutPolicy:
             ConfigError: If they differ.
         """
         if self.run_dir is None:
-            check_told_spaces(self.spaces, spaces)
+            check_policy_spaces(self.spaces, spaces)
             return
         problem = (
             "this environment has the {kind} space {found}, the policy has {wanted}: choose one "
@@ -110,8 +110,8 @@ def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
     if policy is None and not is_model:
         agent = partial(PolicyAgent, build)  # not copies: what is built may not take to that
     name = str(config.policy[TARGET]).replace(":", ".").rpartition(".")[2].strip("<>")
-    told = config.deterministic if is_model else None
-    return RolloutPolicy(name, {"policy": config.policy}, agent, told_spaces(found), told)
+    chance = config.deterministic if is_model else None
+    return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
 
 
 def trained_policy(saved: SavedPolicy, deterministic: bool) -> RolloutPolicy:

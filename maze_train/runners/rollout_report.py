@@ -30,8 +30,8 @@ __all__ = [
     "RolloutFiles",
     "RolloutProgress",
     "RolloutSummary",
+    "print_stop",
     "summarise",
-    "tell_stop",
 ]
 
 EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
@@ -90,14 +90,14 @@ def summarise(episodes: Iterable[PlayedEpisode]) -> RolloutSummary:
     """The numbers over some episodes."""
     episodes = list(episodes)
     whole = [episode for episode in episodes if not episode.lost]
-    told = [episode.success for episode in whole if not math.isnan(episode.success)]
+    reported = [episode.success for episode in whole if not math.isnan(episode.success)]
     return RolloutSummary(
         len(episodes),
         len(episodes) - len(whole),
         sum(episode.length for episode in episodes),
         *spread([episode.episode_return for episode in whole]),
         *spread([float(episode.length) for episode in whole]),
-        float(np.mean(told)) if told else math.nan,
+        float(np.mean(reported)) if reported else math.nan,
     )
 
 
@@ -178,7 +178,7 @@ class RolloutFiles:
             raise RunDirectoryError(problem) from error
 
 
-def tell_stop(played: int, requested: int, output_dir: Path) -> None:
+def print_stop(played: int, requested: int, output_dir: Path) -> None:
     """Print where an unfinished rollout stopped.
 
     Args:

@@ -135,9 +135,9 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
         ]
         if differing:
             more = f" and {len(differing) - SHOWN_DIFFERENCES} more"
-            told = "; ".join(differing[:SHOWN_DIFFERENCES])
-            told += more if len(differing) > SHOWN_DIFFERENCES else ""
-            raise RunDirectoryError(f"{problem}weights differ: {told}{remedy}")
+            shown = "; ".join(differing[:SHOWN_DIFFERENCES])
+            shown += more if len(differing) > SHOWN_DIFFERENCES else ""
+            raise RunDirectoryError(f"{problem}weights differ: {shown}{remedy}")
         trainer.load_state_dict(checkpoint.state)
     except KeyError as error:
         raise RunDirectoryError(

@@ -77,40 +77,28 @@ def _outline(space: spaces.Space[Any]) -> str:
 
 
 def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
-    """A leaf in short, with what distinguishes it from another one."""
+    """A leaf in short, with what distinguishes it from another one.
+
+    Bounds and choices are those of the first entry with others, where all else is equal.
+    """
     if leaf is None:
         return "nothing"
     if isinstance(leaf, spaces.Box):
         text = f"Box(shape={list(leaf.shape)}, dtype={leaf.dtype})"
-        return text + _bounds(leaf, other) if isinstance(other, spaces.Box) else text
-    if isinstance(leaf, spaces.MultiDiscrete):
+        is_like = isinstance(other, spaces.Box) and leaf.dtype == other.dtype
+        numbers, entry = ("low", "high"), " with bounds [{}, {}]"
+    elif isinstance(leaf, spaces.MultiDiscrete):
         if leaf.nvec.size <= MAX_ENTRIES:
             return f"MultiDiscrete(nvec={leaf.nvec.tolist()}, start={leaf.start.tolist()})"
-        return f"MultiDiscrete(shape={list(leaf.shape)})" + _choices(leaf, other)
-    return str(leaf)
-
-
-def _bounds(leaf: spaces.Box, other: spaces.Box) -> str:
-    """The bounds of the first entry whose bounds are others, if all else is equal."""
-    if leaf.shape != other.shape or leaf.dtype != other.dtype:
-        return ""
-    index = _first((leaf.low != other.low) | (leaf.high != other.high))
-    return f" with bounds [{leaf.low[index]}, {leaf.high[index]}]{_place(index)}"
-
-
-def _choices(leaf: spaces.MultiDiscrete, other: spaces.Space[Any] | None) -> str:
-    """The choices of the first entry with others, if the shapes are equal."""
-    if not isinstance(other, spaces.MultiDiscrete) or leaf.shape != other.shape:
-        return ""
-    index = _first((leaf.nvec != other.nvec) | (leaf.start != other.start))
-    return f" with {leaf.nvec[index]} choices from {leaf.start[index]}{_place(index)}"
-
-
-def _first(differs: Any) -> tuple[int, ...]:
-    """Index of the first entry that is true."""
-    flat = int(np.argmax(differs))
-    return tuple(int(i) for i in np.unravel_index(flat, np.shape(differs)))
-
-
-def _place(index: tuple[int, ...]) -> str:
-    return f" at {list(index)}" if index else ""
+        text = f"MultiDiscrete(shape={list(leaf.shape)})"
+        is_like = isinstance(other, spaces.MultiDiscrete)
+        numbers, entry = ("nvec", "start"), " with {} choices from {}"
+    else:
+        return str(leaf)
+    if other is None or not is_like or leaf.shape != other.shape:
+        return text
+    ours, theirs = ([getattr(space, name) for name in numbers] for space in (leaf, other))
+    differs = np.logical_or(*(own != their for own, their in zip(ours, theirs, strict=True)))
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))
+    place = f" at {list(index)}" if index else ""
+    return text + entry.format(*(array[index] for array in ours)) + place

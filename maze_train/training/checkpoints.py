@@ -144,29 +144,28 @@ class CheckpointStore:
             self.directory.mkdir()
             fsync_directory(self.directory.parent)
         name = position.name
-        beside, final, old = self._work("tmp", name), self.directory / name, self._work("old", name)
+        work, final, old = self._work("tmp", name), self.directory / name, self._work("old", name)
         pointer, target = self._work("tmp", LATEST), (name, "")
-        self._discard(beside)
+        self._discard(work)
         try:
-            beside.mkdir()
-            files = FilesWriter(beside, final, self._parts)
+            work.mkdir()
+            files = FilesWriter(work, final, self._parts)
             files.write(STATE, dumps(state, files.write_part))
             files.write(MANIFEST, make_manifest(files.digests, position, self._settings))
             target = (name, files.digests[MANIFEST].sha256)
-            fsync_directory(beside)
+            fsync_directory(work)
             if final.exists():
                 os.rename(final, old)
-            os.rename(beside, final)
-            beside = final
+            os.rename(work, final)
+            work = final
             fsync_directory(self.directory)
-            write_synced(pointer, f"{' '.join(target)}\n".encode())
-            os.replace(pointer, self.directory / LATEST)
+            self._point(pointer, target)
         except BaseException:
             with suppress(OSError):
                 pointer.unlink(missing_ok=True)
-            if beside == final and self._pointer() == target:
+            if work == final and self._pointer() == target:
                 raise  # the new one counts already
-            self._discard(beside)
+            self._discard(work)
             with suppress(OSError):
                 if old.exists():
                     os.rename(old, final)
@@ -250,10 +249,12 @@ class CheckpointStore:
         target = (info.path.name, info.sha256)
         if self._pointer() == target:
             return
-        pointer = self._work("tmp", LATEST)
-        write_synced(pointer, f"{target[0]} {target[1]}\n".encode())
-        os.replace(pointer, self.directory / LATEST)
+        self._point(self._work("tmp", LATEST), target)
         fsync_directory(self.directory)
+
+    def _point(self, pointer: Path, target: tuple[str, str]) -> None:
+        write_synced(pointer, f"{' '.join(target)}\n".encode())
+        os.replace(pointer, self.directory / LATEST)
 
     # -- reading ---------------------------------------------------------------------------------
 

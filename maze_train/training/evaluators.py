@@ -160,13 +160,13 @@ class RolloutEvaluator(Evaluator):
                         f"an evaluation of {n} episodes lost {lost}: the environment returns "
                         "numbers that are not finite, or its workers fail, again and again"
                     )
-            told = successes_of(infos)
+            reported = successes_of(infos)
             ended = terminated | truncated
             for i in np.flatnonzero(ended):
                 if episode[i] < n:
                     returns[episode[i]] = running_return[i]
                     lengths[episode[i]] = running_length[i]
-                    successes[episode[i]] = told.get(int(i), np.nan)
+                    successes[episode[i]] = reported.get(int(i), np.nan)
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
             actor.forget(ended | ignored)

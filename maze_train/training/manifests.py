@@ -174,33 +174,30 @@ def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
         files[name] = FileDigest(item["sha256"], item["bytes"])
         if type(files[name].nbytes) is not int or not re.fullmatch(r"[\w-][\w.-]*", name):
             raise ValueError(f"file {name!r}")
-    counters = [content[key] for key in ("epoch", "updates", "env_steps", "bytes")]
-    score, written_by, created = content["score"], content["versions"], content["created"]
-    settings = content.get("settings", "")
+    counters = {key: content[key] for key in ("epoch", "updates", "env_steps")}
+    nbytes, score, within_epoch = content["bytes"], content["score"], content["within_epoch"]
+    texts = {"created": content["created"], "settings": content.get("settings", "")}
+    written_by = content["versions"]
     if (
         STATE not in files
-        or any(type(value) is not int or value < 0 for value in counters)
-        or type(content["within_epoch"]) is not bool
+        or any(type(value) is not int or value < 0 for value in (*counters.values(), nbytes))
+        or type(within_epoch) is not bool
         or type(score) not in (type(None), float)
         or (score is not None and not math.isfinite(score))
-        or any(type(value) is not str for value in (*written_by.values(), created, settings))
+        or any(type(value) is not str for value in (*written_by.values(), *texts.values()))
     ):
         raise ValueError("a value is of the wrong type")
-    epoch, updates, env_steps, nbytes = counters
     return CheckpointInfo(
-        path=path,
-        epoch=epoch,
-        updates=updates,
-        env_steps=env_steps,
-        within_epoch=content["within_epoch"],
+        **counters,
+        **texts,
         score=score,
+        within_epoch=within_epoch,
+        path=path,
         versions=written_by,
-        created=created,
         nbytes=nbytes,
         schema=content["schema"],
         sha256=sha256,
         files=files,
-        settings=settings,
     )
 
 

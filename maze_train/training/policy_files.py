@@ -100,7 +100,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     except OSError as error:
         raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
     if expected is None:
-        _tell_no_digest(path)
+        _warn_no_digest(path)
     elif hashlib.sha256(data).hexdigest() != expected:
         raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
     try:
@@ -118,7 +118,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @cache  # a run asks for its base more than once
-def _tell_no_digest(path: Path) -> None:
+def _warn_no_digest(path: Path) -> None:
     problem = f"{path.with_name(SCORE)} has no {DIGEST} of {WEIGHTS}, as earlier versions wrote it"
     print(f"warning: {problem}: damage can not be noticed", file=sys.stderr)
 

@@ -35,9 +35,8 @@ from maze_train.rollout.members import ObservationMoments, PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
 from maze_train.runners.factory import build_runner
-from maze_train.training.evaluators import Evaluator, RolloutEvaluator
+from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.interruption import Interrupted, Interruption
-from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
 from maze_train.training.services import TrainerServices
 from maze_train.workers.pool import PrivateMemory
@@ -343,18 +342,6 @@ def restarted(rollouts: ScriptedRollouts) -> int:
 # -- when training ends --------------------------------------------------------------------------
 
 
-class Scores(Evaluator):
-    """Gives scores one after the other, and keeps what it judged."""
-
-    def __init__(self, *scores: float) -> None:
-        self.scores = list(scores)
-        self.judged: list[torch.Tensor] = []
-
-    def evaluate(self, policy: Any) -> dict[str, float]:
-        self.judged.append(get_flat_parameters(policy))
-        return {"eval/episode_return_mean": self.scores[len(self.judged) - 1]}
-
-
 def test_used_steps_end_training() -> None:
     """`total_steps` counts what updates learned from, not what was lost or dropped."""
     services = {"limits": Limits(total_steps=36)}
@@ -367,35 +354,6 @@ def test_used_steps_end_training() -> None:
         rows = trainer.tracker.history
         assert [row["env_steps"] for row in rows] == [20, 40]
         assert rollouts.steps_made == 40 + rows[-1]["population/steps_dropped"] > 40
-
-
-def test_patience_ends_training_with_the_best_policy() -> None:
-    """After two evaluations without a better one; the best weights are those that were judged."""
-    scores = Scores(1.0, 5.0, 4.0, 5.0, 9.0)
-    with scripted(epoch_length=2) as (trainer, _, _):
-        selection = BestModelSelection(trainer.model)
-        trainer.evaluator, trainer.model_selection = scores, selection
-        trainer.limits = Limits(n_epochs=9, patience=2)
-        summary = trainer.train()
-        assert (summary.stop_reason, summary.epochs, summary.updates) == ("patience", 4, 8)
-        assert (summary.best_metric, summary.best_epoch) == (5.0, 2)
-        assert torch.equal(get_flat_parameters(trainer.model), scores.judged[3])
-        selection.reset_to_best()
-        assert torch.equal(get_flat_parameters(trainer.model), scores.judged[1])
-        assert not torch.equal(scores.judged[1], scores.judged[3])
-
-
-def test_training_returns_select_without_an_evaluator() -> None:
-    """The mean return of the population; an epoch is as good as all of its members."""
-    services = {
-        "limits": Limits(n_epochs=50, patience=2),
-        "selection_metric": "train/episode_return_mean",
-    }
-    with scripted(services=services, epoch_length=1) as (trainer, _, _):
-        trainer.model_selection = BestModelSelection(trainer.model)
-        summary = trainer.train()
-        assert (summary.stop_reason, summary.epochs) == ("patience", 3)
-        assert (summary.best_metric, summary.best_epoch) == (100.0 + np.mean(range(6)), 1)
 
 
 # -- with environments ---------------------------------------------------------------------------
@@ -582,26 +540,6 @@ def moments_of(samples: Any) -> Moments:
     """Moments by numpy."""
     parts = (np.array(float(len(samples))), samples.mean(0), samples.var(0))
     return Moments(*map(torch.from_numpy, parts))
-
-
-@pytest.mark.parametrize("steps", [0, 60])
-def test_numbers_do_not_depend_on_who_plays_beside(steps: int) -> None:
-    """Any number of members at a time gives the same metrics and weights, to the bit."""
-    more = {
-        "model.normalization.mode": "running",
-        "model.normalization.n_steps": 10,
-        "algorithm.n_timesteps_per_update": steps,
-    }
-    found = []
-    for concurrency in (1, 2, 5, 8, 40):
-        with walking(**more, **{"runner.concurrency": concurrency}) as (trainer, _):
-            trainer.train()
-            found.append((numbers(trainer), trainer.model.state_dict()))
-    rows, weights = found[0]
-    assert len(rows) == 3
-    for other_rows, other_weights in found[1:]:
-        assert other_rows == rows
-        assert all(torch.equal(other_weights[key], weights[key]) for key in weights)
 
 
 class StopAt(Interruption):

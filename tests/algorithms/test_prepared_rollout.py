@@ -88,7 +88,7 @@ def test_sequences(windows, num_envs, share, seed, length):
         rows = batch.obs["position"].tolist()
         assert rows == [rows[0] + i * num_envs for i in range(length)]
         assert rows[0] // num_envs % length == 0
-        assert batch.sequences.states.tolist() == [[10.0 * rows[0]]]
+        assert batch.sequences.hidden_state.tolist() == [[10.0 * rows[0]]]
         assert batch.actions.tolist() == [row for row in rows if row in kept]
         assert batch.size > 0
         check_columns(batch)
@@ -107,8 +107,8 @@ def test_several_sequences_side_by_side():
     rollout = numbered_rollout(4, 3, 0, memory=True)
     batch = PreparedRollout(rollout, columns_of(rollout), 2).select(torch.tensor([4, 0]))
     assert batch.obs["position"].tolist() == [7, 0, 10, 3]
-    assert batch.sequences.states.tolist() == [[70.0], [0.0]]
-    assert batch.sequences.kept is None
+    assert batch.sequences.hidden_state.tolist() == [[70.0], [0.0]]
+    assert batch.sequences.valid is None
 
 
 def test_other_columns():

@@ -229,18 +229,18 @@ def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatc
         for _ in range(11):
             update(trainer)
         before = trainer.replay_buffer.state_dict()["priorities"]
-        original = sac_learner.critic_loss_and_gradient
+        original = sac_learner.critic_loss
 
         def broken(*args: Any) -> Any:
             return tuple(tensor * math.nan for tensor in original(*args))
 
-        monkeypatch.setattr(sac_learner, "critic_loss_and_gradient", broken)
+        monkeypatch.setattr(sac_learner, "critic_loss", broken)
         _, metrics = update(trainer)
         assert metrics["train/skipped_steps"] == 1
         after = trainer.replay_buffer.state_dict()["priorities"]
         assert np.isfinite(after).all()
         assert (after != before).sum() == 1  # the new transition
-        monkeypatch.setattr(sac_learner, "critic_loss_and_gradient", original)
+        monkeypatch.setattr(sac_learner, "critic_loss", original)
         assert "train/critic_loss" in update(trainer)[1]
         assert (trainer.replay_buffer.state_dict()["priorities"] != after).sum() > 1
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze_train.data.replay import Transition
+from maze_train.data.frames import FrameMemory
+from maze_train.data.replay import Transition, UniformReplayBuffer
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.tensors import storage_dtype
 from maze_train.trees import tree_map
@@ -25,6 +26,7 @@ BOX_ACTION = torch.zeros(2)
 FRAME = (2, 3)
 KINDS = ("terminated", "truncated", "both", "ignored")
 DICT_ACTION = {"move": torch.zeros((), dtype=torch.int64), "turn": torch.zeros(3)}
+SPACES = {"box": (BOX, BOX_ACTION), "dict": (DICT, DICT_ACTION)}
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Stream:
 class StackStream(Stream):
     """Observations with a stack of frames under `image`, and a number under `level`."""
 
-    def __init__(self, rng, num_envs, n, padding, skipping, **settings):
+    def __init__(self, rng, num_envs, n=3, padding="random", skipping=0.1, **settings):
         self.padding, self.skipping = padding, skipping
         self.image = spaces.Box(0, 255, (n, *FRAME), np.uint8)
         level = spaces.Box(-np.inf, np.inf, ())
@@ -236,7 +238,42 @@ def transition_of(step, next_obs):
     )
 
 
-def added(buffer, reference, stream, lengths, change=None):
+def with_stacks(rollout, space):
+    """The same rollout with its frames stored once."""
+    images = rollout.obs["image"].numpy()
+    memory = FrameMemory(space, *images.shape[:2])
+    memory.start(images[0])
+    for row, image in enumerate(images[1:], start=1):
+        memory.write(row, image)
+    return replace(rollout, obs={**rollout.obs, "image": memory.stacks()})
+
+
+def make(rows, num_envs, kind="box", *, buffer=UniformReplayBuffer, seed=0, stream=(), **settings):
+    """A buffer, its reference and experience for both.
+
+    Stacks of frames come as whole observations, `frames` with every frame once.
+    """
+    rng, stream = np.random.default_rng(seed), dict(stream)
+    if kind in ("stacks", "frames"):
+        stream = StackStream(rng, num_envs, **stream)
+        settings = {"frame_stack": {"image": stream.image.shape[0]}, **settings}
+    else:
+        stream = Stream(rng, num_envs, *SPACES[kind], **stream)
+    stream.gives_frames = kind == "frames"
+    settings = {"num_envs": num_envs, "gamma": 0.9, "n_steps": 1, **settings}
+    made = buffer(rows * num_envs, stream.space, stream.action, **settings)
+    return made, ReferenceReplay(rows, num_envs, settings["n_steps"], settings["gamma"]), stream
+
+
+def filled(*arguments, lengths=(7, 30, 5), **settings):
+    """The same with some experience."""
+    made = make(*arguments, **settings)
+    for _ in added(*made, lengths):
+        pass
+    return made
+
+
+def added(buffer, reference, stream, lengths):
     """Add rollouts of these lengths to both buffers (-1: an interruption), and yield after each."""
     for length in lengths:
         if length < 1:
@@ -245,7 +282,7 @@ def added(buffer, reference, stream, lengths, change=None):
             continue
         steps = stream.steps(length)
         rollout = rollout_of(steps, stream.space, stream.action)
-        buffer.add_rollout(change(rollout) if change else rollout)
+        buffer.add_rollout(with_stacks(rollout, stream.image) if stream.gives_frames else rollout)
         reference.add(steps)
         yield steps
 

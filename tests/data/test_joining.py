@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -26,61 +26,26 @@ from maze_train.trees import tree_leaves, tree_map
 SIZES = (3, 1, 4)
 BOX = KINDS["box"]
 REPLAYED = torch.tensor([True, False, True])
+BY_ENV = ("weights_seq_no", "replayed")
 
 
-def rollouts_of(kind, **settings):
-    """Rollouts of several numbers of environments."""
-    return [random_rollout(kind, i, num_envs=B, **settings) for i, B in enumerate(SIZES)]
+def slowly_selected(rollout, envs):
+    """Columns of a list of environments, with whole observations."""
 
+    def column(name):
+        dim = 0 if name in BY_ENV else 1
+        tree = getattr(rollout, name)
+        return None if tree is None else tree_map(lambda x: observed(x).index_select(dim, at), tree)
 
-def owners_of(rollouts):
-    """Rollout and environment within it, for each of all environments."""
-    return [(rollout, env) for rollout in rollouts for env in range(rollout.num_envs)]
-
-
-def slowly_picked(owners):
-    """A rollout put together environment by environment; its observations are whole.
-
-    Final observations are in the order of the rollouts.
-    """
-
-    def column(name, dim):
-        trees = [getattr(rollout, name) for rollout, _ in owners]
-        if trees[0] is None:
-            return None
-        if isinstance(trees[0], dict):
-            return {key: picked([tree[key] for tree in trees], dim) for key in trees[0]}
-        return picked(trees, dim)
-
-    def picked(leaves, dim):
-        envs = [env for _, env in owners]
-        pairs = zip(leaves, envs, strict=True)
-        return torch.stack([observed(leaf).select(dim, env) for leaf, env in pairs], dim)
-
-    finals = []
-    for rollout in {id(rollout): rollout for rollout, _ in owners}.values():
-        for k, position in enumerate(rollout.final_positions.tolist()):
-            step, env = divmod(position, rollout.num_envs)
-            places = [
-                i for i, owner in enumerate(owners) if owner[0] is rollout and owner[1] == env
-            ]
-            finals += [(step * len(owners) + place, rollout, k) for place in places]
-    sample = owners[0][0].final_obs
-    keys = list(sample) if isinstance(sample, dict) else [None]
-    final_obs = {}
-    for key in keys:
-        leaves = [
-            rollout.final_obs if key is None else rollout.final_obs[key] for _, rollout, _ in finals
-        ]
-        empty = (sample if key is None else sample[key])[:0]
-        rows = [leaf[k] for leaf, (_, _, k) in zip(leaves, finals, strict=True)]
-        final_obs[key] = torch.stack(rows) if rows else empty
-    plain = ("obs", "actions", "rewards", "terminated", "truncated")
+    at = torch.tensor(envs)
+    places = [divmod(position, rollout.num_envs) for position in rollout.final_positions.tolist()]
+    kept = [k for k, (_, env) in enumerate(places) if env in envs]
+    positions = [places[k][0] * len(envs) + envs.index(places[k][1]) for k in kept]
+    names = [field.name for field in fields(rollout) if not field.name.startswith("final_")]
     return Rollout(
-        **{name: column(name, 1) for name in (*plain, "ignored", "states", "log_probs")},
-        **{name: column(name, 0) for name in ("weights_seq_no", "replayed")},
-        final_obs=final_obs if isinstance(sample, dict) else final_obs[None],
-        final_positions=torch.tensor([place for place, _, _ in finals], dtype=torch.int64),
+        **{name: column(name) for name in names},
+        final_obs=tree_map(lambda x: x[kept], rollout.final_obs),
+        final_positions=torch.tensor(positions, dtype=torch.int64),
     )
 
 
@@ -90,22 +55,37 @@ def with_whole_obs(rollout):
 
 
 @every_kind
+@sweep("envs", [slice(1, 3), slice(4), slice(-2, None), slice(None)])
+def test_selected_environments(kind, envs):
+    """Every column of some environments, whatever the others did."""
+    rollout = replace(random_rollout(kind, num_envs=6), replayed=torch.arange(6) % 2 == 0)
+    found = with_whole_obs(select_envs(rollout, envs))
+    assert_same(found, slowly_selected(rollout, list(range(6))[envs]))
+
+
+@every_kind
 @sweep("share", [0.0, 0.4, 1.0])
 @sweep("optional", [False, True])
 def test_joined_rollouts_lie_side_by_side(kind, share, optional):
-    """Every column of every environment, and the final observations with new positions."""
-    rollouts = rollouts_of(kind, share=share, optional=optional)
+    """Selecting undoes joining; selections, views with gaps between rows, are joined as well."""
+    rollouts = [
+        random_rollout(kind, i, num_envs=size, share=share, optional=optional)
+        for i, size in enumerate(SIZES)
+    ]
     joined = join_rollouts(rollouts)
-    assert_same(with_whole_obs(joined), slowly_picked(owners_of(rollouts)))
-    assert joined.num_envs == sum(SIZES)
+    assert (joined.num_steps, joined.num_envs) == (T, sum(SIZES))
     assert joined.num_samples == sum(rollout.num_samples for rollout in rollouts)
-    for name in ("fresh", "cut", "ended"):
-        parts = [getattr(rollout, name) for rollout in rollouts]
-        assert torch.equal(getattr(joined, name), torch.cat(parts, 1))
-    whole = tree_map(lambda x: x[0 : (T + 1) * sum(SIZES)], joined.flat_obs())
-    places = tree_map(lambda x: observed(x).flatten(0, 1), joined.obs)
-    for leaf, expected in zip(*map(tree_leaves, (whole, places)), strict=True):
-        assert torch.equal(leaf, expected)
+    assert torch.equal(joined.rewards, torch.cat([rollout.rewards for rollout in rollouts], 1))
+    first, parts = 0, []
+    for rollout in rollouts:
+        parts.append(select_envs(joined, slice(first, first + rollout.num_envs)))
+        assert_same(parts[-1], rollout)
+        first += rollout.num_envs
+    assert_same(join_rollouts(parts), joined)
+    for leaf, whole in zip(*(tree_leaves(x) for x in (joined.flat_obs(), joined.obs)), strict=True):
+        positions = torch.randperm((T + 1) * sum(SIZES))
+        expected = observed(whole).flatten(0, 1)[positions]
+        assert torch.equal(leaf.index_select(0, positions), expected)
 
 
 @every_kind
@@ -125,17 +105,6 @@ def test_a_joined_rollout_has_its_own_memory(kind):
     places = {leaf.data_ptr() for leaf in leaves_of(singles[0])}
     copy = join_rollouts(singles[:1])
     assert not places & {leaf.data_ptr() for leaf in leaves_of(copy) if leaf.numel()}
-
-
-@every_kind
-@sweep("envs", [slice(1, 3), slice(4), slice(-2, None), slice(None)])
-def test_selected_environments(kind, envs):
-    """Every column of some environments, whatever the others did."""
-    rollout = replace(random_rollout(kind, num_envs=6), replayed=torch.arange(6) % 2 == 0)
-    found = select_envs(rollout, envs)
-    assert_same(with_whole_obs(found), slowly_picked(owners_of([rollout])[envs]))
-    parts = [found, select_envs(rollout, slice(2))]
-    assert_same(with_whole_obs(join_rollouts(parts)), slowly_picked(owners_of(parts)))
 
 
 def test_a_selection_shares_memory():

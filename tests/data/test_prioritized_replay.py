@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from reference_replay import (
     BOX,
     BOX_ACTION,
-    ReferenceReplay,
-    Stream,
     added,
     assert_equal_to,
     everything,
+    filled,
     rollout_of,
 )
 
@@ -73,15 +72,8 @@ def test_nothing_of_priority_zero_is_found():
 
 def make(rows=20, num_envs=2, lengths=(7, 30, 5), seed=0, **settings):
     """A buffer with some experience, its reference and stream."""
-    settings = {"alpha": ALPHA, "beta": BETA, "gamma": 0.9, **settings}
-    buffer = PrioritizedReplayBuffer(
-        rows * num_envs, BOX, BOX_ACTION, num_envs=num_envs, **settings
-    )
-    reference = ReferenceReplay(rows, num_envs, settings.get("n_steps", 1), 0.9)
-    stream = Stream(np.random.default_rng(seed), num_envs)
-    for _ in added(buffer, reference, stream, lengths):
-        pass
-    return buffer, reference, stream
+    settings = {"alpha": ALPHA, "beta": BETA, "buffer": PrioritizedReplayBuffer, **settings}
+    return filled(rows, num_envs, lengths=lengths, seed=seed, **settings)
 
 
 @settings(max_examples=40, deadline=None)
@@ -142,6 +134,12 @@ def test_frequencies_and_weights_follow_priorities():
         assert torch.allclose(batch.weights.double(), weights / weights.max(), rtol=1e-6)
     # Stratified: no share is more than two samples away from its expectation.
     assert (counts - 6000 * probabilities).abs().max() <= 6.0
+    buffer, _, _ = make(alpha=0.0)  # samples are uniform, whatever the errors were
+    buffer.update_priorities(indices, errors * 100)
+    batch = buffer.sample_batch(10 * len(indices))
+    assert (batch.weights == 1.0).all()
+    assert len(buffer.sample_batch(0).weights) == 0
+    assert (torch.bincount(batch.indices)[indices] - 10).abs().max() <= 1
 
 
 def test_parts_of_a_batch_are_samples_too():
@@ -151,18 +149,6 @@ def test_parts_of_a_batch_are_samples_too():
     whole = everything(buffer).indices.double()
     for half in indices.split(200):
         assert abs(half.mean() - whole.mean()) < 0.15 * whole.max()
-
-
-def test_samples_are_uniform_without_alpha():
-    """Whatever the errors were; all weights are 1."""
-    buffer, _, _ = make(alpha=0.0)
-    indices = everything(buffer).indices
-    buffer.update_priorities(indices, torch.randn(len(indices)) * 100)
-    batch = buffer.sample_batch(10 * len(indices))
-    assert (batch.weights == 1.0).all()
-    assert len(buffer.sample_batch(0).weights) == 0
-    counts = torch.bincount(batch.indices, minlength=buffer._memory.ring.size)
-    assert (counts[indices] - 10).abs().max() <= 1
 
 
 def test_a_saved_buffer_goes_on_with_its_priorities():
@@ -189,18 +175,11 @@ def test_memory_is_known_beforehand():
     assert buffer.nbytes == replay_nbytes(40, BOX, BOX_ACTION, num_envs=2) + 16 * 42
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"alpha": -0.1}, "alpha = -0.1: expected a number >= 0"),
-        ({"beta": 1.5}, r"beta = 1.5: expected a number in \[0, 1\]"),
-        ({"epsilon": 0.0}, "epsilon = 0.0: expected a number > 0"),
-        ({"n_steps": 0}, "n_steps = 0: expected a number >= 1"),
-    ],
-)
-def test_wrong_settings_are_refused(change, message):
-    """The message names the setting and what is expected."""
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("change", [{"alpha": -0.1}, {"beta": 1.5}, {"epsilon": 0.0}])
+def test_wrong_settings_are_refused(change):
+    """The message names the setting."""
+    ((name, value),) = change.items()
+    with pytest.raises(ConfigError, match=f"{name} = {value}: expected a number"):
         make(**change)
 
 

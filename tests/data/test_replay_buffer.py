@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from reference_replay import (
     BOX,
     BOX_ACTION,
-    DICT,
-    DICT_ACTION,
-    ReferenceReplay,
     Step,
     Stream,
     added,
     assert_equal_to,
     everything,
+    filled,
+    make,
     rollout_of,
     transition_of,
 )
@@ -27,34 +26,41 @@ from maze_train.data.replay import UniformReplayBuffer, replay_nbytes
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.trees import leaves_by_key, tree_map
 
-GAMMA = 0.9
-SPACES = {"box": (BOX, BOX_ACTION), "dict": (DICT, DICT_ACTION)}
-
-
-def make(rows, num_envs, n_steps=1, kind="box", **settings):
-    """A buffer, its reference and experience for both."""
-    space, action = SPACES[kind]
-    settings = {"gamma": GAMMA, "n_steps": n_steps, **settings}
-    buffer = UniformReplayBuffer(rows * num_envs, space, action, num_envs=num_envs, **settings)
-    return buffer, ReferenceReplay(rows, num_envs, n_steps, GAMMA)
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    rows=st.integers(1, 12),
-    num_envs=st.integers(1, 4),
-    n_steps=st.integers(1, 5),
-    kind=st.sampled_from(["box", "dict"]),
-    ends=st.sampled_from([0.0, 0.1, 0.4, 1.0]),
-    lengths=st.lists(st.integers(-1, 15), min_size=1, max_size=8),
-    seed=st.integers(0, 2**32 - 1),
+STACKS = st.fixed_dictionaries(
+    {
+        "n": st.integers(1, 5),
+        "padding": st.sampled_from(["repeat", "zero", "random"]),
+        "skipping": st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+        "ends": st.sampled_from([0.0, 0.1, 0.4, 1.0]),
+    }
 )
-def test_every_transition_is_that_of_the_reference(
-    rows, num_envs, n_steps, kind, ends, lengths, seed
-):
-    """Ends of all kinds, ignored rows, interruptions, several turns of the ring."""
-    buffer, reference = make(rows, num_envs, n_steps, kind)
-    stream = Stream(np.random.default_rng(seed), num_envs, *SPACES[kind], ends)
+EXPERIENCE = {
+    "rows": st.integers(1, 12),
+    "n_steps": st.integers(1, 5),
+    "kind": st.sampled_from(["box", "dict", "stacks", "frames"]),
+    "stacks": STACKS,
+    "seed": st.integers(0, 2**32 - 1),
+}
+
+
+def made(rows, num_envs, n_steps, kind, stacks, seed, **settings):
+    """A buffer, its reference and experience, of stacks where the kind has them."""
+    own = stacks if kind in ("stacks", "frames") else {"ends": stacks["ends"]}
+    return make(rows, num_envs, kind, n_steps=n_steps, seed=seed, stream={**own, **settings})
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    num_envs=st.integers(1, 4),
+    lengths=st.lists(st.integers(-1, 15), min_size=1, max_size=8),
+    **EXPERIENCE,
+)
+def test_every_transition_is_that_of_the_reference(lengths, **experience):
+    """Ends of all kinds, ignored rows, interruptions, several turns of the ring.
+
+    Stacks of frames come back whatever episodes begin with, and however frames are skipped.
+    """
+    buffer, reference, stream = made(**experience)
     for _ in added(buffer, reference, stream, lengths):
         expected = reference.transitions()
         assert len(buffer) == len(expected)
@@ -63,22 +69,17 @@ def test_every_transition_is_that_of_the_reference(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    rows=st.integers(1, 12),
-    n_steps=st.integers(1, 5),
-    kind=st.sampled_from(["box", "dict"]),
     events=st.lists(
         st.sampled_from(["step", "step", "step", "jump and step", "rollout", "interrupt"]),
         min_size=1,
         max_size=30,
     ),
-    seed=st.integers(0, 2**32 - 1),
+    **EXPERIENCE,
 )
-def test_single_transitions_and_rollouts_mix(rows, n_steps, kind, events, seed):
+def test_single_transitions_and_rollouts_mix(events, **experience):
     """Steps that follow one another, steps from elsewhere, and rollouts, of a lone environment."""
-    buffer, reference = make(rows, 1, n_steps, kind)
-    stream = Stream(
-        np.random.default_rng(seed), 1, *SPACES[kind], kinds=("terminated", "truncated")
-    )
+    kinds = ("terminated", "truncated")
+    buffer, reference, stream = made(num_envs=1, kinds=kinds, **experience)
     last = None
     for event in events:
         if event == "interrupt":
@@ -92,30 +93,13 @@ def test_single_transitions_and_rollouts_mix(rows, n_steps, kind, events, seed):
         else:
             if event == "jump and step":
                 stream.interrupt()
-                jumped_after(last, reference)
+                if last is not None and not (last.terminated or last.truncated):
+                    reference.interrupt()  # a row of its own after the jump
             last = stream.step(0)
             next_obs = stream.obs[0] if last.final_obs is None else last.final_obs
             buffer.add_transition(transition_of(last, next_obs))
             reference.add([[last], [Step(next_obs)]])
         assert_equal_to(everything(buffer), reference.transitions())
-
-
-def jumped_after(last, reference):
-    """Begin a row of its own after a jump, unless the step before ended its episode."""
-    if last is not None and not (last.terminated or last.truncated):
-        reference.interrupt()
-
-
-SEED = {"seed": 1}
-
-
-def filled(**settings):
-    """A buffer with some experience."""
-    buffer, reference = make(20, 2, kind="dict", **settings)
-    stream = Stream(np.random.default_rng(0), 2, *SPACES["dict"])
-    for _ in added(buffer, reference, stream, (7, 30, 5)):
-        pass
-    return buffer, reference
 
 
 COLUMNS = ("obs", "actions", "rewards", "discounts", "next_obs", "indices")
@@ -130,7 +114,7 @@ def assert_same_samples(found, expected):
 
 def test_samples_are_uniform():
     """Each of the transitions is equally likely; rows that are none never come."""
-    buffer, reference = filled()
+    buffer, reference, _ = filled(20, 2, "dict")
     assert len(reference.transitions()) == len(buffer) < 40
     indices = buffer.sample_batch(20_000).indices
     counts = torch.bincount(indices, minlength=buffer._memory.ring.size).numpy()
@@ -143,7 +127,7 @@ def test_samples_are_uniform():
 
 def test_samples_are_what_lies_at_their_indices():
     """A batch with repetitions, in the order that the generator gave."""
-    buffer, _ = filled(n_steps=3)
+    buffer, _, _ = filled(20, 2, "dict", n_steps=3)
     batch, whole = buffer.sample_batch(200), everything(buffer)
     place = {int(index): i for i, index in enumerate(whole.indices)}
     picked = torch.tensor([place[int(index)] for index in batch.indices])
@@ -159,9 +143,8 @@ def test_storages_give_equal_samples(tmp_path):
     """Wherever the columns lie; files have no name, so none is left."""
     batches = []
     for storage in ("memory", "disk", "device"):
-        directory = tmp_path if storage == "disk" else None
-        buffer, _ = filled(storage=storage, directory=directory, n_steps=2)
-        batches.append(buffer.sample_batch(100))
+        settings = {"storage": storage, "directory": tmp_path, "n_steps": 2}
+        batches.append(filled(20, 2, "dict", **settings)[0].sample_batch(100))
     assert not list(tmp_path.iterdir())
     for batch in batches[1:]:
         assert_same_samples(batch, batches[0])
@@ -169,7 +152,10 @@ def test_storages_give_equal_samples(tmp_path):
 
 def test_the_seed_decides():
     """Equal seeds give equal samples, others do not."""
-    drawn = [filled(**settings)[0].sample_batch(50).indices for settings in ({}, {}, SEED)]
+    buffers = [UniformReplayBuffer(100, BOX, BOX_ACTION, seed=seed) for seed in (0, 0, 1)]
+    for buffer in buffers:
+        buffer.add_rollout(rollout_of(Stream(np.random.default_rng(0), 1).steps(90)))
+    drawn = [buffer.sample_batch(50).indices for buffer in buffers]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -186,10 +172,32 @@ def test_an_observation_is_stored_once():
     assert replay_nbytes(1000, image, action) == 1001 * (84 * 84 + 24 + 4 + 1)
 
 
+@pytest.mark.parametrize("storage", ["memory", "disk", "device"])
+def test_a_frame_is_stored_once(storage, tmp_path):
+    """Per row one frame, and a whole stack where an episode begins."""
+    settings = {"storage": storage, "directory": tmp_path}
+    stacks = {"n": 4, "padding": "repeat", "skipping": 0.0, "ends": 0.0}
+    buffer, reference, stream = make(1000, 2, "frames", stream=stacks, **settings)
+    assert buffer.nbytes == 1004 * 2 * (2 * 3 + 1 + 4 + 8 + 4 + 1)
+    sizes = {"num_envs": 2, "frame_stack": {"image": 4}}
+    assert buffer.nbytes == replay_nbytes(2000, stream.space, BOX_ACTION, **sizes)
+    for _ in added(buffer, reference, stream, [50] * 30):
+        is_kept = buffer._memory.head <= 1000
+        assert len(buffer._memory._stacks["image"].kept) == (2 if is_kept else 0)
+    assert_equal_to(everything(buffer), reference.transitions())
+
+
+def test_stacks_may_be_stored_whole():
+    """A rollout with stacks fits a buffer that was made without them."""
+    buffer, reference, stream = make(10, 2, "frames", frame_stack={})
+    for _ in added(buffer, reference, stream, [14]):
+        assert_equal_to(everything(buffer), reference.transitions())
+    assert everything(buffer).obs["image"].dtype == torch.uint8
+
+
 def test_observations_are_beside_only_where_they_must():
     """Not after terminal steps, and not where a step leads to what comes next."""
-    buffer, reference = make(100, 1)
-    stream = Stream(np.random.default_rng(0), 1, ends=1.0, kinds=("terminated", "both"))
+    buffer, reference, stream = make(100, 1, stream={"ends": 1.0, "kinds": ("terminated", "both")})
     for _ in added(buffer, reference, stream, [20]):
         assert len(buffer._memory._final_obs) == 0
     stream = Stream(np.random.default_rng(0), 1, ends=0.0)
@@ -201,8 +209,7 @@ def test_observations_are_beside_only_where_they_must():
 
 def test_final_observations_take_memory_for_those_in_the_ring_only():
     """Every step truncated, for many turns of the ring."""
-    buffer, reference = make(10, 2)
-    stream = Stream(np.random.default_rng(0), 2, ends=1.0, kinds=("truncated",))
+    buffer, reference, stream = make(10, 2, stream={"ends": 1.0, "kinds": ("truncated",)})
     for _ in added(buffer, reference, stream, [3] * 100):
         assert len(buffer._memory._final_obs) <= 20
         assert buffer._memory._final_obs.nbytes <= 4 * 26 * (8 + 8)
@@ -231,15 +238,15 @@ def test_wrong_settings_are_refused(change, message):
 
 def test_what_does_not_fit_is_refused():
     """Experience of other shapes or numbers of environments, or with a gap; no experience."""
-    buffer, _ = make(10, 2)
+    buffer, _, _ = make(10, 2)
     with pytest.raises(TrainingError, match="the replay buffer is empty"):
         buffer.sample_batch(1)
     steps = Stream(np.random.default_rng(0), 3).steps(2)
     with pytest.raises(ShapeError, match="3 environments, the replay buffer expects 2"):
         buffer.add_rollout(rollout_of(steps))
-    steps = Stream(np.random.default_rng(0), 2, DICT, DICT_ACTION).steps(2)
+    _, _, stream = make(10, 2, "dict")
     with pytest.raises(ShapeError, match=r"one step of obs has the shapes .*image"):
-        buffer.add_rollout(rollout_of(steps, DICT, DICT_ACTION))
+        buffer.add_rollout(rollout_of(stream.steps(2), stream.space, stream.action))
     steps = Stream(np.random.default_rng(0), 2, ends=1.0, kinds=("truncated",)).steps(2)
     for row in steps:
         row[1].final_obs = None
@@ -248,7 +255,7 @@ def test_what_does_not_fit_is_refused():
     step = Stream(np.random.default_rng(0), 1).step(0)
     with pytest.raises(ConfigError, match="num_envs = 2: add_transition is for 1 environment"):
         buffer.add_transition(transition_of(step, step.obs))
-    lone, _ = make(10, 1)
+    lone, _, _ = make(10, 1)
     with pytest.raises(ShapeError, match=r"obs has the shapes .* next_obs"):
         lone.add_transition(transition_of(step, {"": np.zeros(5, np.float32)}))
     stream = Stream(np.random.default_rng(0), 1, ends=1.0, kinds=("ignored",))

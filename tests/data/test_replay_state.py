@@ -8,14 +8,11 @@ import torch
 from cases import everyday
 from gymnasium import spaces
 from reference_replay import (
-    DICT,
-    DICT_ACTION,
-    ReferenceReplay,
-    StackStream,
-    Stream,
     added,
     assert_equal_to,
     everything,
+    filled,
+    make,
     rollout_of,
 )
 
@@ -26,21 +23,6 @@ from maze_train.training.state_files import dumps, loads
 from maze_train.types import StatePart
 
 KINDS = ("box", "dict", "stacks")
-
-
-def make(rows, num_envs, kind="box", **settings):
-    """A buffer, its reference and experience for both."""
-    rng = np.random.default_rng(0)
-    if kind == "stacks":
-        stream = StackStream(rng, num_envs, 3, "random", 0.1, action=DICT_ACTION)
-        settings["frame_stack"] = {"image": 3}
-    elif kind == "dict":
-        stream = Stream(rng, num_envs, DICT, DICT_ACTION)
-    else:
-        stream = Stream(rng, num_envs)
-    settings = {"num_envs": num_envs, "gamma": 0.9, **settings}
-    buffer = UniformReplayBuffer(rows * num_envs, stream.space, stream.action, **settings)
-    return buffer, ReferenceReplay(rows, num_envs, settings.get("n_steps", 1), 0.9), stream
 
 
 class Store:
@@ -158,9 +140,7 @@ def test_segments_are_about_two_mebibytes_and_at_most_256(buffer_size, segments)
 
 def test_a_state_does_not_depend_on_the_storage(tmp_path):
     """From memory to disk to the device."""
-    buffer, reference, stream = make(20, 2, "stacks")
-    for _ in added(buffer, reference, stream, (30, 15)):
-        pass
+    buffer, reference, _ = filled(20, 2, "stacks", lengths=(30, 15))
     for storage in ("disk", "device", "memory"):
         other, _, _ = make(20, 2, "stacks", storage=storage, directory=tmp_path)
         other.load_state_dict(Store().through(buffer.state_dict()))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +8,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_replay import ReferenceReplay, Step, assert_equal_to, everything
 
-from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.trajectories import Trajectory, trajectories_as_rollout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ShapeError, SpaceError
@@ -19,7 +17,6 @@ from maze_train.trees import leaves_by_key, tree_map
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(9)})
 ACTIONS = spaces.Discrete(8, start=1)
-GAMMA = 0.9
 
 
 def minus_one(actions):
@@ -43,66 +40,39 @@ def episode(rng, length, end, space=BOX):
     )
 
 
-def steps_of(trajectory):
-    """The episode as steps of a reference buffer, and its last observation."""
-    leaves = leaves_by_key(trajectory.obs).items()
-    obs = [{key: x[t] for key, x in leaves} for t in range(trajectory.num_steps + 1)]
-    steps = [
-        Step(obs[t], {"": trajectory.actions[t] - 1}, trajectory.rewards[t], valid=True)
-        for t in range(trajectory.num_steps)
-    ]
-    steps[-1].terminated = trajectory.terminated
-    steps[-1].truncated = not trajectory.terminated
-    steps[-1].final_obs = obs[-1]
-    return steps, Step(obs[-1])
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=9),
     num_envs=st.integers(1, 4),
-    n_steps=st.integers(1, 3),
     has_keys=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_a_buffer_holds_the_transitions_of_all_episodes(lengths, num_envs, n_steps, has_keys, seed):
-    """Each once, whatever it lies beside; all observations are the recorded ones."""
+def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_keys, seed):
+    """Each once, column by column, whatever it lies beside; the last observations are right."""
     rng, space = np.random.default_rng(seed), DICT if has_keys else BOX
     ends = [(), ("terminated",), ("truncated",), ("terminated", "truncated")]
     episodes = [episode(rng, n, ends[rng.integers(4)], space) for n in lengths]
     rollout = trajectories_as_rollout(iter(episodes), num_envs, space, ACTIONS, minus_one)
-    assert rollout.num_samples == sum(lengths)
-    assert rollout.num_steps == -(-sum(lengths) // num_envs)
-    buffer = UniformReplayBuffer(
-        100 * num_envs,
-        space,
-        torch.tensor(0),
-        num_envs=num_envs,
-        n_steps=n_steps,
-        gamma=GAMMA,
-    )
-    buffer.add_rollout(rollout)
-    buffer.interrupt()
-    expected, at = [], 0
-    for trajectory in episodes:
-        steps, last = steps_of(trajectory)
-        begins = [0, *(t for t in range(1, len(steps)) if (at + t) % rollout.num_steps == 0)]
-        for begin, end in zip(begins, [*begins[1:], len(steps)], strict=True):
-            reference = ReferenceReplay(100, 1, n_steps, GAMMA)
-            after = last if end == len(steps) else Step(steps[end].obs)
-            reference.add([[step] for step in [*steps[begin:end], after]])
-            expected += reference.transitions()
-        at += len(steps)
-    found = everything(buffer)
-    # Rewards tell transitions apart: both are brought into one order.
-    order = torch.argsort(found.rewards)
-    expected.sort(key=lambda transition: np.float32(transition[2]))
-    columns = {
-        field.name: tree_map(lambda x: x[order], getattr(found, field.name))
-        for field in fields(found)
-        if getattr(found, field.name) is not None
-    }
-    assert_equal_to(replace(found, **columns), expected)
+    num_steps = -(-sum(lengths) // num_envs)
+    assert (rollout.num_samples, rollout.num_steps) == (sum(lengths), num_steps)
+    finals = {position: k for k, position in enumerate(rollout.final_positions.tolist())}
+    places = [divmod(number, num_steps)[::-1] for number in range(sum(lengths))]
+    steps = [(trajectory, t) for trajectory in episodes for t in range(trajectory.num_steps)]
+    for (row, env), (trajectory, t) in zip(places, steps, strict=True):
+        is_last = t == trajectory.num_steps - 1
+        assert rollout.actions[row, env] == trajectory.actions[t] - 1
+        assert rollout.rewards[row, env] == np.float32(trajectory.rewards[t])
+        assert rollout.terminated[row, env] == (is_last and trajectory.terminated)
+        assert rollout.truncated[row, env] == (is_last and not trajectory.terminated)
+        k = finals.pop(row * num_envs + env, None)
+        assert (k is not None) == bool(rollout.truncated[row, env])
+        for key, leaf in leaves_by_key(trajectory.obs).items():
+            obs = leaves_by_key(rollout.obs)[key]
+            after = obs[row + 1, env] if k is None else leaves_by_key(rollout.final_obs)[key][k]
+            assert obs[row, env].tolist() == leaf[t].tolist()
+            if not rollout.terminated[row, env]:
+                assert after.tolist() == leaf[t + 1].tolist()
+    assert not finals
 
 
 def test_where_episodes_lie():

@@ -20,7 +20,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load, load_file, save
+from safetensors.numpy import load, save
 from trajectory_cases import (
     FLOATS,
     NESTED,
@@ -47,7 +47,6 @@ from maze_train.spaces.serialize import space_to_dict
 GOLDEN = Path(__file__).parent / "golden" / "trajectories_v1"
 CHOICE = spaces.Discrete(3)
 METADATA = DatasetMetadata(FLOATS, CHOICE, env={"id": "Own-v0"}, policy={"policy": "random"})
-LEAVES = ("goal", "robot/0", "robot/1/camera")
 EVERY_SPACE = {**SPACES, **ODD_SPACES}
 
 
@@ -95,11 +94,13 @@ def change_part(directory, data):
     change_json(directory, parts=parts)
 
 
-def changed(directory, about=None, **arrays):
+def changed(directory, changes):
     """The second part with other arrays, or with other texts about it."""
     data = part(directory).read_bytes()
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return save({**load(data), **arrays}, {**header["__metadata__"], **(about or {})})
+    about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    texts = {key: value for key, value in changes.items() if isinstance(value, str)}
+    arrays = {key: value for key, value in changes.items() if key not in texts}
+    return save({**load(data), **arrays}, {**about, **texts})
 
 
 def flip(path, place=-1):
@@ -160,29 +161,22 @@ def test_parts_of_any_size(tmp_path_factory, lengths, nbytes):
             found[number]
 
 
-def test_safetensors_alone_reads_a_part(tmp_path):
-    """The files are as the documents say: T + 1 observations for T steps."""
-    trajectories = random_trajectories(NESTED, CHOICE, [2, 3])
-    write(tmp_path, trajectories, DatasetMetadata(NESTED, CHOICE))
-    found = load_file(part(tmp_path, 0))
-    ends = {name: found.pop(name).tolist() for name in ("lengths", "terminated", "truncated")}
-    assert ends == {"lengths": [2, 3], "terminated": [True, False], "truncated": [True, False]}
-    assert sorted(found) == ["actions", *(f"obs/{key}" for key in LEAVES), "rewards"]
-    camera, rewards = trajectories[1].obs["robot/1/camera"], trajectories[1].rewards
-    np.testing.assert_array_equal(found["obs/robot/1/camera"][3:7], camera, strict=True)
-    np.testing.assert_array_equal(found["rewards"][2:], rewards, strict=True)
+def owner_of(array):
+    """What an array is a view of."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array
 
 
 def test_files_are_mapped_and_views_are_given(dataset, monkeypatch):
     """Nothing is copied: arrays lie in mapped files, read-only; without mmap they lie in memory."""
     with monkeypatch.context() as patch:
         patch.setattr(trajectory_files, "MAPPED_NBYTES", part(dataset).stat().st_size)
-        base = TrajectoryDataset.open(dataset)[1].obs
-    assert not base.flags.writeable
-    while isinstance(base, np.ndarray):
-        base = base.base
-    assert isinstance(base, mmap.mmap)
+        mapped = TrajectoryDataset.open(dataset)[1].obs
+    assert not mapped.flags.writeable
+    assert isinstance(owner_of(mapped), mmap.mmap)
     small = TrajectoryDataset.open(dataset)
+    assert not isinstance(owner_of(small[1].obs), mmap.mmap)  # it takes no open file
     found = TrajectoryDataset.open(dataset, mmap=False)
     shutil.rmtree(dataset)
     assert_same(small[2], episodes(2, 3, 4)[2])
@@ -216,6 +210,7 @@ def test_episodes_are_copied_and_converted_where_nothing_is_lost(tmp_path):
     assert_same(other, *episodes(3))
 
 
+DOUBLE = SPACES["float64"]
 COUNTS = spaces.Box(-9, 9, (1,), np.int64)
 LEVEL = spaces.Dict({"level": spaces.Box(0, 255, (1,), np.uint8)})
 
@@ -230,6 +225,7 @@ LEVEL = spaces.Dict({"level": spaces.Box(0, 255, (1,), np.uint8)})
         (FLOATS, {"obs": np.zeros((3, 3), object)}, SpaceError, "object.*float32"),
         (FLOATS, {"obs": np.full((3, 3), 1e300)}, SpaceError, r"obs\[0\].*1.e\+300.*float32"),
         (FLOATS, {"obs": np.full((3, 3), 2**24 + 1)}, SpaceError, r"16777217.*float32"),
+        (DOUBLE, {"obs": np.full((3, 2, 2), 2**53 + 1)}, SpaceError, "9007199254740993.*float64"),
         (LEVEL, {"obs": {"level": np.zeros((3, 1))}}, SpaceError, "obs/level.*float64.*uint8"),
         (LEVEL, {"obs": {"level": np.full((3, 1), 256)}}, SpaceError, "256.*uint8"),
         (LEVEL, {"obs": {"level": np.full((3, 1), -1)}}, SpaceError, "-1.*uint8"),
@@ -400,15 +396,13 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    with TrajectoryWriter(tmp_path, METADATA, part_nbytes=1) as writer:
-        with monkeypatch.context() as patch:
-            patch.setattr(trajectory_files, "save", full)
-            with pytest.raises(
-                DatasetError, match=r"No space left.*1 episodes are still in memory"
-            ):
-                writer.add(episodes(2)[0])
-            assert names(tmp_path) == [DATASET]
-        writer.add(episodes(3)[0])
+    writer = TrajectoryWriter(tmp_path, METADATA, part_nbytes=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(trajectory_files, "save", full)
+        with pytest.raises(DatasetError, match=r"No space left.*1 episodes are still in memory"):
+            writer.add(episodes(2)[0])
+    assert names(tmp_path) == [DATASET]
+    writer.add(episodes(3)[0])
     assert TrajectoryDataset.open(tmp_path).lengths.tolist() == [2, 3]
 
 
@@ -420,14 +414,15 @@ def test_an_interrupt_right_after_a_part_is_written(tmp_path, monkeypatch):
         write_content(*args)
         raise ArithmeticError  # as a signal would
 
-    with TrajectoryWriter(tmp_path, METADATA) as writer:
-        writer.add(episodes(2)[0])
-        monkeypatch.setattr(trajectory_files, "write_content", interrupted)
+    writer = TrajectoryWriter(tmp_path, METADATA)
+    writer.add(episodes(2)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(trajectory_files, "write_content", interrupted)
         with pytest.raises(ArithmeticError):
             writer.flush()
-        assert len(TrajectoryDataset.open(tmp_path)) == 1
-        monkeypatch.undo()
-        writer.add(episodes(3)[0])
+    assert len(TrajectoryDataset.open(tmp_path)) == 1
+    writer.add(episodes(3)[0])
+    writer.close()
     assert TrajectoryDataset.open(tmp_path).lengths.tolist() == [2, 3]
 
 
@@ -440,57 +435,48 @@ def put_pipe(path):
     os.mkfifo(path)
 
 
-NAN = np.full((4, 3), np.nan, np.float32)
-ENDLESS = (10**15).to_bytes(8, "little")
-DAMAGE = {
-    "a flipped bit": (lambda d: flip(part(d)), "damaged: its sha256"),
-    "a flipped bit of the header": (lambda d: flip(part(d), 3), "damaged: its sha256"),
-    "a file cut short": (lambda d: os.truncate(part(d), 130), "is 130 bytes long, expected"),
-    "a missing file": (lambda d: part(d).unlink(), "missing, or no file"),
-    "a pipe": (lambda d: put_pipe(part(d)), "missing, or no file"),
-    "a directory": (lambda d: (part(d).unlink(), part(d).mkdir()), "missing, or no file"),
-    **{
-        name: (lambda d, make=make: change_part(d, make(d)), text)
-        for name, make, text in (
-            ("nothing", lambda d: b"", "not the content of a part"),
-            ("text", lambda d: b"a text" * 9, "not the content of a part"),
-            ("a header without end", lambda d: ENDLESS + b"{}", "not the content of a part"),
-            ("no texts", lambda d: save(load(part(d).read_bytes())), "not the content of a part"),
-            ("no lengths", lambda d: save({}, {"seeds": "[]"}), "not the content of a part"),
-            ("odd seeds", lambda d: changed(d, {"seeds": '["x"]'}), "not the content of a part"),
-            ("a seed below 0", lambda d: changed(d, {"seeds": "[-1]"}), "seeds: expected numbers"),
-            ("no mapping", lambda d: changed(d, {"policy": '"ppo"'}), "expected mappings"),
-            (
-                "another length",
-                lambda d: changed(d, lengths=np.array([2])),
-                r"\[4, 3\], expected .*3, 3",
-            ),
-            ("a length of 0", lambda d: changed(d, lengths=np.array([0])), "one length >= 1"),
-            ("no list", lambda d: changed(d, lengths=np.array([[3]])), "one length >= 1"),
-            ("a flag too many", lambda d: changed(d, truncated=np.ones(2, bool)), "two flags"),
-            ("another array", lambda d: changed(d, **{"obs/a": np.ones(1)}), "has the arrays"),
-            (
-                "another type",
-                lambda d: changed(d, obs=np.zeros((4, 3))),
-                r"float64, exp",
-            ),
-            ("another shape", lambda d: changed(d, obs=np.zeros((5, 3), "f4")), r"obs .*\[5, 3\]"),
-            ("no numbers", lambda d: changed(d, obs=NAN), r"obs\[0\] = .*finite numbers"),
-            ("no action", lambda d: changed(d, actions=np.array([0, 1, 7])), "7 .*not in Discrete"),
-        )
-    },
-}
+ENDLESS = (10**15).to_bytes(8, "little") + b"{}"
+DAMAGE = [
+    (flip, "damaged: its sha256"),
+    (lambda path: os.truncate(path, 130), "is 130 bytes long, expected"),
+    (os.unlink, "missing, or no file"),
+    (put_pipe, "missing, or no file"),
+    (b"", "not the content of a part"),
+    (b"a text" * 9, "not the content of a part"),
+    (ENDLESS, "not the content of a part"),
+    (save({"lengths": np.ones(1)}), "not the content of a part"),
+    (save({}, {"seeds": "[]"}), "not the content of a part"),
+    ({"seeds": '["x"]'}, "not the content of a part"),
+    ({"seeds": "[-1]"}, "seeds: expected numbers >= 0"),
+    ({"policy": '"ppo"'}, "expected mappings"),
+    ({"lengths": np.array([2])}, r"obs has the shape \[4, 3\], expected \[3, 3\]"),
+    ({"lengths": np.array([0])}, "one length >= 1"),
+    ({"lengths": np.array([[3]])}, "one length >= 1"),
+    ({"truncated": np.ones(2, bool)}, "two flags"),
+    ({"obs/a": np.ones(1)}, "has the arrays"),
+    ({"obs": np.zeros((4, 3))}, "float64, expected float32"),
+    ({"obs": np.zeros((5, 3), np.float32)}, r"obs has the shape \[5, 3\]"),
+    ({"obs": np.full((4, 3), np.nan, np.float32)}, r"obs\[0\] = .*finite numbers"),
+    ({"actions": np.array([0, 1, 7])}, "7 .*not in Discrete"),
+]
+CONTENTS = ("damaged", r"obs\[0\] =", "7 .*")
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_noticed(dataset, capsys, name):
-    """The file and the damage are named; the part can be left out, the others are whole."""
-    damage, text = DAMAGE[name]
-    damage(dataset)
-    with pytest.raises(DatasetError, match=f"(?s){text}") as told:
-        TrajectoryDataset.open(dataset)
-    assert str(part(dataset)) in str(told.value)
-    assert "; leave damaged parts out with on_damaged=skip" in str(told.value)
+@pytest.mark.parametrize(("damage", "text"), DAMAGE)
+def test_damage_is_noticed(dataset, capsys, damage, text):
+    """The file is named, the part can be left out; without verification contents are not read."""
+    if callable(damage):
+        damage(part(dataset))
+    else:
+        change_part(dataset, damage if isinstance(damage, bytes) else changed(dataset, damage))
+    for verify in (True, False):
+        if not verify and text.startswith(CONTENTS):
+            assert len(TrajectoryDataset.open(dataset, verify=False)) == 3
+            continue
+        with pytest.raises(DatasetError, match=f"(?s){text}") as told:
+            TrajectoryDataset.open(dataset, verify=verify)
+        assert str(part(dataset)) in str(told.value)
+        assert "; leave damaged parts out with on_damaged=skip" in str(told.value)
     found = TrajectoryDataset.open(dataset, on_damaged="skip")
     assert_all_same(found, episodes(2, 3, 4)[::2])
     warning = capsys.readouterr().err
@@ -499,61 +485,30 @@ def test_damage_is_noticed(dataset, capsys, name):
     assert warning.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["a file cut short", "a missing file", "another length"])
-def test_sizes_are_compared_without_verification(dataset, name):
-    """Without digests, damage that would crash on access to a mapped file is still noticed."""
-    damage, text = DAMAGE[name]
-    damage(dataset)
-    with pytest.raises(DatasetError, match=text):
-        TrajectoryDataset.open(dataset, verify=False)
-
-
-def test_without_verification_contents_are_not_read(dataset):
-    """A flipped bit of the last reward passes then, as asked for."""
-    flip(part(dataset))
-    assert len(TrajectoryDataset.open(dataset, verify=False)) == 3
-
-
-def test_all_parts_damaged(dataset, capsys):
-    """Nothing is left: that is an error even if damage is passed over."""
-    for number in range(3):
-        flip(part(dataset, number))
-    with pytest.raises(DatasetError, match="all 3 parts are damaged"):
-        TrajectoryDataset.open(dataset, on_damaged="skip")
-    assert capsys.readouterr().err.count("\n") == 3
-
-
-def test_version_1_is_read(tmp_path, capsys):
+def test_version_1_is_read(tmp_path):
     """A data set of .npy files, as earlier versions wrote it; it is not appended to."""
     found = TrajectoryDataset.open(GOLDEN)
-    spaces_of = found.metadata.observation_space, found.metadata.action_space
-    expected = random_trajectories(*spaces_of, [2, 3, 1, 4])
-    assert_all_same(found, expected)
+    metadata = found.metadata
+    both = metadata.observation_space, metadata.action_space
+    assert_all_same(found, random_trajectories(*both, [2, 3, 1, 4]))
     assert [part.policy["policy"] for part in found.parts] == ["random", "ppo"]
-    assert_all_same(
-        TrajectoryDataset.open(write(tmp_path / "new", found, found.metadata)), expected
-    )
+    assert_all_same(TrajectoryDataset.open(write(tmp_path / "new", found, metadata)), found)
+    copy = shutil.copytree(GOLDEN, tmp_path / "copy")
     with pytest.raises(DatasetError, match=r"version 1 of the format, which is only read: copy"):
-        TrajectoryWriter(shutil.copytree(GOLDEN, tmp_path / "copy"), found.metadata)
-    flip(tmp_path / "copy" / "part-000000" / "obs.1.npy")
+        TrajectoryWriter(copy, metadata)
+    manifest = copy / "part-000001" / "MANIFEST.json"
+    content = json.loads(manifest.read_bytes())
+    for name in ("../other.npy", "/etc/passwd"):
+        content["arrays"][0]["file"] = name
+        manifest.write_bytes(seal(content))
+        with pytest.raises(DatasetError, match="expected the name of a file"):
+            TrajectoryDataset.open(copy)
+    flip(copy / "part-000000" / "obs.1.npy")
     with pytest.raises(DatasetError, match=r"obs\.1\.npy: damaged"):
-        TrajectoryDataset.open(tmp_path / "copy")
-    flip(tmp_path / "copy" / "part-000001" / "MANIFEST.json", 60)
-    shutil.copytree(GOLDEN / "part-000000", tmp_path / "copy" / "part-000002")
-    (tmp_path / "copy" / "part-000002" / "rewards.npy").unlink()
-    with pytest.raises(DatasetError, match="all 3 parts are damaged"):
-        TrajectoryDataset.open(tmp_path / "copy", on_damaged="skip")
-
-
-@pytest.mark.parametrize("name", ["../other.npy", "/etc/passwd"])
-def test_names_in_version_1_do_not_lead_out_of_a_part(tmp_path, name):
-    """Only files of the part are opened."""
-    path = shutil.copytree(GOLDEN, tmp_path / "copy") / "part-000000" / "MANIFEST.json"
-    content = json.loads(path.read_bytes())
-    content["arrays"][0]["file"] = name
-    path.write_bytes(seal(content))
-    with pytest.raises(DatasetError, match="expected the name of a file"):
-        TrajectoryDataset.open(tmp_path / "copy")
+        TrajectoryDataset.open(copy)
+    flip(manifest, 60)
+    with pytest.raises(DatasetError, match="all 2 parts are damaged"):
+        TrajectoryDataset.open(copy, on_damaged="skip")
 
 
 HUGE = (
@@ -564,31 +519,34 @@ HUGE = (
 
 
 @pytest.mark.parametrize(
-    ("make", "text"),
+    ("change", "text"),
     [
-        (lambda p: None, "is no directory"),
-        (lambda p: p.mkdir(), "is no data set of trajectories: there is no dataset.json"),
-        (lambda p: write(p, []), "it has no episodes"),
-        (lambda p: change_json(write(p, episodes(2)), schema="other"), "schema 'other'"),
-        (lambda p: change_json(write(p, episodes(2)), version=3), "version 3 .*newer"),
-        (lambda p: change_json(write(p, episodes(2)), version=0), "version 0, expected"),
-        (lambda p: change_json(write(p, episodes(2)), env=3), "expected mappings"),
-        (lambda p: change_json(write(p, episodes(2)), action_space={}), "not the cont"),
-        (lambda p: change_json(write(p, episodes(2)), action_space=HUGE[0]), "not the cont"),
-        (lambda p: change_json(write(p, episodes(2)), observation_space=HUGE[1]), "not the cont"),
-        (lambda p: change_json(write(p, episodes(2)), parts=3), "not the cont"),
-        (lambda p: flip(write(p, episodes(2)) / DATASET, 60), "dataset.json"),
-        (lambda p: (write(p, episodes(2)) / DATASET).write_text("[1]"), "sha256 differs"),
-        (lambda p: (write(p, episodes(2)) / DATASET).write_bytes(b"\xff"), "no JSON"),
+        (shutil.rmtree, "is no directory"),
+        (lambda path: (path / DATASET).unlink(), "is no data set .* there is no dataset.json"),
+        (lambda path: flip(path / DATASET, 60), "dataset.json"),
+        (lambda path: (path / DATASET).write_text("[1]"), "sha256 differs"),
+        (lambda path: (path / DATASET).write_bytes(b"\xff"), "no JSON"),
+        ({"schema": "other"}, "schema 'other'"),
+        ({"version": 3}, "version 3 .*newer"),
+        ({"version": 0}, "version 0, expected"),
+        ({"env": 3}, "expected mappings"),
+        ({"parts": 3}, "not the content of a data set"),
+        ({"parts": []}, "it has no episodes"),
+        ({"action_space": {}}, "not the content of a data set"),
+        ({"action_space": HUGE[0]}, "not the content of a data set"),
+        ({"observation_space": HUGE[1]}, "not the content of a data set"),
     ],
 )
-def test_foreign_directories(tmp_path, make, text):
-    """What is no data set of this version says what it is, and what was expected."""
-    make(tmp_path / "data")
+def test_foreign_directories(dataset, change, text):
+    """A directory that is no data set of this version is named, and what was expected."""
+    if callable(change):
+        change(dataset)
+    else:
+        change_json(dataset, **change)
     for on_damaged in ("raise", "skip"):
         with pytest.raises(DatasetError, match=text) as told:
-            TrajectoryDataset.open(tmp_path / "data", on_damaged=on_damaged)
-        assert str(tmp_path / "data") in str(told.value)
+            TrajectoryDataset.open(dataset, on_damaged=on_damaged)
+        assert str(dataset) in str(told.value)
 
 
 def test_too_many_open_files(dataset, monkeypatch):
@@ -604,45 +562,19 @@ def test_too_many_open_files(dataset, monkeypatch):
                 TrajectoryDataset.open(dataset, on_damaged="skip")
 
 
-MANY = """
-import resource, sys
-sys.path[:0] = sys.argv[2:]
-from maze_train.data.trajectory_store import TrajectoryDataset
-from test_trajectory_store import METADATA, episodes, write
-
-write(sys.argv[1], episodes(*[1] * 300), part_nbytes=1)
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-print(len(TrajectoryDataset.open(sys.argv[1]).parts))
-"""
-
-
-@pytest.mark.slow
-def test_many_small_parts_take_no_open_files(tmp_path):
-    """More parts than files may be open."""
-    command = [sys.executable, "-c", MANY, str(tmp_path / "data"), str(Path(__file__).parent)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (found.stdout, found.stderr) == ("300\n", "")
-
-
-@pytest.mark.parametrize("below", ["", part(Path(), 0).name, DATASET, "new"])
-def test_a_data_set_nearby_is_named(tmp_path, below):
+def test_a_data_set_nearby_is_named(tmp_path):
     """A directory above or below, for reading; what is right above is never guessed further."""
     data = write(tmp_path / "out" / "trajectories", episodes(2))
-    place = data / below if below else data.parent
-    with pytest.raises(DatasetError) as told:
-        TrajectoryDataset.open(place)
-    assert str(told.value).endswith(f"; did you mean {data}?")
-    if below == "":
-        with pytest.raises(DatasetError, match=r"holds \['trajectories'\].*did you mean"):
-            TrajectoryWriter(place, METADATA)
-        with pytest.raises(DatasetError, match=r"TrajectoryWriter writes$"):
-            TrajectoryDataset.open(tmp_path)
-
-
-def test_unknown_ways_to_handle_damage(dataset):
-    """A typo is not taken for `raise`."""
+    for place in (data.parent, part(data, 0), data / DATASET, data / "new"):
+        with pytest.raises(DatasetError) as told:
+            TrajectoryDataset.open(place)
+        assert str(told.value).endswith(f"; did you mean {data}?")
+    with pytest.raises(DatasetError, match=r"holds \['trajectories'\].*did you mean"):
+        TrajectoryWriter(data.parent, METADATA)
+    with pytest.raises(DatasetError, match=r"TrajectoryWriter writes$"):
+        TrajectoryDataset.open(tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'skip'"):
-        TrajectoryDataset.open(dataset, on_damaged="skipp")
+        TrajectoryDataset.open(data, on_damaged="skipp")
 
 
 # -- data sets in memory, and sources ----------------------------------------------------------

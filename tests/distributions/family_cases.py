@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "beta n-d": ("beta", Box(LOW, HIGH)),
     "beta scalar": ("beta", Box(-1.0, 1.0, ())),
     "categorical": ("categorical", Discrete(4, start=2)),
-    "clipped": ("clipped_gaussian", Box(-1.0, 1.0, (2,))),
+    "clipped": ("diagonal_gaussian", Box(-1.0, 1.0, (2,))),
     "gaussian n-d": ("diagonal_gaussian", Box(LOW, HIGH)),
     "gaussian one-sided": ("diagonal_gaussian", ONE_SIDED),
     "gaussian dependent": (DEPENDENT, Box(-1.0, 2.0, ())),

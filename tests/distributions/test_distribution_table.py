@@ -110,7 +110,7 @@ def test_every_space_that_can_be_flattened_has_a_default() -> None:
             BOX,
             {"MultiDiscrete": "squashed_gausian"},
             "model.distributions.MultiDiscrete = 'squashed_gausian': there is no such family; "
-            "expected one of bernoulli, beta, categorical, clipped_gaussian, diagonal_gaussian, "
+            "expected one of bernoulli, beta, categorical, diagonal_gaussian, "
             "multi_categorical, squashed_gaussian; "
             "did you mean 'squashed_gaussian'?",
         ),
@@ -123,9 +123,15 @@ def test_every_space_that_can_be_flattened_has_a_default() -> None:
         ),
         (
             BOX,
+            {"Box": "clipped_gaussian"},
+            "model.distributions.Box = 'clipped_gaussian': this second name was removed: use "
+            "diagonal_gaussian",
+        ),
+        (
+            BOX,
             {"Box": {"state_dependent_std": True}},
             "model.distributions.Box.name = None: expected the name of a family (bernoulli, beta, "
-            "categorical, clipped_gaussian, diagonal_gaussian, multi_categorical, "
+            "categorical, diagonal_gaussian, multi_categorical, "
             "squashed_gaussian) or a mapping with _target_",
         ),
         (

@@ -128,23 +128,17 @@ def test_divergence_from_itself_is_zero(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@sweep("h", [0.0, 0.3])
-def test_gradients(case: str, h: float) -> None:
-    """All gradients are the numerical ones; the vjp has that of autograd, and the same values."""
+def test_gradients(case: str) -> None:
+    """All gradients are the numerical ones; values computed together are those of the methods."""
     family, _ = build(case)
-    params, g = randn(6, family.param_size), randn(6, seed=1)
+    params = randn(6, family.param_size)
     actions = draw(family, params)
-    leaf, q = params.clone().requires_grad_(), randn(6, family.param_size, seed=1).requires_grad_()
+    leaf, q = params.requires_grad_(), randn(6, family.param_size, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda p: family.log_prob_and_entropy(p, actions), (leaf,))
     assert torch.autograd.gradcheck(family.kl, (leaf, q))
     log_prob, entropy = family.log_prob_and_entropy(leaf, actions)
     assert torch.equal(log_prob, family.log_prob(leaf, actions))
     assert torch.equal(entropy, family.entropy(leaf))
-    ((log_prob * g).sum() + h * entropy.sum()).backward()
-    by_hand = family.log_prob_and_entropy_vjp(params, actions)
-    torch.testing.assert_close(by_hand[:2], (log_prob.detach(), entropy.detach()))
-    assert not any(value.requires_grad for value in by_hand[:2])
-    torch.testing.assert_close(by_hand[2](g, h), leaf.grad)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("squashed")])
@@ -168,8 +162,7 @@ def test_every_tensor_stays_on_the_device_of_params(case: str) -> None:
         noise = family.draw_noise((4,), device="meta")
         results += [*family.reparameterized(params, noise), family.critic_input(actions)]
     else:
-        *values, gradient = family.choice_probs_vjp(params)
-        results += [*values, gradient(values[0]), family.max_entropy(params)]
+        results += [*family.choice_probs(params), family.max_entropy(params)]
         results.append(family.choices(actions))
     assert {result.device.type for result in results} == {"meta"}
 

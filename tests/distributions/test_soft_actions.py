@@ -92,15 +92,14 @@ def reference(distribution: Distribution, params: torch.Tensor, noise: torch.Ten
 
 @pytest.mark.parametrize("case", CASES)
 def test_sample_is_that_of_the_parts(case: str) -> None:
-    """Fields are those of the parts, in their order, without a graph."""
+    """Fields are those of the parts, in their order."""
     soft = SoftActions(CASES[case])
     params, noise = draw(CASES[case], 5)
     expected, entropies = reference(CASES[case], params, noise)
-    sample = soft.sample(params.requires_grad_(), noise)
+    sample = soft.sample(params, noise)
     for name in SoftSample.__slots__:
         value = getattr(sample, name)
         torch.testing.assert_close(value, getattr(expected, name))
-        assert not value.requires_grad
     assert sample.features.shape == (5, soft.critic_input_size)
     assert sample.probs.shape == (5, soft.num_choices)
     torch.testing.assert_close(soft.neg_log_probs(sample), entropies)
@@ -108,22 +107,21 @@ def test_sample_is_that_of_the_parts(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_of_the_soft_loss(case: str) -> None:
-    """The gradient of a soft actor's loss is that of autograd, which sees all of its terms."""
+    """The gradient of a soft actor's loss is that of the parts."""
     soft = SoftActions(CASES[case])
     params, noise = draw(CASES[case], 5)
     f, q = randn(5, soft.critic_input_size, seed=1), randn(5, soft.num_choices, seed=2)
-    leaf = params.clone().requires_grad_()
-    expected, _ = reference(CASES[case], leaf, noise)
-    loss = (expected.features * f).sum() + ALPHA * expected.log_probs.sum()
-    loss = loss + (expected.probs * (ALPHA * expected.choice_log_probs - q)).sum()
-    loss.backward()
-    sample, gradient = soft.sample_vjp(params, noise)
-    result = gradient(
-        f if soft.critic_input_size else None,
-        torch.full_like(sample.log_probs, ALPHA),
-        ALPHA * sample.choice_log_probs - q if soft.num_choices else None,
-    )
-    torch.testing.assert_close(result, leaf.grad)
+    slopes = []
+    for draw_sample in (
+        lambda x: reference(CASES[case], x, noise)[0],
+        lambda x: soft.sample(x, noise),
+    ):
+        leaf = params.clone().requires_grad_()
+        sample = draw_sample(leaf)
+        loss = (sample.features * f).sum() + ALPHA * sample.log_probs.sum()
+        loss = loss + (sample.probs * (ALPHA * sample.choice_log_probs - q)).sum()
+        slopes += torch.autograd.grad(loss, leaf)
+    torch.testing.assert_close(*slopes)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -152,8 +150,8 @@ def test_empty_batch(case: str) -> None:
     """No rows give no values and no gradients."""
     soft = SoftActions(CASES[case])
     params, noise = draw(CASES[case], 0)
-    sample, gradient = soft.sample_vjp(params, noise)
-    assert gradient(sample.features, sample.log_probs, sample.probs).shape == params.shape
+    sample = soft.sample(params, noise)
+    assert sample.features.shape == (0, soft.critic_input_size)
     assert soft.neg_log_probs(sample).shape == (0, len(soft.parts))
     assert soft.target_entropies(params, 1.0, 1.0).shape == (0, len(soft.parts))
 
@@ -203,12 +201,12 @@ def test_masked_choices_add_nothing(alpha: float) -> None:
     soft = SoftActions(joint)
     params, noise = (tensor.float() for tensor in draw(joint, 6))
     params[:, 1:3] = impossible_logit(torch.float32)
-    sample, gradient = soft.sample_vjp(params, noise)
+    sample = soft.sample(params.requires_grad_(), noise)
     q = randn(6, 4).float()
     costs = alpha * sample.choice_log_probs - q
     assert (sample.probs * costs).isfinite().all()
     assert (sample.probs * costs)[:, 1:3].eq(0).all()
-    result = gradient(torch.zeros_like(sample.features), torch.zeros(6, 1), costs)
+    (result,) = torch.autograd.grad((sample.probs * costs).sum(), params, retain_graph=True)
     assert result.isfinite().all()
     assert result[:, 1:3].eq(0).all()
     two = torch.log_softmax(params[:, [0, 3]].double(), -1)
@@ -225,19 +223,18 @@ def test_masked_choices_add_nothing(alpha: float) -> None:
 def test_saturated_actions_are_finite(family: Distribution) -> None:
     """At |u| = 50 and a log std beyond its limits, float32 values and gradients are finite."""
     params = torch.tensor([[-50.0, 50.0, -30.0, 1.0], [20.0, -20.0, 9.0, -9.0]])
-    sample, gradient = SoftActions(family).sample_vjp(params, torch.ones(2, 2))
-    result = gradient(torch.ones(2, 2), torch.ones(2, 1), None)
+    sample = SoftActions(family).sample(params.requires_grad_(), torch.ones(2, 2))
+    (result,) = torch.autograd.grad(sample.features.sum() + sample.log_probs.sum(), params)
     assert sample.log_probs.isfinite().all()
     assert result.isfinite().all()
 
 
-def test_joining_undoes_splitting() -> None:
-    """`join` puts params back where `split` found them, free ones included."""
+def test_splitting_finds_the_params_of_each_part() -> None:
+    """Free ones included."""
     joint = JOINT["all"]
     assert isinstance(joint, JointDistribution)
     params = randn(3, joint.param_size)
     assert joint.free_param_size == 4
-    assert torch.equal(joint.join(joint.split(params)), params)
     own = [params[:, columns] for columns, _ in own_columns(joint).values()]
     assert all(torch.equal(a, b) for a, b in zip(joint.split(params), own, strict=True))
 

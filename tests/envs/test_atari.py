@@ -7,6 +7,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+from cases import sweep
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
@@ -172,17 +173,6 @@ def test_generators_of_other_wrappers_are_seeded():
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_whole_stickiness_keeps_the_first_action():
-    """With probability 1 no action is ever taken; the probability given is the one that counts."""
-    for stickiness, same in ((1.0, True), (0.0, False)):
-        env = preprocessed("Pong", repeat_action_probability=stickiness)
-        ends = []
-        for action in (0, 2):
-            env.reset(seed=0)
-            ends.append([env.step(action)[0] for _ in range(20)][-1])
-        assert bool((ends[0] == ends[1]).all()) is same
-
-
 def test_no_noops_and_other_sizes():
     """A game can begin with its first frame, also after another one; sizes are settings."""
     raw = EnvConfig(id="ALE/Freeway-v5", preprocessing="none", kwargs={"frameskip": 1})
@@ -263,37 +253,6 @@ def test_lives_are_episodes_of_training_only():
     assert training.reset(seed=12)[1]["lives"] == 5
 
 
-def test_signs_of_rewards_and_raw_scores():
-    """Training sees signs; the score that is reported is the game's."""
-    env = game("Asterix")()
-    env.reset(seed=0)
-    env.action_space.seed(0)
-    rewards = []
-    while True:
-        _, reward, terminated, truncated, info = env.step(env.action_space.sample())
-        rewards.append(reward)
-        if "episode" in info:
-            break
-        if terminated:
-            env.reset()
-    assert set(rewards) == {0.0, 1.0}
-    assert terminated
-    assert not truncated
-    assert info["episode"]["r"] == 50.0 * sum(rewards)
-
-
-def test_fire_is_pressed_where_a_game_waits_for_it():
-    """A policy that never serves loses all balls of Breakout instead of waiting for ever."""
-    env = game("Breakout").for_evaluation()()
-    env.reset(seed=0)
-    for steps in range(400):  # noqa: B007
-        *_, terminated, _, info = env.step(0)
-        if terminated:
-            break
-    assert info["lives"] == 0
-    assert steps < 200
-
-
 def test_time_limit_counts_steps_of_the_agent():
     """`max_episode_steps` ends the game as it does in other environments, not within a step."""
     config = EnvConfig(id="ALE/Pong-v5", max_episode_steps=5)
@@ -306,44 +265,6 @@ def test_time_limit_counts_steps_of_the_agent():
         assert steps[-1][4]["episode_frame_number"] == first + 20
 
 
-def columns_of(vector, steps, seed):
-    """Observations, rewards, flags, final observations and reports of some steps."""
-    seen = [vector.reset(seed=seed)[0].copy()]
-    stacked, episodes = seen[0], []
-    for t in range(steps):
-        obs, rewards, terminated, truncated, infos = vector.step(np.array([t % 4, 2 * t % 4]))
-        for i in range(2):
-            reached = obs[i]
-            if terminated[i] or truncated[i]:
-                reached = infos["final_obs"][i]
-            np.testing.assert_array_equal(reached[:-1], stacked[i][1:])
-        if truncated.any():
-            assert infos["final_info"]["_episode"].tolist() == truncated.tolist()
-            episodes.append(infos["final_info"]["episode"]["l"].tolist())
-        stacked = obs.copy()
-        seen += [stacked, rewards, terminated, truncated]
-    return seen, episodes
-
-
-def test_vector_environments():
-    """Both give the same numbers, stacks that keep their promise, and reports at the true end."""
-    factories = [game("Breakout", max_num_frames_per_episode=250)] * 2
-    with (
-        SequentialVectorEnv(factories) as one,
-        SubprocVectorEnv(factories, n_workers=2) as many,
-    ):
-        for vector in (one, many):
-            assert vector.frame_stack == {"": 4}
-            assert vector.monitored
-        expected, episodes = columns_of(one, 130, seed=2)
-        got, same = columns_of(many, 130, seed=2)
-    assert len(episodes) > 2
-    assert episodes == same
-    for a, b in zip(expected, got, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert sum(int(part.sum()) for part in expected[3::4]) >= 2
-
-
 def test_final_observation_of_a_truncated_game():
     """It is the stack that the game ended with, newest screen last."""
     factory = game("SpaceInvaders", max_num_frames_per_episode=101)
@@ -351,6 +272,8 @@ def test_final_observation_of_a_truncated_game():
         SequentialVectorEnv([factory]),
         preprocessed("SpaceInvaders", max_num_frames_per_episode=101),
     )
+    assert vector.frame_stack == {"": 4}
+    assert vector.monitored
     vector.reset(seed=3)
     alone.reset(seed=EpisodeSeeds(3, 0, 1).next())
     screens = []
@@ -366,8 +289,8 @@ def test_final_observation_of_a_truncated_game():
 # -- what is asked for -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "shape"),
+@sweep(
+    "case",
     [
         ({}, (4, 84, 84)),
         ({"obs_type": "rgb"}, (4, 84, 84)),
@@ -376,8 +299,9 @@ def test_final_observation_of_a_truncated_game():
         ({"obs_type": "grayscale"}, (210, 160)),
     ],
 )
-def test_auto_is_for_the_screen_in_colour(kwargs, shape):
+def test_auto_is_for_the_screen_in_colour(case):
     """Who asks for other observations gets these, without anything for training."""
+    kwargs, shape = case
     env = game("Pong", **kwargs)()
     assert env.observation_space.shape == shape
     assert ("MonitoringWrapper" in layers(env)) is (len(shape) == 3)
@@ -408,8 +332,8 @@ def test_own_function_that_builds_a_game():
     assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@sweep(
+    "case",
     [
         ({"id": "CartPole-v1", "preprocessing": "atari"}, "env.preprocessing = 'atari'.*CartPole"),
         (
@@ -441,8 +365,9 @@ def test_own_function_that_builds_a_game():
         ({"id": "ALE/Pongg-v5", "preprocessing": "atari"}, "nearest ids: ALE/Pong-v5"),
     ],
 )
-def test_contradictory_settings(settings, message):
+def test_contradictory_settings(case):
     """What can not be preprocessed is refused, with the remedy."""
+    settings, message = case
     with pytest.raises(ConfigError, match=message):
         EnvFactory(EnvConfig(**settings))()
 

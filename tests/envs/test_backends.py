@@ -14,7 +14,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv, make_foreign_env
 from maze_train.envs.names import SequentialVectorEnv
-from maze_train.envs.pools import EnvPoolVectorEnv, with_true_bounds
+from maze_train.envs.pools import with_true_bounds
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, ShapeError
 
 BACKENDS = ["native", "envpool"]
@@ -262,20 +262,6 @@ def test_atari_training_changes_ends_and_rewards_only(breakout):
 
 
 @pytest.mark.slow
-def test_atari_scores_are_raw():
-    """In a game with rewards of 5 and more, evaluation sees them, training their signs."""
-    for backend in BACKENDS:
-        needs(backend, "ALE/")
-        seen = []
-        for training in (False, True):
-            vector = make(backend, "ALE/SpaceInvaders-v5", 2, training=training)
-            seen.append([step[1] for steps in play(vector, 60) for step in steps])
-            vector.close()
-        assert max(seen[0]) >= 5.0
-        assert set(seen[1]) == {0.0, 1.0}
-
-
-@pytest.mark.slow
 def test_atari_same_step_equals_next_step():
     """Both autoreset modes of ale-py give the same transitions, final observations included."""
     pytest.importorskip("ale_py")
@@ -366,18 +352,6 @@ def test_envpool_nested_observations():
             break
     assert sorted(infos["final_obs"][0]) == ["direction", "image", "mission"]
     vector.close()
-
-
-def test_envpool_alone():
-    """Without our vector environment around it, it ends its threads as well."""
-    pytest.importorskip("envpool")
-    before = threads()
-    pool = EnvPoolVectorEnv("CartPole-v1", 2, {"num_threads": 2})
-    first, _ = pool.reset(seed=3)
-    np.testing.assert_array_equal(first, pool.reset(seed=[3, 4])[0])
-    assert threads() > before
-    pool.close()
-    assert threads() == before
 
 
 def test_true_bounds():

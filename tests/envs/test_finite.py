@@ -7,92 +7,45 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
+from cases import sweep
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_envs import CountingEnv
+from toy_envs import CountingEnv, SpoiltEnv
+from vector_cases import FORKS, PLACES, here
 
-from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train import EnvFactory
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.finite import FiniteCheck
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.envs.repair import episode_seed
-from maze_train.errors import ConfigError, EnvError
+from maze_train.errors import EnvError
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 
 
-class SpoiltEnv(gymnasium.Env):
-    """Observes a dict; spoils a part of it, or the reward, at a step of its first episodes."""
-
-    def __init__(self, where="", at=3, value=float("nan"), episodes=1, length=5, truncate=True):
-        self.observation_space = spaces.Dict(
-            {
-                "count": spaces.Discrete(1000),
-                "speed": spaces.Box(-np.inf, np.inf, (2, 3), np.float32),
-                "temperature": spaces.Box(-np.inf, np.inf, (), np.float64),
-            }
-        )
-        self.action_space = spaces.Discrete(2)
-        self.where, self.at, self.value, self.episodes = where, at, value, episodes
-        self.length, self.truncate = length, truncate
-        self.t = self.begun = 0
-
-    def observe(self):
-        speed = np.full((2, 3), self.t, np.float32)
-        temperature = np.float64(self.t)
-        if self.t == self.at and self.begun <= self.episodes:
-            if self.where == "speed":
-                speed[1, 2] = self.value
-            if self.where == "temperature":
-                temperature = np.float64(self.value)
-        return {"count": self.t, "speed": speed, "temperature": temperature}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        self.begun += 1
-        return self.observe(), {}
-
-    def step(self, action):
-        self.t += 1
-        spoilt = self.where == "reward" and self.t == self.at and self.begun <= self.episodes
-        ended = self.t >= self.length
-        return (
-            self.observe(),
-            self.value if spoilt else 1.0,
-            ended and not self.truncate,
-            ended and self.truncate,
-            {},
-        )
-
-
-def vector_of(kind, *spoilt, **kwargs):
+def between(*spoilt):
     """Two good environments around others."""
-    factories = [SpoiltEnv, *[lambda k=k: SpoiltEnv(**k) for k in spoilt], SpoiltEnv]
-    if kind == "workers":
-        return SubprocVectorEnv(factories, n_workers=2, start_method="fork", **kwargs)
-    return SequentialVectorEnv(factories, **kwargs)
+    return [SpoiltEnv, *[lambda k=k: SpoiltEnv(**k) for k in spoilt], SpoiltEnv]
 
 
-KINDS = ["sequential", "workers"]
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+pytestmark = FORKS
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize(
-    ("where", "words"),
+@pytest.mark.parametrize("make", PLACES)
+@sweep("value", BAD)
+@sweep(
+    "case",
     [
         ("speed", r"observation 'speed' is {} at index \(1, 2\)"),
         ("temperature", r"observation 'temperature' is {}, expected"),
         ("reward", r"reward is {}, expected"),
     ],
 )
-def test_it_is_named(where, words, value, kind):
+def test_it_is_named(case, value, make):
     """Environment, episode, step, leaf, value and index."""
-    with vector_of(kind, {"where": where, "value": value}) as vector:
+    where, words = case
+    with make(between({"where": where, "value": value})) as vector:
         vector.reset(seed=1)
         vector.step([0] * 3)
         vector.step([0] * 3)
@@ -103,12 +56,12 @@ def test_it_is_named(where, words, value, kind):
             vector.step([0] * 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", ["speed", "temperature", "reward"])
-@pytest.mark.parametrize("at", [3, 5])
-def test_an_episode_is_given_up(where, at, kind):
+@pytest.mark.parametrize("make", PLACES)
+@sweep("where", ["speed", "temperature", "reward"])
+@sweep("at", [3, 5])
+def test_an_episode_is_given_up(where, at, make):
     """In the middle, or where the episode is truncated; the next one begins, with its own seed."""
-    with vector_of(kind, {"where": where, "at": at}, on_non_finite="skip") as vector:
+    with make(between({"where": where, "at": at}), on_non_finite="skip") as vector:
         vector.reset(seed=1)
         for _ in range(at - 1):
             assert vector.step([0] * 3)[4] == {}
@@ -138,14 +91,14 @@ def test_seeds_of_the_next_episode():
             obs, reward, *rest = super().step(action)
             return obs, float("nan") if self.t == 2 and len(self.seeds) < 4 else reward, *rest
 
-    with SequentialVectorEnv([CountingEnv, SpoiltCounting], on_non_finite="skip") as vector:
+    with here([CountingEnv, SpoiltCounting], on_non_finite="skip") as vector:
         vector.reset(seed=3)
         lost = [vector.step([0, 0])[4].get("lost", [False] * 2)[1] for _ in range(9)]
         assert lost == [False, True] * 3 + [False] * 3
         seeds = [episode_seed(3, 1, 2, k) for k in range(1, 5)]
         assert vector.envs[1].seeds == seeds
         state = vector.state_dict()
-        with SequentialVectorEnv([CountingEnv] * 2) as other:
+        with here([CountingEnv] * 2) as other:
             assert other.load_state_dict(state)[0].tolist() == vector._observations().tolist()
 
 
@@ -166,9 +119,7 @@ class LivesEnv(CountingEnv):
 
 def test_a_game_that_went_wrong_does_not_go_on():
     """Where a life is lost in a step that is given up, a new game begins, not only an episode."""
-    with SequentialVectorEnv(
-        [lambda: EpisodicLifeWrapper(LivesEnv())], on_non_finite="skip"
-    ) as vector:
+    with here([lambda: EpisodicLifeWrapper(LivesEnv())], on_non_finite="skip") as vector:
         vector.reset(seed=1)
         vector.step([0])
         obs, _, _, _, infos = vector.step([0])
@@ -184,14 +135,13 @@ def test_a_game_that_went_wrong_does_not_go_on():
 
 def test_all_at_once():
     """Several environments in one step, one of them at the end of its episode."""
-    with vector_of(
-        "sequential",
+    spoilt = between(
         {"where": "speed", "at": 3},
         {"where": "reward", "at": 3, "value": float("inf")},
         {"where": "reward", "at": 3, "value": float("-inf"), "length": 3},
         {"where": "speed", "at": 3, "length": 3, "truncate": False},
-        on_non_finite="skip",
-    ) as vector:
+    )
+    with here(spoilt, on_non_finite="skip") as vector:
         vector.reset(seed=1)
         vector.step([0] * 6)
         vector.step([0] * 6)
@@ -204,12 +154,12 @@ def test_all_at_once():
         assert obs["count"].tolist() == [3, 0, 0, 0, 0, 3]
 
 
-@pytest.mark.parametrize("policy", ["raise", "skip"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_first_observation_is_always_an_error(kind, policy):
+@sweep("policy", ["raise", "skip"])
+@pytest.mark.parametrize("make", PLACES)
+def test_the_first_observation_is_always_an_error(make, policy):
     """At the first reset, after the end of an episode, and after one that was given up."""
     with (
-        vector_of(kind, {"where": "speed", "at": 0}, on_non_finite=policy) as vector,
+        make(between({"where": "speed", "at": 0}), on_non_finite=policy) as vector,
         pytest.raises(EnvError, match=r"environment 1 failed in the reset.*'speed' is nan"),
     ):
         vector.reset(seed=1)
@@ -223,7 +173,7 @@ def test_the_first_observation_is_always_an_error(kind, policy):
 
     words = r"environment 0 failed in the reset.*'speed' is inf at index \(0, 0\)"
     for spoilt in ({}, {"where": "reward", "at": 5}):
-        with SequentialVectorEnv([lambda s=spoilt: Later(**s)], on_non_finite=policy) as vector:
+        with here([lambda s=spoilt: Later(**s)], on_non_finite=policy) as vector:
             vector.reset(seed=1)
             for _ in range(4):
                 vector.step([0])
@@ -235,12 +185,12 @@ def test_the_first_observation_is_always_an_error(kind, policy):
 
 def test_terminal_observations_do_not_matter():
     """Nobody asks for the value of a terminal state."""
-    with vector_of("sequential", {"where": "speed", "at": 5, "truncate": False}) as vector:
+    with here(between({"where": "speed", "at": 5, "truncate": False})) as vector:
         vector.reset(seed=1)
         for _ in range(5):
             result = vector.step([0] * 3)
         assert result[2][1]
-    with vector_of("sequential", {"where": "speed", "at": 5}) as vector:
+    with here(between({"where": "speed", "at": 5})) as vector:
         vector.reset(seed=1)
         for _ in range(4):
             vector.step([0] * 3)
@@ -254,7 +204,7 @@ def test_monitored_returns_of_lost_episodes_are_not_reported():
     factory.config.training_wrappers = [
         {"_target_": "maze_train.RewardScalingWrapper", "scale": 2.0}
     ]
-    with SequentialVectorEnv([factory], on_non_finite="skip", step_infos=True) as vector:
+    with here([factory], on_non_finite="skip", step_infos=True) as vector:
         vector.reset(seed=1)
         for _ in range(3):
             infos = vector.step([0])[4]
@@ -284,7 +234,7 @@ def test_the_quick_test_is_exact(size, dtype, changes):
         assert check.passes() == bool(np.isfinite(column).all())
 
 
-@pytest.mark.parametrize("at", [0, 8191, 8192, 19_999])
+@sweep("at", [0, 8191, 8192, 19_999])
 def test_long_columns(at):
     """Every part of a long column is looked at, and changes are seen."""
     column = np.zeros((2, 10_000), np.float32)
@@ -292,17 +242,6 @@ def test_long_columns(at):
     assert check.passes()
     column.reshape(-1)[at] = np.inf
     assert not check.passes()
-
-
-def test_integers_are_not_looked_at():
-    """Their columns cost nothing."""
-    assert FiniteCheck({"": np.zeros((4, 84, 84), np.uint8)})._pieces == []
-
-
-def test_the_setting_is_checked():
-    """There are two policies."""
-    with pytest.raises(ConfigError, match="on_non_finite"):
-        SequentialVectorEnv([CountingEnv], on_non_finite="ignore")
 
 
 def foreign(mode, **spoilt):
@@ -314,9 +253,9 @@ def foreign(mode, **spoilt):
     )
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize(
-    ("where", "at", "words"),
+@sweep("mode", list(AutoresetMode))
+@sweep(
+    "case",
     [
         ("speed", 0, r"at step 0 .*observation 'speed' is nan at index \(1, 2\)"),
         ("speed", 2, r"at step 2 .*observation 'speed' is nan at index \(1, 2\)"),
@@ -326,8 +265,9 @@ def foreign(mode, **spoilt):
         ("speed", 5, r"at step 5 .*observation 'speed' is nan at index \(1, 2\)"),
     ],
 )
-def test_foreign_environments(mode, where, at, words):
+def test_foreign_environments(mode, case):
     """They are named in every mode, final observations of truncated episodes too."""
+    where, at, words = case
     vector = foreign(mode, where=where, at=at)
     with pytest.raises(EnvError, match=f"environment 1 failed {words}"):  # noqa: PT012
         vector.reset(seed=1)
@@ -336,7 +276,7 @@ def test_foreign_environments(mode, where, at, words):
     vector.close()
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
+@sweep("mode", list(AutoresetMode))
 def test_foreign_terminal_observations_do_not_matter(mode):
     """Nor what an environment returns for the step that only resets it."""
     vector = foreign(mode, where="speed", at=5, truncate=False, episodes=99)
@@ -346,7 +286,7 @@ def test_foreign_terminal_observations_do_not_matter(mode):
     vector.close()
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
+@sweep("mode", list(AutoresetMode))
 def test_foreign_resets(mode):
     """The first observation of a later episode is looked at as well."""
     env = foreign(mode)

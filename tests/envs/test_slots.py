@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pickle
-import re
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 import pytest
+from cases import sweep
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
-from toy_envs import AwkwardEnv, CountingEnv, FailingEnv, NestedEnv
+from toy_envs import CountingEnv, FailingEnv, NestedEnv, SpoiltEnv
 
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.slots import EnvSlots, EpisodeError, blank
 from maze_train.envs.wrappers import RewardScalingWrapper
-from maze_train.errors import ConfigError, EnvError
+from maze_train.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,53 +57,6 @@ class PlannedEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         self.calls.append("close")
-
-
-class SpoiltEnv(PlannedEnv):
-    """A number that is not finite somewhere, at a step of every episode.
-
-    Args:
-        where: Leaf `a` or `b` of the observation, or `reward`.
-        at: The step; 0: the first observation.
-        value: The number.
-        length: Steps of an episode.
-    """
-
-    def __init__(
-        self, where: str = "", at: int = 2, value: float = float("nan"), length: int = 4
-    ) -> None:
-        super().__init__()
-        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.observation_space = spaces.Dict(
-            {"a": box, "b": spaces.Box(-np.inf, np.inf, (), np.float64), "c": spaces.Discrete(9)}
-        )
-        self.where, self.at, self.value, self.length = where, at, value, length
-
-    def observe(self) -> Any:
-        found = {"a": np.full(2, self.t + 1, np.float32), "b": np.float64(self.t + 1), "c": 3}
-        if self.t == self.at and self.where == "a":
-            found["a"][1] = self.value
-        if self.t == self.at and self.where == "b":
-            found["b"] = np.float64(self.value)
-        return found
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        is_bad = self.where == "reward" and self.t == self.at
-        reward = self.value if is_bad else 1.0
-        return self.observe(), reward, self.t == self.length, False, {"t": self.t}
-
-
-class MaskedEnv(CountingEnv):
-    """Tells which actions are legal: none of them after its second step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        mask = spaces.MultiBinary(3)
-        self.observation_space = spaces.Dict({"action_mask": mask, "t": spaces.Discrete(9)})
-
-    def observe(self) -> Any:
-        return {"action_mask": np.array([1, 0, self.t], np.int8) * (self.t < 2), "t": self.t}
 
 
 class LivesEnv(PlannedEnv):
@@ -178,15 +131,6 @@ def test_episodes_of_all_lengths_and_ends() -> None:
     assert finished >= 27
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 12345, 2**32 - 1])
-def test_the_reset_gets_the_seed(seed: int) -> None:
-    """Exactly it, each time, and no options; nothing else is done to the environment."""
-    slots = slots_of(PlannedEnv)
-    slots.start(1, seed)
-    slots.start(1, seed)
-    assert [inner(slots, i).calls for i in range(3)] == [[], [("reset", seed, None)] * 2, []]
-
-
 def test_starting_forgets_the_episode_before() -> None:
     """Also one that did not end: sums, steps and infos begin anew, in this slot alone."""
     slots = slots_of(PlannedEnv)
@@ -238,16 +182,6 @@ def test_what_slots_tell_about_themselves() -> None:
         "robot/0": ((ROWS, 2, 2), "float64"),
         "robot/1": ((ROWS,), "int64"),
     }
-
-
-def test_observations_are_copied() -> None:
-    """An environment may use its array again; other number types are converted."""
-    slots = slots_of(AwkwardEnv)
-    for i in range(3):
-        slots.start(i, 10 + i)
-    slots.step(2, np.zeros(ROWS, np.int64))
-    assert slots.obs[""].dtype == np.float32
-    assert slots.obs[""][:3].tolist() == [[10.0, 1.0], [11.0, 1.0], [12.0, 0.0]]
 
 
 def test_nested_observations_and_actions() -> None:
@@ -340,11 +274,11 @@ def test_how_episodes_ended() -> None:
     assert not slots.truncations.any()
 
 
-@pytest.mark.parametrize("where", ["a", "b"])
+@sweep("where", ["speed", "temperature"])
 def test_last_observations_that_are_no_good(where: str) -> None:
     """An error where they are asked for, or a lost episode."""
     for on_non_finite in ("raise", "skip"):
-        slots = slots_of(lambda: SpoiltEnv(where, at=1, length=1), on_non_finite=on_non_finite)
+        slots = slots_of(lambda: SpoiltEnv(where, 1, length=1), on_non_finite=on_non_finite)
         slots.start(0, 5)
         assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
         if on_non_finite == "skip":
@@ -354,7 +288,7 @@ def test_last_observations_that_are_no_good(where: str) -> None:
         words = rf"step 1 of the episode with seed 5: NonFiniteError: last observation '{where}' is"
         with pytest.raises(EpisodeError, match=words):
             slots.last_observation(0)
-        slots.final_obs[0] = {"a": np.zeros(3)}
+        slots.final_obs[0] = {"speed": np.zeros(3)}
         with pytest.raises(EpisodeError, match="seed 5: SpaceError"):
             slots.last_observation(0)
 
@@ -415,7 +349,7 @@ class NoLifeEnv(LivesEnv):
         return obs, reward, *ends, {**info, "is_success": True}
 
 
-@pytest.mark.parametrize("how", ["terminated", "truncated", "both"])
+@sweep("how", ["terminated", "truncated", "both"])
 def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
     """The episode ends there: nothing of a second game is in it, and the next one is a new one."""
 
@@ -461,7 +395,7 @@ def test_infos_where_a_game_goes_on() -> None:
         slots.step(1, np.ones(ROWS, np.int64))
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+@sweep("limit", [1, 2, 3, 4, 5])
 def test_a_limit_of_steps_is_one_of_the_whole_game(limit: int) -> None:
     """It does not begin anew where a life is lost; a limit within the game has its own count."""
 
@@ -476,15 +410,17 @@ def test_a_limit_of_steps_is_one_of_the_whole_game(limit: int) -> None:
         assert slots.lengths[0] == min(limit, 4)
 
 
-def test_an_episode_that_is_cut_is_reported_raw() -> None:
-    """A time limit around what changes the rewards ends it for the monitor as well."""
+@sweep("length", [9, 2])
+def test_raw_returns_are_told(length: int) -> None:
+    """Of whole episodes, and of those that a time limit around the monitor cuts."""
     slots = slots_of(
-        lambda: TimeLimit(RewardScalingWrapper(MonitoringWrapper(CountingEnv(9)), 0.1), 2)
+        lambda: TimeLimit(RewardScalingWrapper(MonitoringWrapper(CountingEnv(length)), 0.1), 2)
     )
     for seed in (5, 6):
         slots.start(0, seed)
         assert slots.step(1, np.zeros(ROWS, np.int64)) == []
         assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
+        assert slots.returns[0] == pytest.approx(0.3)
         assert slots.final_infos[0]["episode"] == {"r": 3.0, "l": 2}
 
 
@@ -494,16 +430,6 @@ def test_rows_of_no_slot_can_be_read() -> None:
     assert not slots.obs[""].any()
     assert blank(spaces.Discrete(3, start=5)) == 5
     assert blank(spaces.MultiDiscrete([2, 3], start=[4, -1])).tolist() == [4, -1]
-
-
-def test_raw_returns_are_told() -> None:
-    """Where a monitor lies below what changes the rewards, its report is in the last info."""
-    slots = slots_of(lambda: RewardScalingWrapper(MonitoringWrapper(CountingEnv(3)), 0.1))
-    slots.start(0, 5)
-    for t in range(3):
-        assert slots.step(1, np.zeros(ROWS, np.int64)) == ([0] if t == 2 else [])
-    assert slots.returns[0] == pytest.approx(0.6)
-    assert slots.final_infos[0]["episode"] == {"r": 6.0, "l": 3}
 
 
 # -- what is wrong -------------------------------------------------------------------------------
@@ -529,105 +455,66 @@ def test_an_environment_that_raises() -> None:
         slots.step(3, np.zeros(ROWS, np.int64))
 
 
-@pytest.mark.parametrize(
-    ("seed", "words"),
-    [
-        (5, r"at step 1 of .* seed 5: SpaceError: the observation has shape \(2,\)"),
-        (6, "at step 1 of .* seed 6: TypeError: "),
-        (7, "at step 1 of .* seed 7: TypeError: info is 'so', expected a dict"),
-        (8, "in the reset of .* seed 8: TypeError: info is 'so', expected a dict"),
-        (9, r"in the reset of .* seed 9: SpaceError: the observation has shape \(2,\)"),
-    ],
-)
-def test_what_can_not_be_taken(seed: int, words: str) -> None:
-    """Observations of another shape, rewards that are no numbers, infos that are no dicts."""
-
-    class Odd(PlannedEnv):
-        def reset(self, **kwargs: Any) -> Any:
-            obs, info = super().reset(**kwargs)
-            return obs[:2] if self.seed == 9 else obs, "so" if self.seed == 8 else info
-
-        def step(self, action: Any) -> Any:
-            obs, reward, *ends, info = super().step(action)
-            changed: dict[int, Any] = {
-                5: (obs[:2], reward, *ends, info),
-                6: (obs, None, *ends, info),
-                7: (obs, reward, *ends, "so"),
-            }
-            return changed[self.seed]
-
-    slots = slots_of(Odd)
-    with pytest.raises(EnvError, match=rf"^environment 0 failed {words}"):
-        start_and_step(slots, seed)
-
-
 def start_and_step(slots: EnvSlots, seed: int) -> list[int]:
     """The first step of an episode in slot 0."""
     slots.start(0, seed)
     return slots.step(1, np.zeros(ROWS, np.int64))
 
 
-def test_masks() -> None:
-    """They are observed; where no action is legal, that is an error."""
-    slots = slots_of(MaskedEnv)
-    slots.start(0, 5)
-    assert slots.obs["action_mask"][0].tolist() == [1, 0, 0]
-    slots.step(1, np.zeros(ROWS, np.int64))
-    assert slots.obs["action_mask"][0].tolist() == [1, 0, 1]
-    with pytest.raises(EnvError, match=r"^environment 0 failed at step 2 .* no action is legal"):
-        slots.step(1, np.zeros(ROWS, np.int64))
+def test_infos_that_are_no_dicts() -> None:
+    """They are an error in a reset, and at the end of an episode."""
+
+    class Odd(PlannedEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            obs, info = super().reset(**kwargs)
+            return obs, "so" if self.seed == 8 else info
+
+        def step(self, action: Any) -> Any:
+            *result, _ = super().step(action)
+            return *result, "so"
+
+    for seed, when in ((7, "at step 1"), (8, "in the reset")):
+        words = f"^environment 0 failed {when} of .* seed {seed}: TypeError: info is 'so', expected"
+        with pytest.raises(EnvError, match=words):
+            start_and_step(slots_of(Odd), seed)
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("a", r"observation 'a' is {} at index \(1,\), expected a finite number"),
-        ("b", r"observation 'b' is {}, expected a finite number"),
-        ("reward", r"reward is {}, expected a finite number"),
-    ],
-)
-def test_numbers_that_are_not_finite(where: str, words: str, value: float) -> None:
-    """They are an error that names them, environment, step and seed."""
-    slots = EnvSlots([SpoiltEnv, lambda: SpoiltEnv(where, value=value)], ROWS, first=3)
-    slots.start(0, 1)
-    slots.start(1, 99)
-    slots.step(2, np.zeros(ROWS, np.int64))
-    name = "environment 4 failed at step 2 of the episode with seed 99: NonFiniteError: "
-    with pytest.raises(EnvError, match=name + words.format(re.escape(str(value)))):
-        slots.step(2, np.zeros(ROWS, np.int64))
-
-
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("where", ["a", "b", "reward"])
-def test_lost_episodes(where: str, value: float) -> None:
-    """They end, without the bad number in sum or row, and others play on; the next one is new."""
-    spoilt = [SpoiltEnv, lambda: SpoiltEnv(where, value=value), SpoiltEnv]
-    slots = EnvSlots(spoilt, ROWS, on_non_finite="skip")
-    for i in range(3):
-        slots.start(i, i)
-    assert slots.step(3, np.zeros(ROWS, np.int64)) == []
-    assert slots.step(3, np.zeros(ROWS, np.int64)) == [1]
-    assert slots.lost.tolist() == [False, True, False, False, False, False]
-    assert slots.returns[:3].tolist() == [2.0, 1.0, 2.0]
-    assert slots.lengths[:3].tolist() == [2, 2, 2]
-    assert slots.final_infos == {}
-    for column in slots.obs.values():
-        assert not column[1].any()
-        assert column[[0, 2]].all()
-    slots.swap(1, 2)
-    assert slots.lost.tolist() == [False, False, True, False, False, False]
-    assert slots.step(2, np.zeros(ROWS, np.int64)) == []
-    assert slots.step(2, np.zeros(ROWS, np.int64)) == [0, 1]
-    assert slots.returns[:2].tolist() == [4.0, 4.0]
-    slots.start(2, 5)
-    assert not slots.lost.any()
-    assert (slots.returns[2], slots.lengths[2]) == (0.0, 0)
+@sweep("value", BAD)
+@sweep("where", ["speed", "temperature", "reward"])
+def test_numbers_that_are_not_finite(where: str, value: float) -> None:
+    """They are an error that names environment, step and seed, or lose the episode alone."""
+    spoilt = [SpoiltEnv, lambda: SpoiltEnv(where, 2, value), SpoiltEnv]
+    for on_non_finite in ("raise", "skip"):
+        slots = EnvSlots(spoilt, ROWS, first=3, on_non_finite=on_non_finite)
+        for i in range(3):
+            slots.start(i, i)
+        assert slots.step(3, np.zeros(ROWS, np.int64)) == []
+        if on_non_finite == "raise":
+            words = f"environment 4 failed at step 2 of the episode with seed 1: NonFin.*{where}"
+            with pytest.raises(EnvError, match=f"{words}.* is {value}"):
+                slots.step(3, np.zeros(ROWS, np.int64))
+            continue
+        assert slots.step(3, np.zeros(ROWS, np.int64)) == [1]
+        assert slots.lost.tolist() == [False, True, False, False, False, False]
+        assert slots.returns[:3].tolist() == [2.0, 1.0, 2.0]
+        assert slots.lengths[:3].tolist() == [2, 2, 2]
+        assert slots.final_infos == {}
+        for column in slots.obs.values():
+            assert not column[1].any()
+            assert column[[0, 2]].all()
+        slots.swap(1, 2)
+        assert slots.lost.tolist() == [False, False, True, False, False, False]
+        ended = [slots.step(2, np.zeros(ROWS, np.int64)) for _ in range(3)]
+        assert ended == [[], [], [0, 1]]
+        assert slots.returns[:2].tolist() == [5.0, 5.0]
+        slots.start(2, 5)
+        assert not slots.lost.any()
+        assert (slots.returns[2], slots.lengths[2]) == (0.0, 0)
 
 
 def test_lost_episodes_one_after_the_other() -> None:
     """A slot that is not played in since it lost one does not lose another."""
-    spoilt = [lambda at=at: SpoiltEnv("b", at=at) for at in (3, 2, 1)]
+    spoilt = [lambda at=at: SpoiltEnv("temperature", at) for at in (3, 2, 1)]
     slots = EnvSlots(spoilt, ROWS, on_non_finite="skip")
     for i in range(3):
         slots.start(i, i)
@@ -639,74 +526,39 @@ def test_lost_episodes_one_after_the_other() -> None:
 
 def test_a_lost_episode_that_ends() -> None:
     """A bad last reward loses it, too; it is among the ended ones once."""
-    spoilt = [SpoiltEnv, lambda: SpoiltEnv("reward", at=4)]
+    spoilt = [SpoiltEnv, lambda: SpoiltEnv("reward", 5)]
     slots = EnvSlots(spoilt, ROWS, on_non_finite="skip")
     slots.start(0, 0)
     slots.start(1, 0)
-    for _ in range(3):
+    for _ in range(4):
         assert slots.step(2, np.zeros(ROWS, np.int64)) == []
     assert slots.step(2, np.zeros(ROWS, np.int64)) == [0, 1]
     assert slots.lost[:2].tolist() == [False, True]
-    assert slots.returns[:2].tolist() == [4.0, 3.0]
+    assert slots.returns[:2].tolist() == [5.0, 4.0]
 
 
-@pytest.mark.parametrize("on_non_finite", ["raise", "skip"])
-@pytest.mark.parametrize("where", ["a", "b"])
+@sweep("on_non_finite", ["raise", "skip"])
+@sweep("where", ["speed", "temperature"])
 def test_what_does_not_matter(where: str, on_non_finite: str) -> None:
     """A last observation, and rows of no slot, whatever is looked at meanwhile."""
-    spoilt = [lambda: SpoiltEnv(where, at=4), SpoiltEnv]
+    spoilt = [lambda: SpoiltEnv(where, 5), SpoiltEnv]
     slots = EnvSlots(spoilt, ROWS, on_non_finite=on_non_finite)
     for column in slots.obs.values():
         column[2:] = 8 if column.dtype.kind == "i" else np.nan
     slots.start(0, 0)
     slots.start(1, 0)
     slots.step(1, np.zeros(ROWS, np.int64))
-    ended = [slots.step(2, np.zeros(ROWS, np.int64)) for _ in range(3)]
-    assert ended == [[], [], [0]]
+    ended = [slots.step(2, np.zeros(ROWS, np.int64)) for _ in range(4)]
+    assert ended == [[], [], [], [0]]
     slots.start(0, 0)
     assert slots.step(2, np.zeros(ROWS, np.int64)) == [1]
     assert not slots.lost.any()
-    assert slots.returns[1] == 4.0
+    assert slots.returns[1] == 5.0
 
 
-@pytest.mark.parametrize("on_non_finite", ["raise", "skip"])
+@sweep("on_non_finite", ["raise", "skip"])
 def test_first_observations_have_to_be_finite(on_non_finite: str) -> None:
     """There is no episode that could be given up."""
-    slots = slots_of(lambda: SpoiltEnv("b", at=0), on_non_finite=on_non_finite)
+    slots = slots_of(lambda: SpoiltEnv("temperature", 0), on_non_finite=on_non_finite)
     with pytest.raises(EnvError, match=r"^environment 1 failed in the reset of the episode with "):
         slots.start(1, 4)
-
-
-def test_building() -> None:
-    """Environments that can not be built, or differ, are refused; what was built is closed."""
-    built: list[PlannedEnv] = []
-
-    def make() -> PlannedEnv:
-        built.append(PlannedEnv())
-        return built[-1]
-
-    with pytest.raises(EnvError, match=r"environment 1 .* must have equal spaces"):
-        EnvSlots([make, CountingEnv], ROWS)
-    with pytest.raises(EnvError, match=r"environment 6 could not be built: ValueError: no such"):
-        EnvSlots([make, lambda: FailingEnv("constructor")], ROWS, first=5)
-
-    def refuses() -> Any:
-        raise ConfigError("env.speed", "expected less", 3)
-
-    with pytest.raises(ConfigError, match=r"env\.speed"):
-        EnvSlots([make, refuses], ROWS)
-    assert [env.calls for env in built] == [["close"]] * 3
-
-
-def test_closing() -> None:
-    """Every environment is closed, also when one of them raises."""
-    slots = slots_of(PlannedEnv)
-    envs: list[Any] = list(slots.envs)
-
-    def fails() -> None:
-        raise RuntimeError("stuck")
-
-    envs[0].close = fails
-    with pytest.raises(EnvError, match="stuck"):
-        slots.close()
-    assert [env.calls for env in envs] == [[], ["close"], ["close"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import pickle
 import re
@@ -15,38 +14,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import sweep
 from toy_envs import CountingEnv, NestedEnv
+from vector_cases import (
+    FORKS,
+    START_METHODS,
+    actions_for,
+    assert_equal_steps,
+    here,
+    restarted,
+    workers,
+)
 
-from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
-from maze_train.envs.atari import EpisodicLifeWrapper
+from maze_train import EnvFactory, PooledVectorEnv
 from maze_train.envs.repair import episode_seed
-from maze_train.errors import ConfigError, EnvError, WorkerError
+from maze_train.errors import EnvError, WorkerError
 
-pytestmark = [
-    pytest.mark.usefixtures("no_file_is_left"),
-    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
-]
-
-START_METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
-
-
-def columns(tree):
-    """Arrays by key; a lone array has the key ''."""
-    return tree if isinstance(tree, dict) else {"": tree}
-
-
-def actions_for(vector):
-    """Random actions in the form that the vector environment takes."""
-    sample = vector.action_space.sample()
-    return {"0": sample[0], "1/force": sample[1]["force"]} if isinstance(sample, tuple) else sample
-
-
-def assert_equal_steps(one, other):
-    """Two steps gave the same bytes and the same infos."""
-    for a, b in zip(one[:4], other[:4], strict=True):
-        for key, column in columns(a).items():
-            assert column.tobytes() == columns(b)[key].tobytes()
-    assert repr(one[4]) == repr(other[4])
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_file_is_left"), FORKS]
 
 
 class Faulty(CountingEnv):
@@ -55,8 +39,6 @@ class Faulty(CountingEnv):
     def __init__(self, how, at=3, marker=None, length=100):
         super().__init__(length)
         self.how, self.at, self.marker = how, at, marker
-        if self._again("constructor"):
-            raise ValueError("no such level")
 
     def _again(self, how):
         """Whether to fail in this way now; with a marker only the first time."""
@@ -103,57 +85,44 @@ class Jittery(CountingEnv):
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-@pytest.mark.parametrize("env", ["CartPole-v1", NestedEnv])
-def test_killed_workers_change_no_number(env, start_method, capfd):
-    """Workers are killed at random steps; all numbers are those of an undisturbed run."""
+@sweep("between_halves", [False, True])
+def test_killed_workers_change_no_number(between_halves, start_method):
+    """Workers are killed at random times; all numbers are those of an undisturbed run."""
     rng = np.random.default_rng(5)
-    factories = [EnvFactory.from_any(env)] * 5
-    with (
-        SequentialVectorEnv(factories) as one,
-        SubprocVectorEnv(
-            factories, n_workers=2, start_method=start_method, on_worker_failure="restart"
-        ) as many,
-    ):
+    factories = [EnvFactory.from_any(NestedEnv)] * 5
+    with here(factories) as one, restarted(factories, start_method=start_method) as many:
         one.action_space.seed(1)
         one.reset(seed=4)
         many.reset(seed=4)
         kills = 0
-        for _ in range(80):
-            if rng.random() < 0.05:
+        for step in range(60):
+            actions = actions_for(one)
+            expected = one.step(actions)
+            if between_halves:
+                many.step_async(actions)
+            if rng.random() < 0.06:
+                time.sleep(0.01 * (step % 2))
                 process = many._pool.processes[rng.integers(2)]
+                kills += process.is_alive()  # Else its end was not noticed yet.
                 process.kill()
                 process.join()
-                kills += 1
-            actions = actions_for(one)
-            expected, given = one.step(actions), many.step(actions)
-            assert_equal_steps(expected, given)
+            assert_equal_steps(expected, many.step_wait() if between_halves else many.step(actions))
+        many.step(actions)  # It finds the last kill, if that was after its step.
+        one.step(actions)
         assert many.worker_restarts == kills > 2
         assert pickle.dumps(one.state_dict()) == pickle.dumps(many.state_dict())
-    assert capfd.readouterr().err.count("warning: worker") == kills
 
 
 def test_a_kill_in_the_middle_of_a_step(tmp_path, capfd):
-    """Also when the worker has stepped a part of its environments already."""
-    with (
-        SequentialVectorEnv([CountingEnv] * 4) as one,
-        SubprocVectorEnv(
-            [CountingEnv, CountingEnv, lambda: Faulty("kill", 7, tmp_path / "m", 5), CountingEnv],
-            n_workers=1,
-            on_worker_failure="restart",
-        ) as never,
-        SubprocVectorEnv(
-            [lambda: CountingEnv(5)] * 2 + [lambda: Faulty("kill", 4, tmp_path / "n", 5)],
-            n_workers=1,
-            on_worker_failure="restart",
-        ) as many,
-        SequentialVectorEnv([lambda: CountingEnv(5)] * 3) as three,
-    ):
-        for vector in (one, never, many, three):
-            vector.reset(seed=1)
+    """The worker has stepped a part of its environments already."""
+    good = lambda: CountingEnv(5)  # noqa: E731 (two of them)
+    dying = lambda: Faulty("kill", 4, tmp_path / "n", 5)  # noqa: E731
+    with here([good] * 3) as three, restarted([good, good, dying], n_workers=1) as many:
+        three.reset(seed=1)
+        many.reset(seed=1)
         for _ in range(20):
-            assert_equal_steps(one.step([0, 1, 2, 0]), never.step([0, 1, 2, 0]))
             assert_equal_steps(three.step([0, 1, 2]), many.step([0, 1, 2]))
-        assert (never.worker_restarts, many.worker_restarts) == (0, 1)
+        assert many.worker_restarts == 1
     text = capfd.readouterr().err
     seeds = ", ".join(str(episode_seed(1, i, 3, 1)) for i in range(3))
     assert re.search(
@@ -163,6 +132,26 @@ def test_a_kill_in_the_middle_of_a_step(tmp_path, capfd):
         text,
         re.MULTILINE,
     )
+
+
+def test_workers_that_are_faster_than_the_first_half(tmp_path, monkeypatch):
+    """Numbers from before the step are kept before a worker can overwrite them and die."""
+    call, slow = PooledVectorEnv._call, []
+
+    def slow_call(vector, method, *args):
+        call(vector, method, *args)
+        if slow and vector is many:
+            vector._pool.processes[1].join()
+
+    monkeypatch.setattr(PooledVectorEnv, "_call", slow_call)
+    dying = lambda: Faulty("exit", 3, tmp_path / "died", 5)  # noqa: E731
+    with here([CountingEnv] * 4) as one, restarted([CountingEnv] * 3 + [dying]) as many:
+        one.reset(seed=1)
+        many.reset(seed=1)
+        for step in range(6):
+            slow[:] = [True] if step == 2 else []
+            assert_equal_steps(one.step([0] * 4), many.step([0] * 4))
+        assert many.worker_restarts == 1
 
 
 @pytest.mark.parametrize(
@@ -176,11 +165,10 @@ def test_a_kill_in_the_middle_of_a_step(tmp_path, capfd):
 )
 def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
     """It is told once, and the run goes on as if nothing had been."""
-    faulty = Faulty
     with (
-        SequentialVectorEnv([CountingEnv] * 3) as one,
-        SubprocVectorEnv(
-            [CountingEnv, lambda: faulty(how, 3, tmp_path / "m", 5), CountingEnv],
+        here([CountingEnv] * 3) as one,
+        workers(
+            [CountingEnv, lambda: Faulty(how, 3, tmp_path / "m", 5), CountingEnv],
             n_workers=3,
             timeout_s=1.5,
             on_worker_failure="restart",
@@ -200,12 +188,7 @@ def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
 @pytest.mark.parametrize("how", ["raise", "exit"])
 def test_a_failure_that_comes_again(how, capfd):
     """The environments of the worker begin new episodes; their rows are no transitions."""
-    faulty = Faulty
-    with SubprocVectorEnv(
-        [CountingEnv, lambda: faulty(how, 3), CountingEnv],
-        n_workers=2,
-        on_worker_failure="restart",
-    ) as vector:
+    with restarted([CountingEnv, lambda: Faulty(how, 3), CountingEnv]) as vector:
         vector.reset(seed=1)
         for _ in range(2):
             assert vector.step([0, 0, 0])[4] == {}
@@ -229,9 +212,7 @@ def test_a_failure_that_comes_again(how, capfd):
 
 def test_an_observation_that_differs(capfd):
     """An environment that does not do the same again loses its episode, and is named."""
-    with SubprocVectorEnv(
-        [lambda: Jittery(9)] * 2, n_workers=2, on_worker_failure="restart"
-    ) as vector:
+    with restarted([lambda: Jittery(9)] * 2) as vector:
         vector.reset(seed=1)
         vector.step([0, 0])
         vector._pool.processes[1].kill()
@@ -245,33 +226,9 @@ def test_an_observation_that_differs(capfd):
     )
 
 
-def test_the_budget(capfd):
-    """Every start counts, for the whole life of the vector environment."""
-    faulty = Faulty
-    vector = SubprocVectorEnv(
-        [CountingEnv, lambda: faulty("raise", 2)],
-        n_workers=2,
-        on_worker_failure="restart",
-        max_worker_restarts=5,
-    )
-    vector.reset(seed=1)
-    lost = 0
-    words = r"(?s)worker 1 .*seed \d+: RuntimeError.*restarted 5 times; max_worker_restarts = 5\)"
-    for _ in range(5):
-        lost += "lost" in vector.step([0, 0])[4]
-    with pytest.raises(WorkerError, match=rf"{words}.*test_worker_restart\.py"):
-        vector.step([0, 0])
-    assert lost == 2
-    assert vector.closed
-    assert capfd.readouterr().err.count("warning: ") == 5
-    with pytest.raises(WorkerError, match="closed"):
-        vector.step([0, 0])
-
-
 def test_no_restart_unless_allowed():
     """By default a failure ends it, and the message says that there were no restarts."""
-    faulty = Faulty
-    vector = SubprocVectorEnv([lambda: faulty("exit", 1)], n_workers=1)
+    vector = workers([lambda: Faulty("exit", 1)], n_workers=1)
     vector.reset(seed=1)
     seed = episode_seed(1, 0, 1, 1)
     with pytest.raises(
@@ -282,12 +239,7 @@ def test_no_restart_unless_allowed():
 
 def test_a_reset_that_fails_once(tmp_path, capfd):
     """The reset is made again with the same seed; options too."""
-    faulty = Faulty
-    with SubprocVectorEnv(
-        [CountingEnv, lambda: faulty("reset", 1, tmp_path / "m")],
-        n_workers=2,
-        on_worker_failure="restart",
-    ) as vector:
+    with restarted([CountingEnv, lambda: Faulty("reset", 1, tmp_path / "m")]) as vector:
         obs, infos = vector.reset(seed=1, options={"a": 1})
         assert obs[:, 0].tolist() == [episode_seed(1, i, 2, 1) % 1000 for i in range(2)]
         assert list(infos["options"]) == ["{'a': 1}"] * 2
@@ -305,7 +257,7 @@ def test_a_reset_that_fails_again(tmp_path, capfd):
                 raise RuntimeError("I do not like this seed")
             return super().reset(seed=seed, options=options)
 
-    with SubprocVectorEnv([CountingEnv, Picky], n_workers=2, on_worker_failure="restart") as vector:
+    with restarted([CountingEnv, Picky]) as vector:
         obs, infos = vector.reset(seed=1)
         expected = [episode_seed(1, 0, 2, 1) % 1000, episode_seed(1, 1, 2, 3) % 1000]
         assert obs[:, 0].tolist() == expected
@@ -313,13 +265,13 @@ def test_a_reset_that_fails_again(tmp_path, capfd):
         assert vector.worker_restarts == 3
         state = vector.state_dict()
         assert [record["episodes"] for record in state["envs"]] == [1, 3]
-    with SequentialVectorEnv([CountingEnv] * 2) as other:
+    with here([CountingEnv] * 2) as other:
         assert other.load_state_dict(state)[0].tolist() == obs.tolist()
     capfd.readouterr()
 
 
 def test_a_constructor_that_fails_later(tmp_path, capfd):
-    """At the very start it always fails; where it fails at a restart, there are others."""
+    """Where it fails at a restart, there are others."""
 
     class Once(CountingEnv):
         def __init__(self):
@@ -329,15 +281,12 @@ def test_a_constructor_that_fails_later(tmp_path, capfd):
             if made == 1:
                 raise ValueError("the licence server is busy")
 
-    with SubprocVectorEnv([Once], n_workers=1, on_worker_failure="restart") as vector:
+    with restarted([Once], n_workers=1) as vector:
         vector.reset(seed=1)
         vector.step([0])
         vector._pool.processes[0].kill()
         assert vector.step([0])[4]["lost"].tolist() == [True]
         assert vector.worker_restarts == 2
-    faulty = Faulty
-    with pytest.raises(WorkerError, match="could not be built: ValueError: no such level"):
-        SubprocVectorEnv([lambda: faulty("constructor")], n_workers=1, on_worker_failure="restart")
     assert "licence server" in capfd.readouterr().err
 
 
@@ -356,7 +305,7 @@ def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
         def load_state_dict(self, state):
             self.t = state["t"]
 
-    with SubprocVectorEnv([lambda: Own(1000)], n_workers=1, on_worker_failure="restart") as vector:
+    with restarted([lambda: Own(1000)], n_workers=1) as vector:
         vector.reset(seed=1)
         for _ in range(4):
             vector.step([0])
@@ -383,17 +332,16 @@ def test_a_long_replay_is_no_hang():
             time.sleep(0.05)
             return super().step(action)
 
-    with SequentialVectorEnv([lambda: CountingEnv(100)]) as one:
+    with here([lambda: CountingEnv(100)]) as one:
         one.reset(seed=1)
         for _ in range(20):
             one.step([0])
         state = one.state_dict()
-    with SubprocVectorEnv([lambda: Slow(100)], n_workers=1, timeout_s=0.5) as vector:
+    with workers([lambda: Slow(100)], n_workers=1, timeout_s=0.5) as vector:
         assert vector.load_state_dict(state)[0][0, 1] == 20.0
-    hanging = Faulty
     started = time.monotonic()
     with (
-        SubprocVectorEnv([lambda: hanging("hang", 3)], n_workers=1, timeout_s=1.0) as vector,
+        workers([lambda: Faulty("hang", 3)], n_workers=1, timeout_s=1.0) as vector,
         pytest.raises(WorkerError, match="hangs: it did not finish playing episodes again"),
     ):
         vector.load_state_dict(state)
@@ -402,34 +350,22 @@ def test_a_long_replay_is_no_hang():
 
 def test_a_worker_that_stands_still_blocks_nobody():
     """However large a state is, handing it to a worker that hangs takes no longer than its time."""
-    with SequentialVectorEnv([lambda: CountingEnv(10**6)]) as one:
+    with here([lambda: CountingEnv(10**6)]) as one:
         one.reset(seed=1)
         one.step([0])
         state = one.state_dict()
     state["envs"][0]["actions"][""] = np.zeros(10**6, np.int64)
-    with SubprocVectorEnv([CountingEnv], n_workers=1, timeout_s=1.0) as vector:
+    with workers([CountingEnv], n_workers=1, timeout_s=1.0) as vector:
         os.kill(vector._pool.processes[0].pid, signal.SIGSTOP)
         with pytest.raises(WorkerError, match="hangs"):
             vector.load_state_dict(state)
-
-
-def test_arguments_are_checked():
-    """Settings out of their range are refused before a process starts."""
-    with pytest.raises(ConfigError, match="on_worker_failure"):
-        SubprocVectorEnv([CountingEnv], on_worker_failure="ignore")
-    with pytest.raises(ConfigError, match="max_worker_restarts"):
-        SubprocVectorEnv([CountingEnv], max_worker_restarts=-1)
-    with pytest.raises(ConfigError, match="on_non_finite"):
-        SubprocVectorEnv([CountingEnv], on_non_finite="ignore")
 
 
 def test_no_file_stays_open():
     """Restarts and closing give back every descriptor."""
 
     def run():
-        with SubprocVectorEnv(
-            [CountingEnv] * 2, n_workers=2, on_worker_failure="restart"
-        ) as vector:
+        with restarted([CountingEnv] * 2) as vector:
             vector.reset(seed=1)
             for _ in range(3):
                 vector._pool.processes[1].kill()
@@ -448,10 +384,7 @@ def test_no_file_stays_open():
 
 def test_what_is_not_finite_is_no_failure_of_a_worker():
     """A restart does not repair it: `on_non_finite` says what to do."""
-    faulty = Faulty
-    with SubprocVectorEnv(
-        [lambda: faulty("nan", 2)], n_workers=1, on_worker_failure="restart"
-    ) as vector:
+    with restarted([lambda: Faulty("nan", 2)], n_workers=1) as vector:
         vector.reset(seed=1)
         vector.step([0])
         with pytest.raises(EnvError, match="reward is nan"):
@@ -520,37 +453,3 @@ def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
     assert done.returncode == 0
     assert done.stderr.count("warning") == 1, done.stderr
     assert time.monotonic() - started < 30.0
-
-
-class LivesEnv(CountingEnv):
-    """A game of two lives of two steps each."""
-
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset(seed=seed)
-        return obs, {**info, "lives": 2}
-
-    def step(self, action):
-        obs, reward, *_ = super().step(action)
-        return obs, reward, self.t >= 4, False, {"lives": max(0, 2 - self.t // 2)}
-
-
-def test_numbers_do_not_depend_on_when_it_fails(capfd):
-    """A kill before each single step, with ends of episodes, and with episodes of one game."""
-    lives = LivesEnv
-    factories = [lambda: CountingEnv(3), lambda: EpisodicLifeWrapper(lives())]
-    expected = {}
-    with SequentialVectorEnv(factories) as one:
-        one.reset(seed=2)
-        expected = [[np.copy(part) for part in one.step([0, 1])[:4]] for _ in range(6)]
-    for killed in range(6):
-        with SubprocVectorEnv(
-            factories, n_workers=1, start_method="fork", on_worker_failure="restart"
-        ) as many:
-            many.reset(seed=2)
-            for step in range(6):
-                if step == killed:
-                    many._pool.processes[0].kill()
-                for a, b in zip(expected[step], many.step([0, 1])[:4], strict=True):
-                    np.testing.assert_array_equal(a, b)
-    assert capfd.readouterr().err.count("warning") == 6
-    assert len(list(itertools.chain(*expected))) == 24

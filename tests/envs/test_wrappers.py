@@ -5,20 +5,23 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import pytest
+from cases import sweep
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from toy_envs import AwkwardEnv, CountingEnv, NestedEnv
+from vector_cases import FORKS, PLACES, here
 
-from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train import EnvConfig, EnvFactory
+from maze_train.envs.monitoring import MonitoringWrapper, described_metadata
 from maze_train.envs.wrappers import (
     DiscretizeActionsWrapper,
-    MonitoringWrapper,
     ObservationStackWrapper,
     RandomResetWrapper,
     RewardScalingWrapper,
-    described_metadata,
 )
 from maze_train.errors import ConfigError, EnvError
+
+pytestmark = FORKS
 
 OURS = "maze_train.envs.wrappers."
 
@@ -77,7 +80,7 @@ class TwoParts(gymnasium.Env):
 def wrapped(env, *nodes, training=True):
     """A vector environment of two, wrapped as a configuration says."""
     config = EnvConfig(target=env, wrappers=[dict(node) for node in nodes])
-    return SequentialVectorEnv([EnvFactory(config, training=training)] * 2)
+    return here([EnvFactory(config, training=training)] * 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
@@ -128,24 +131,6 @@ def test_stack_holds_the_last_observations(env_class):
     assert env.reset(seed=8)[0].tolist() == [[8.0, 0.0]] * 3
 
 
-def test_stack_of_images_and_bounds():
-    """Colour images get a new first dimension too, and bounds are repeated."""
-    image = spaces.Box(0, 9, (4, 5, 3), np.uint8)
-
-    class Camera(CountingEnv):
-        def __init__(self):
-            super().__init__()
-            self.observation_space = image
-
-        def observe(self):
-            return np.full((4, 5, 3), self.t, np.uint8)
-
-    env = ObservationStackWrapper(Camera(), 2)
-    assert env.observation_space == spaces.Box(0, 9, (2, 4, 5, 3), np.uint8)
-    env.reset(seed=0)
-    assert env.step(0)[0][:, 0, 0, 0].tolist() == [0, 1]
-
-
 def test_stack_by_key():
     """Parts are named by joined key; the others, and by default masks and integers, stay."""
     env = ObservationStackWrapper(NestedEnv(), 4, keys=["robot/0"])
@@ -180,12 +165,12 @@ def test_stack_refuses_what_does_not_fit():
         env.reset(seed=0)
 
 
-@pytest.mark.parametrize("vector_class", [SequentialVectorEnv, SubprocVectorEnv])
-def test_stacks_keep_their_promise_in_vector_environments(vector_class):
+@pytest.mark.parametrize("make", PLACES)
+def test_stacks_keep_their_promise_in_vector_environments(make):
     """Within an episode the older frames are the newer ones of the step before."""
     node = {"_target_": OURS + "ObservationStackWrapper", "n": 3}
     config = EnvConfig(target="toy_envs.NestedEnv", kwargs={"length": 5}, wrappers=[node])
-    with vector_class([EnvFactory(config)] * 2) as vector:
+    with make([EnvFactory(config)] * 2) as vector:
         assert vector.frame_stack == {"image": 3, "robot/0": 3}
         assert vector.monitored is False
         before, _ = vector.reset(seed=0)
@@ -214,7 +199,7 @@ GYM = "gymnasium.wrappers."
     [
         ([], {"": 4}),
         ([{"_target_": GYM + "ClipReward", "max_reward": 1.0}], {"": 4}),
-        ([{"_target_": OURS + "MonitoringWrapper"}], {"": 4}),
+        ([{"_target_": "maze_train.MonitoringWrapper"}], {"": 4}),
         ([{"_target_": GYM + "TimeLimit", "max_episode_steps": 3}], {"": 4}),
         ([{"_target_": GYM + "FlattenObservation"}], {}),
         ([{"_target_": GYM + "NormalizeObservation"}], {}),
@@ -251,16 +236,15 @@ def test_declared_stacks_must_fit_their_space():
     class Right(CountingEnv):
         metadata = {"frame_stack": {"": 2}}  # noqa: RUF012
 
-    assert SequentialVectorEnv([Boasting]).frame_stack == {}
-    assert SequentialVectorEnv([Right]).frame_stack == {"": 2}
-    assert SequentialVectorEnv([CountingEnv]).frame_stack == {}
+    assert here([Boasting]).frame_stack == {}
+    assert here([Right]).frame_stack == {"": 2}
+    assert here([CountingEnv]).frame_stack == {}
 
 
 # -- monitoring and rewards ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vector_class", [SequentialVectorEnv, SubprocVectorEnv])
-def test_returns_are_reported_without_training_wrappers(vector_class):
+def test_returns_are_reported_without_training_wrappers():
     """Returns and lengths are those inside of the wrappers for training, which see scaled ones."""
     config = EnvConfig(
         target="toy_envs.CountingEnv",
@@ -268,7 +252,7 @@ def test_returns_are_reported_without_training_wrappers(vector_class):
         wrappers=[{"_target_": OURS + "RewardScalingWrapper", "scale": 2.0}],
         training_wrappers=[{"_target_": OURS + "RewardScalingWrapper", "scale": 0.5}],
     )
-    with vector_class([EnvFactory(config)] * 2) as vector:
+    with here([EnvFactory(config)] * 2) as vector:
         assert vector.monitored is True
         vector.reset(seed=0)
         rewards = []
@@ -295,14 +279,13 @@ def test_monitoring_counts_truncated_and_broken_off_episodes():
     assert CountingEnv.metadata.get("monitored") is None
 
 
-@pytest.mark.parametrize("vector_class", [SequentialVectorEnv, SubprocVectorEnv])
-def test_episodes_that_a_training_wrapper_ends_are_reported(vector_class):
+def test_episodes_that_a_training_wrapper_ends_are_reported():
     """Their returns and lengths belong to the step that ended them."""
     limit = {"_target_": "gymnasium.wrappers.TimeLimit", "max_episode_steps": 2}
     config = EnvConfig(
         target="toy_envs.CountingEnv", kwargs={"length": 3}, training_wrappers=[limit]
     )
-    with vector_class([EnvFactory(config)]) as vector:
+    with here([EnvFactory(config)]) as vector:
         vector.reset(seed=0)
         vector.step([0])
         for _ in range(2):
@@ -310,12 +293,6 @@ def test_episodes_that_a_training_wrapper_ends_are_reported(vector_class):
             assert infos["final_info"]["episode"]["r"].tolist() == [3.0]
             assert infos["final_info"]["episode"]["l"].tolist() == [2]
             vector.step([0])
-
-
-def test_reward_scale_is_checked():
-    """The factor is above 0."""
-    with pytest.raises(ConfigError, match="scale = 0"):
-        RewardScalingWrapper(CountingEnv(), 0.0)
 
 
 # -- random resets ---------------------------------------------------------------------------------
@@ -381,12 +358,6 @@ def test_random_reset_understands_masks_of_several_parts():
         wrapper.reset(seed=0)
 
 
-def test_random_reset_checks_its_bounds():
-    """The bounds are in order."""
-    with pytest.raises(ConfigError, match=r"max_initial_steps = 1.*>= 2"):
-        RandomResetWrapper(CountingEnv(), 2, 1)
-
-
 # -- discrete actions ------------------------------------------------------------------------------
 
 
@@ -430,84 +401,35 @@ def test_discretized_matrix_keeps_its_order():
     assert wrapper.action(np.array([0, 0, 1, 0, 0, 0]))[0, 2] == low[0, 2] + 10.0
 
 
-def test_discretized_in_a_vector_environment():
-    """Choices travel as the vector environment sends them."""
-    node = {"_target_": OURS + "DiscretizeActionsWrapper", "num_bins": 3}
-    vector = SequentialVectorEnv([EnvFactory(EnvConfig(id="Pendulum-v1", wrappers=[node]))] * 2)
-    vector.reset(seed=0)
-    assert vector.single_action_space == spaces.Discrete(3)
-    assert np.isfinite(vector.step(np.array([0, 2]))[1]).all()
-
-
-@pytest.mark.parametrize(
-    ("bins", "message"),
+@sweep(
+    "case",
     [
-        (1, r"num_bins\[arm\] = 1"),
-        ({"leg": 3}, r"num_bins = \{'leg': 3\}.*'arm', 'deep/1'"),
-        ({}, "num_bins"),
-        ({"deep/0": 3}, "num_bins"),
+        (lambda: DiscretizeActionsWrapper(TwoParts(), 1), r"num_bins\[arm\] = 1"),
+        (
+            lambda: DiscretizeActionsWrapper(TwoParts(), {"leg": 3}),
+            r"num_bins = \{'leg': 3\}.*'arm', 'deep/1'",
+        ),
+        (lambda: DiscretizeActionsWrapper(TwoParts(), {}), "num_bins"),
+        (lambda: DiscretizeActionsWrapper(TwoParts(), {"deep/0": 3}), "num_bins"),
+        (lambda: DiscretizeActionsWrapper(Unbounded(), 3), "'push' has no bounds"),
+        (lambda: RandomResetWrapper(CountingEnv(), 2, 1), r"max_initial_steps = 1.*>= 2"),
+        (lambda: RewardScalingWrapper(CountingEnv(), 0.0), "scale = 0"),
     ],
 )
-def test_wrong_numbers_of_bins(bins, message):
-    """Numbers and keys are checked."""
+def test_wrong_arguments(case):
+    """Numbers and keys are checked, and bounds are needed."""
+    make, message = case
     with pytest.raises(ConfigError, match=message):
-        DiscretizeActionsWrapper(TwoParts(), bins)
+        make()
 
 
-def test_unbounded_actions_can_not_be_discretized():
-    """A Box without bounds is refused by name."""
-    env = TwoParts()
-    env.action_space = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
-    with pytest.raises(ConfigError, match="'push' has no bounds"):
-        DiscretizeActionsWrapper(env, 3)
+class Unbounded(TwoParts):
+    """An action without a lower bound."""
+
+    action_space = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
 
 
 # -- gymnasium's wrappers --------------------------------------------------------------------------
-
-
-def halved(obs):
-    """A function that a configuration can name."""
-    return obs * np.float32(0.5)
-
-
-@pytest.mark.filterwarnings("ignore:.*precision lowered by casting to float32")
-@pytest.mark.parametrize(
-    ("env_id", "node", "shape"),
-    [
-        ("CartPole-v1", {"_target_": GYM + "FrameStackObservation", "stack_size": 3}, (3, 4)),
-        ("CartPole-v1", {"_target_": GYM + "TimeAwareObservation"}, (5,)),
-        ("FrozenLake-v1", {"_target_": GYM + "FlattenObservation"}, (16,)),
-        ("Pendulum-v1", {"_target_": GYM + "ClipReward", "min_reward": -1.0}, (3,)),
-        ("Pendulum-v1", {"_target_": GYM + "NormalizeObservation"}, (3,)),
-        ("Pendulum-v1", {"_target_": GYM + "NormalizeReward"}, (3,)),
-        ("Pendulum-v1", {"_target_": GYM + "StickyAction", "repeat_action_probability": 0.5}, (3,)),
-        (
-            "Pendulum-v1",
-            {"_target_": GYM + "RescaleAction", "min_action": -1.0, "max_action": 1.0},
-            (3,),
-        ),
-        (
-            "Pendulum-v1",
-            {
-                "_target_": GYM + "TransformObservation",
-                "func": {"_target_": "maze_train.targets.locate", "path": "test_wrappers.halved"},
-                "observation_space": None,
-            },
-            (3,),
-        ),
-    ],
-)
-def test_wrappers_of_gymnasium(env_id, node, shape):
-    """They are named like ours, and tell no stack that is none."""
-    config = EnvConfig(id=env_id, wrappers=[node], max_episode_steps=7)
-    vector = SequentialVectorEnv([EnvFactory(config)] * 2)
-    assert vector.single_observation_space.shape == shape
-    assert vector.frame_stack == {}
-    vector.reset(seed=0)
-    vector.action_space.seed(0)
-    for _ in range(20):
-        obs, *_ = vector.step(vector.action_space.sample())
-        assert vector.observation_space.contains(obs)
 
 
 def test_statistics_of_gymnasium():
@@ -522,23 +444,11 @@ def test_statistics_of_gymnasium():
             {**node, "stats_key": "scaled"},
         ],
     )
-    vector = SequentialVectorEnv([EnvFactory(config)])
+    vector = here([EnvFactory(config)])
     vector.reset(seed=0)
     vector.step([0])
     final = vector.step([0])[4]["final_info"]
     assert (final["episode"]["r"], final["episode"]["l"], final["scaled"]["r"]) == (3.0, 2, 6.0)
-
-
-def test_repeated_actions():
-    """Gymnasium's RepeatAction is what holds an action: rewards are summed, an end ends it."""
-    pytest.importorskip("gymnasium", minversion="1.3")
-    vector = wrapped("toy_envs.CountingEnv", {"_target_": GYM + "RepeatAction", "num_repeats": 3})
-    vector.reset(seed=0)
-    assert vector.step([0, 0])[1].tolist() == [6.0, 6.0]
-    _, rewards, terminated, _, infos = vector.step([0, 0])
-    assert rewards.tolist() == [9.0, 9.0]
-    assert terminated.all()
-    assert infos["final_obs"][0][1] == 5.0
 
 
 def test_training_wrappers_keep_the_spaces():

@@ -148,6 +148,59 @@ class OddInfoEnv(CountingEnv):
         )
 
 
+class SpoiltEnv(gymnasium.Env[Any, Any]):
+    """Observes a dict; spoils a part of it, or the reward, at a step of its first episodes."""
+
+    def __init__(
+        self,
+        where: str = "",
+        at: int = 3,
+        value: float = float("nan"),
+        episodes: int = 1,
+        length: int = 5,
+        truncate: bool = True,
+    ) -> None:
+        self.observation_space = spaces.Dict(
+            {
+                "count": spaces.Discrete(1000),
+                "speed": spaces.Box(-np.inf, np.inf, (2, 3), np.float32),
+                "temperature": spaces.Box(-np.inf, np.inf, (), np.float64),
+            }
+        )
+        self.action_space = spaces.Discrete(2)
+        self.where, self.at, self.value, self.episodes = where, at, value, episodes
+        self.length, self.truncate = length, truncate
+        self.t = self.begun = 0
+
+    def observe(self) -> Any:
+        speed = np.full((2, 3), self.t, np.float32)
+        temperature = np.float64(self.t)
+        if self.t == self.at and self.begun <= self.episodes:
+            if self.where == "speed":
+                speed[1, 2] = self.value
+            if self.where == "temperature":
+                temperature = np.float64(self.value)
+        return {"count": self.t, "speed": speed, "temperature": temperature}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        self.begun += 1
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        spoilt = self.where == "reward" and self.t == self.at and self.begun <= self.episodes
+        ended = self.t >= self.length
+        return (
+            self.observe(),
+            self.value if spoilt else 1.0,
+            ended and not self.truncate,
+            ended and self.truncate,
+            {},
+        )
+
+
 class AddOne(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Adds a number to every observation."""
 

@@ -1,20 +1,18 @@
-"""Critics of states and actions: values, and gradients by hand against autograd."""
+"""Critics of states and actions."""
 
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
 import pytest
 import torch
-from cases import sweep
 from gymnasium import spaces
 from torch import nn
 
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import OwnCritics, TemplateCritics, build_critics
+from maze_train.nets.critics import OwnCritics, build_critics
 from maze_train.nets.template import resolve
 from maze_train.spaces.tensors import sampled_for
 from maze_train.trees import tree_leaves, tree_map
@@ -58,13 +56,6 @@ class OwnCritic(nn.Module):
         return self.last(torch.sin(self.first(torch.cat([*x, actions], -1))))
 
 
-class Blind(OwnCritic):
-    """A critic that does not look at actions."""
-
-    def forward(self, obs, actions):
-        return super().forward(obs, torch.zeros_like(actions))
-
-
 OWN = {"_target_": f"{__name__}.OwnCritic"}
 
 
@@ -84,127 +75,6 @@ def build(name, size=2, action_size=2, output_size=3, **settings):
     return build_critics(config, SPACES[name], size, action_size, output_size)
 
 
-def own_critics(size, action_size, output_size, member=OwnCritic):
-    """Critics of a user, for Box observations."""
-    return OwnCritics([member(BOX, action_size, output_size) for _ in range(size)])
-
-
-def gradients_of(module):
-    """Copies of the gradients of all parameters."""
-    return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
-
-
-def by_autograd(critics, obs, actions, grad):
-    """Values, gradients of all parameters, and gradient of the actions."""
-    twin, leaf = copy.deepcopy(critics), actions.clone().requires_grad_()
-    values = twin(obs, leaf)
-    (values * grad).sum().backward()
-    d_actions = torch.zeros_like(actions) if leaf.grad is None else leaf.grad
-    return values.detach(), gradients_of(twin), d_actions
-
-
-def check_gradients(critics, obs, action_size, output_size, size):
-    """`vjp` and `action_vjp` against autograd."""
-    actions = torch.randn(N, action_size)
-    grad = torch.randn(size, N, output_size)
-    values, gradients, d_actions = by_autograd(critics, obs, actions, grad)
-    assert values.shape == (size, N, output_size)
-
-    found, action_gradient = critics.action_vjp(critics.encode(obs), actions)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, values)
-    torch.testing.assert_close(action_gradient(grad), d_actions)
-    assert all(p.grad is None for p in critics.parameters()), "action_vjp writes no gradient"
-    assert actions.grad is None
-    assert not actions.requires_grad
-
-    found, write_gradients = critics.vjp(critics.encode(obs), actions)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, values)
-    write_gradients(grad)
-    torch.testing.assert_close(gradients_of(critics), gradients)
-
-
-@pytest.mark.parametrize("action_size", [0, 2])
-@pytest.mark.parametrize("name", SPACES)
-def test_gradients_of_template_critics(name, action_size):
-    """For every kind of observations, with and without actions to read."""
-    critics = build(name, action_size=action_size)
-    assert isinstance(critics, TemplateCritics)
-    check_gradients(critics, observations(name), action_size, 3, 2)
-
-
-@pytest.mark.parametrize(("size", "output_size"), [(1, 1), (3, 1), (2, 4)])
-@sweep("settings", [{}, {"hidden_sizes": []}, {"critic_hidden_sizes": []}])
-@sweep("name", ["box", "dict"])
-def test_gradients_of_any_number_of_critics(name, size, output_size, settings):
-    """One, several, one value or more, with and without hidden layers."""
-    critics = build(name, size, output_size=output_size, **settings)
-    check_gradients(critics, observations(name), 2, output_size, size)
-
-
-@pytest.mark.parametrize("action_size", [0, 2])
-@pytest.mark.parametrize(("size", "output_size"), [(1, 1), (3, 4)])
-def test_gradients_of_own_critics(size, output_size, action_size):
-    """Networks of a user are differentiated automatically."""
-    critics = own_critics(size, action_size, output_size)
-    check_gradients(critics, observations("box"), action_size, output_size, size)
-
-
-def test_own_critics_read_dict_observations():
-    """They get the mapping of tensors."""
-    critics = build("dict", critic=OWN)
-    check_gradients(critics, observations("dict"), 2, 3, 2)
-
-
-def test_critics_that_do_not_look_at_actions():
-    """The gradient of the actions is zero."""
-    critics = own_critics(2, 3, 1, Blind)
-    check_gradients(critics, observations("box"), 3, 1, 2)
-    _, gradient = critics.action_vjp(critics.encode(observations("box")), torch.randn(N, 3))
-    assert not gradient(torch.ones(2, N, 1)).any()
-
-
-def test_gradients_add_up():
-    """Those of parameters are added to what is there; `action_vjp` adds nothing."""
-    for critics in (build("dict with image"), own_critics(2, 2, 3)):
-        name = "box" if isinstance(critics, OwnCritics) else "dict with image"
-        obs, actions, grad = observations(name), torch.randn(N, 2), torch.randn(2, N, 3)
-        _, expected, _ = by_autograd(critics, obs, actions, grad)
-        for times in (1, 2):
-            critics.vjp(critics.encode(obs), actions)[1](grad)
-            critics.action_vjp(critics.encode(obs), actions)[1](grad)
-            torch.testing.assert_close(gradients_of(critics), [times * g for g in expected])
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_gradients_of_actions_without_a_graph_around(own):
-    """Callers need not say whether gradients are on."""
-    critics = own_critics(2, 2, 3) if own else build("box")
-    obs, actions, grad = observations("box"), torch.randn(N, 2), torch.randn(2, N, 3)
-    _, gradients, d_actions = by_autograd(critics, obs, actions, grad)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            critics.action_vjp(critics.encode(obs), actions)[1](grad), d_actions
-        )
-        critics.vjp(critics.encode(obs), actions)[1](grad)
-    torch.testing.assert_close(gradients_of(critics), gradients)
-
-
-@pytest.mark.parametrize("name", HAVE_WEIGHTS)
-def test_frozen_encoders_get_no_gradient(name):
-    """The layers above get theirs."""
-    critics = build(name)
-    obs, actions, grad = observations(name), torch.randn(N, 2), torch.randn(2, N, 3)
-    _, gradients, _ = by_autograd(critics, obs, actions, grad)
-    critics.encoder.requires_grad_(False)
-    critics.vjp(critics.encode(obs), actions)[1](grad)
-    n_frozen = len(list(critics.encoder.parameters()))
-    assert n_frozen
-    assert gradients_of(critics)[:n_frozen] == [None] * n_frozen
-    torch.testing.assert_close(gradients_of(critics)[n_frozen:], gradients[n_frozen:])
-
-
 @pytest.mark.parametrize("name", SPACES)
 def test_critics_share_their_encoder_and_nothing_else(name):
     """Each is a network of its own on the features of the one encoder, followed by the actions."""
@@ -221,12 +91,23 @@ def test_critics_share_their_encoder_and_nothing_else(name):
                 layer.bias.copy_(params[f"bias_{i}"][e, 0])
         torch.testing.assert_close(values[e], net(x))
         critics.zero_grad()
-        critics.vjp(critics.encode(obs), actions)[1](torch.eye(3)[e].view(3, 1, 1).expand(3, N, 2))
+        critics(obs, actions)[e].sum().backward()
         for param in params.values():
             reached = [bool(part.any()) for part in param.grad]
             assert reached == [k == e for k in range(3)]
         assert all(bool(p.grad.any()) for p in critics.encoder.parameters())
         assert bool(list(critics.encoder.parameters())) == (name in HAVE_WEIGHTS)
+
+
+@pytest.mark.parametrize("name", ["dict with image", "own"])
+def test_values_of_encoded_observations(name):
+    """Encoding first, and reading actions later, gives the values of one call."""
+    is_own = name == "own"
+    critics = build("box", critic=OWN) if is_own else build(name)
+    obs, actions = observations("box" if is_own else name), torch.randn(N, 2)
+    values = critics(obs, actions)
+    assert values.shape == (2, N, 3)
+    torch.testing.assert_close(critics.values(critics.encode(obs), actions), values)
 
 
 def test_sizes_of_hidden_layers():

@@ -179,29 +179,6 @@ def test_branches_of_pictures_are_larger():
     assert flat.output_size == 12
 
 
-@pytest.mark.parametrize("image_encoder", ["nature", "impala", "flat"])
-def test_vjp_of_a_dict(image_encoder):
-    """Gradients of all branches, convolutions included, are those of autograd."""
-    space = spaces.Dict({"a": spaces.Discrete(3), "camera": PICTURE, "z": spaces.Box(-1, 1, (2,))})
-    encode = encoder(space, image_encoder=image_encoder)
-    obs = {
-        "a": torch.tensor([0, 1, 2]),
-        "camera": torch.randint(0, 256, (3, 7, 8, 3)).to(torch.uint8),
-        "z": torch.randn(3, 2),
-    }
-    weights = torch.randn(3, encode.output_size)
-    expected_features = encode(obs)
-    (expected_features * weights).sum().backward()
-    expected = [p.grad.clone() for p in encode.parameters()]
-    encode.zero_grad()
-    with torch.no_grad():
-        features, gradient = encode.vjp(obs)
-        gradient(weights, False)
-    assert not features.requires_grad
-    torch.testing.assert_close(features, expected_features.detach())
-    torch.testing.assert_close([p.grad for p in encode.parameters()], expected)
-
-
 def test_one_key_and_keys_with_nothing_in_them():
     """One key is a Dict like any other; keys that are empty or not of the space are ignored."""
     vector = spaces.Box(-1, 1, (2,), np.float32)

@@ -299,48 +299,6 @@ def test_copies_and_loaded_weights(kind):
 # -- gradients -----------------------------------------------------------------------------------
 
 
-def gradients(module):
-    """Copies of all gradients."""
-    return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_vjp(kind):
-    """Gradients are those of autograd, added to what is there, also where graphs are off."""
-    space = space_of(9, 9, 3)
-    encoder = encoder_of(space, kind)
-    obs = bytes_for(space, 5)
-    weights = torch.randn(5, encoder.output_size)
-    for _ in range(2):
-        (encoder(obs) * weights).sum().backward()
-    expected = gradients(encoder)
-    encoder.zero_grad()
-    for _ in range(2):
-        with torch.no_grad():
-            features, gradient = encoder.vjp(obs)
-            assert not features.requires_grad
-            assert gradient(weights, False) is None
-    torch.testing.assert_close(features, encoder(obs).detach())
-    torch.testing.assert_close(gradients(encoder), expected)
-
-
-def test_frozen_weights_get_no_gradient():
-    """Of some weights or of all."""
-    space = space_of(9, 9, 3)
-    encoder = encoder_of(space, "nature")
-    frozen = convolutions(encoder)[0].weight
-    frozen.requires_grad_(False)
-    features, gradient = encoder.vjp(bytes_for(space, 2))
-    gradient(torch.ones_like(features), False)
-    assert frozen.grad is None
-    assert all(p.grad is not None for p in encoder.parameters() if p is not frozen)
-    encoder.requires_grad_(False)
-    encoder.zero_grad()
-    features, gradient = encoder.vjp(bytes_for(space, 2))
-    gradient(torch.ones_like(features), False)
-    assert gradients(encoder) == [None] * 6
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_numbers_each_time(kind):
     """Features and gradients in single precision are repeated bit for bit."""
@@ -351,8 +309,8 @@ def test_the_same_numbers_each_time(kind):
     results = []
     for _ in range(3):
         encoder.zero_grad()
-        features, gradient = encoder.vjp(obs)
-        gradient(weights, False)
-        results.append([features, *gradients(encoder)])
+        features = encoder(obs)
+        (features * weights).sum().backward()
+        results.append([features, *(p.grad.clone() for p in encoder.parameters())])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

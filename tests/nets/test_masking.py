@@ -135,7 +135,7 @@ def test_choices_equal_distributions_over_their_legal_actions():
 
 @pytest.mark.parametrize("space", [spaces.Discrete(6), spaces.MultiDiscrete([3, 3])], ids=str)
 def test_gradients(space):
-    """Gradients by hand are those of autograd: finite, and 0 for illegal actions."""
+    """They are finite, and 0 for illegal actions."""
     sizes = [6] if isinstance(space, spaces.Discrete) else [3, 3]
     family, masking = build(bits(6), space)
     obs = observed(random_masks(8, sizes))
@@ -144,15 +144,11 @@ def test_gradients(space):
     leaf = params.clone().requires_grad_()
     log_prob, entropy = family.log_prob_and_entropy(masking.apply(leaf, obs), actions)
     ((log_prob * g).sum() + 0.3 * entropy.sum()).backward()
-    _, _, vjp = family.log_prob_and_entropy_vjp(masking.apply(params, obs), actions)
-    by_hand = masking.gradient(vjp(g, 0.3), obs)
-    torch.testing.assert_close(by_hand, leaf.grad)
-    assert by_hand.isfinite().all()
-    legal = obs[MASK_KEY]
-    assert (by_hand[~legal] == 0).all()
-    assert torch.equal(masking.gradient(torch.ones(8, 6), obs), legal.float())
+    legal, slopes = obs[MASK_KEY], leaf.grad
+    assert slopes.isfinite().all()
+    assert (slopes[~legal] == 0).all()
     many = legal.unflatten(-1, (-1, sizes[0])).sum(-1, keepdim=True).expand(8, len(sizes), sizes[0])
-    assert (by_hand[legal & (many.reshape(8, 6) > 1)] != 0).all()
+    assert (slopes[legal & (many.reshape(8, 6) > 1)] != 0).all()
 
 
 def test_gradient_is_that_of_finite_differences():
@@ -211,8 +207,6 @@ def test_joint_with_masks_of_some_parts():
     params = randn(2, 15)
     changed = masking.apply(params, obs) != params
     assert [row.nonzero().flatten().tolist() for row in changed] == [[0, 12], [0, 2]]
-    gradient = masking.gradient(torch.ones(2, 15), obs)
-    assert torch.equal(gradient, (~changed).float())
 
 
 def test_joint_with_one_mask():

@@ -11,7 +11,6 @@ import torch
 from cases import sweep
 from torch import nn
 
-from maze_train.learner.flat import FlatParameters
 from maze_train.nets.config import MemoryConfig
 from maze_train.nets.recurrent import Memory
 
@@ -168,41 +167,6 @@ def test_nothing_crosses_a_reset(cell, dtype):
     after = memory.sequence(x, state, resets)
     assert torch.equal(after[5:], before[5:])
     assert not torch.equal(after[:5, 1], before[:5, 1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("pattern", ["none", "many"])
-@pytest.mark.parametrize("cell", CELLS)
-def test_vjp(cell, pattern, dtype):
-    """Features without a graph, and the gradients of autograd, added in place."""
-    memory = make_memory(cell, dtype=dtype)
-    data = make_data(memory, pattern)
-    features, d_x, _, *d_params = run_with_gradients(memory.sequence, memory, *data)
-    flat = FlatParameters(list(memory.parameters()))
-    flat.grad.fill_(0.5)
-    with torch.no_grad():
-        by_hand, gradient = memory.vjp(*data[:3])
-        assert torch.equal(gradient(data[3], True), d_x)
-    assert torch.equal(by_hand, features)
-    assert not by_hand.requires_grad
-    expected = torch.cat([grad.flatten() for grad in d_params]) + 0.5
-    torch.testing.assert_close(flat.grad, expected)
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_vjp_leaves_frozen_parameters_alone(cell):
-    """What is frozen gets no gradient, everything else does; the input's only when asked for."""
-    memory = make_memory(cell)
-    x, state, resets, d_features = make_data(memory)
-    params = list(memory.parameters())
-    params[1].requires_grad_(False)
-    _, gradient = memory.vjp(x, state, resets)
-    assert gradient(d_features, False) is None
-    assert [p.grad is None for p in params] == [p is params[1] for p in params]
-    assert x.grad is None
-    memory.requires_grad_(False)
-    _, gradient = memory.vjp(x, state, resets)
-    assert gradient(d_features, True).shape == x.shape
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -7,13 +7,11 @@ import pickle
 
 import pytest
 import torch
-from soft_models import BOX, PROBLEMS, N, OwnCritic, build, observations, own, results
+from soft_models import BOX, PROBLEMS, N, OwnCritic, build, own, results
 
 from maze_train.nets.building import Policy
 from maze_train.nets.critics import OwnCritics
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
-from maze_train.nets.template import TemplateNet
-from maze_train.trees import tree_map
 
 
 @pytest.fixture(autouse=True)
@@ -32,64 +30,6 @@ def shift(module, by=1.0):
 
 
 # -- gradients of the policy ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("box", {}),
-        ("box", {"hidden_sizes": []}),
-        (
-            "box",
-            {"distributions": {"Box": {"name": "squashed_gaussian", "state_dependent_std": False}}},
-        ),
-        ("box", {"policy": own("OwnNet")}),
-        ("image", {}),
-        ("parts", {}),
-        ("masked", {}),
-    ],
-    ids=str,
-)
-def test_gradients_of_the_policy(name, settings):
-    """By hand they are those of autograd, and reach the policy alone."""
-    model = build(name, **settings).double()
-    torch.set_default_dtype(torch.float64)  # what encoders make of integers
-    obs = tree_map(lambda x: x.double() if x.is_floating_point() else x, observations(name))
-    grad = torch.randn(N, model.distribution.param_size, dtype=torch.float64)
-    expected = model.policy_params(obs)
-    legal = expected > -1e30
-    torch.where(legal, expected * grad, 0.0).sum().backward()
-    gradients = [p.grad for p in model.policy.parameters()]
-    assert all(g is not None and g.any() for g in gradients)
-    model.zero_grad()
-    params, gradient = model.params_vjp(model.inputs(obs), obs)
-    assert not params.requires_grad
-    torch.testing.assert_close(params, expected.detach())
-    gradient(grad)
-    torch.testing.assert_close([p.grad for p in model.policy.parameters()], gradients)
-    others = [
-        model.log_temperatures,
-        *model.critics.parameters(),
-        *model.target_critics.parameters(),
-    ]
-    assert all(p.grad is None for p in others)
-
-
-def test_a_template_that_was_changed_gets_the_gradients_of_its_change():
-    """Gradients by hand are for the exact classes of the package."""
-
-    class Doubled(TemplateNet):
-        def forward(self, obs):
-            return 2.0 * super().forward(obs)
-
-    model = build()
-    model.policy.net.__class__ = Doubled
-    obs = observations("box")
-    params, gradient = model.params_vjp(obs, obs)
-    gradient(torch.ones_like(params))
-    torch.testing.assert_close(params, results(model, "box")[0])
-    last = model.policy.net.layers.layers[-1]
-    torch.testing.assert_close(last.bias.grad, torch.full((4,), 2.0 * N))
 
 
 # -- copies --------------------------------------------------------------------------------------

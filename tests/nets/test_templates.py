@@ -6,14 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import sweep
 from gymnasium import spaces
 
 from maze_train.errors import ConfigError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ACTIVATIONS, MemoryConfig, ModelConfig
 from maze_train.nets.template import TemplateNet, resolve
-from maze_train.spaces.tensors import sampled_for
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
 DICT = spaces.Dict({"a": BOX, "b": spaces.Discrete(3)})
@@ -157,32 +155,6 @@ def test_template_with_an_image(image_encoder):
     torch.testing.assert_close(net(obs), last(torch.relu(first(net.encoder(obs)))))
     assert net(obs).shape == (2, 4, 3)
     assert first.in_features == net.encoder.output_size
-
-
-@pytest.mark.parametrize(
-    "space", [BOX, DICT, IMAGE, WITH_IMAGE], ids=["box", "dict", "image", "both"]
-)
-@sweep("hidden_sizes", [[], [8, 6]])
-@sweep("output_size", [0, 3])
-def test_vjp(space, output_size, hidden_sizes):
-    """Outputs and gradients of any template are those of autograd, also where graphs are off."""
-    torch.manual_seed(0)
-    net = TemplateNet(space, ModelConfig(), hidden_sizes, output_size)
-    obs = sampled_for(space, 5)
-    if space is IMAGE:
-        obs = torch.randint(0, 256, (5, *IMAGE.shape)).to(torch.uint8)
-    expected = net(obs)
-    weights = torch.randn_like(expected)
-    if expected.requires_grad:
-        (expected * weights).sum().backward()
-    expected_gradients = [p.grad.clone() for p in net.parameters()]
-    net.zero_grad()
-    with torch.no_grad():
-        outputs, gradient = net.vjp(obs)
-        gradient(weights, False)
-    assert not outputs.requires_grad
-    torch.testing.assert_close(outputs, expected.detach())
-    torch.testing.assert_close([p.grad for p in net.parameters()], expected_gradients)
 
 
 def test_seeds_give_weights_and_leave_the_global_generator_alone():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 import pytest
+from cases import sweep
 from es_problems import model_for
 from player_problems import (
     FailsForSeedEnv,
@@ -20,7 +21,7 @@ from player_problems import (
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError, EnvError, WorkerError
 from maze_train.rollout.player import PlaySettings
-from maze_train.rollout.rollout_generator import RolloutGenerator, model_of, told_spaces
+from maze_train.rollout.rollout_generator import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.training.policy_files import TrainedPolicy
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Leaning:
         return lean(observation)
 
 
-@pytest.mark.parametrize("env", [cartpole, EnvConfig(id="CartPole-v1"), "CartPole-v1"])
-@pytest.mark.parametrize("policy", [lean, Leaning, Leaning(), lambda obs: lean(obs)])
+@sweep("env", [cartpole, EnvConfig(id="CartPole-v1"), "CartPole-v1"])
+@sweep("policy", [lean, Leaning, Leaning(), lambda obs: lean(obs)])
 def test_all_forms(env: Any, policy: Any) -> None:
     """Environments and policies by name, class, object or function."""
     found = generated(env, policy)
@@ -131,25 +132,18 @@ def test_lost_episodes_are_left_out() -> None:
         generated(make)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_what_is_refused() -> None:
+    """Settings, with what is expected; numbers of episodes and of seeds."""
+    for settings, words in (
         ({"policy": "rendom"}, r"policy = 'rendom': expected 'random', a model"),
         ({"policy": 3}, r"policy = 3: expected 'random', a model"),
         ({"seed": -1}, "seed"),
         ({"n_workers": -1}, "n_workers"),
         ({"concurrency": 0}, "concurrency"),
         ({"max_episode_steps": 0}, "max_episode_steps"),
-    ],
-)
-def test_what_is_refused(settings: dict[str, Any], words: str) -> None:
-    """Settings, with what is expected."""
-    with pytest.raises(ConfigError, match=words):
-        RolloutGenerator(WalkEnv, **settings)
-
-
-def test_what_is_refused_later() -> None:
-    """Numbers of episodes and of seeds."""
+    ):
+        with pytest.raises(ConfigError, match=words):
+            RolloutGenerator(WalkEnv, **settings)  # type: ignore[arg-type]
     with RolloutGenerator(WalkEnv) as generator:
         for given, words in (((0,), "n_episodes"), ((2, [1]), "seeds = .* expected 2 of them")):
             with pytest.raises(ConfigError, match=words):
@@ -180,10 +174,10 @@ def test_spaces_that_policies_tell() -> None:
     """Objects may; classes and functions do not."""
     env = WalkEnv()
     trained = TrainedPolicy(model_for(WalkEnv), env.observation_space, env.action_space)
-    assert told_spaces(trained) == (env.observation_space, env.action_space)
+    assert spaces_of_policy(trained) == (env.observation_space, env.action_space)
     assert model_of(trained) is trained.model is model_of(trained.model)
     for policy in (lean, Leaning, Leaning(), TrainedPolicy):
-        assert told_spaces(policy) == (None, None)
+        assert spaces_of_policy(policy) == (None, None)
         assert model_of(policy) is None
 
 

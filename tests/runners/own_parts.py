@@ -222,6 +222,12 @@ ANY_SPACES: dict[str, tuple[Any, Any]] = {
             }
         ),
     ),
+    "counts": (
+        lambda: spaces.Tuple(
+            (spaces.Discrete(4, start=1), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3))
+        ),
+        spaces.Discrete(2),
+    ),
     "image": (lambda: spaces.Box(0, 255, (3, 16, 16), np.uint8), spaces.Box(-1, 1, (1,))),
     "mask": (
         lambda: spaces.Dict({"obs": VECTOR, "action_mask": spaces.MultiBinary(4)}),

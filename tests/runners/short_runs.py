@@ -32,13 +32,42 @@ SAC: dict[str, Any] = {
     "algorithm.replay_buffer_size": 1000,
     "algorithm.update_to_data_ratio": 0.25,
 }
-ALGORITHMS = {"ppo": PPO, "a2c": A2C, "sac": SAC}
+IMPALA: dict[str, Any] = {
+    "algorithm": "impala",
+    "algorithm.epoch_length": 3,
+    "algorithm.n_rollout_steps": 8,
+    "algorithm.num_actors": 2,
+    "algorithm.actors_batch_size": 2,
+    "algorithm.lr": 0.002,
+    "runner.concurrency": 4,
+    "tracking.tensorboard": False,
+}
+ES: dict[str, Any] = {
+    "algorithm": "es",
+    "algorithm.epoch_length": 2,
+    "algorithm.n_rollouts_per_update": 8,
+    "algorithm.n_epochs": 3,
+    "algorithm.noise_table_size": 200_000,
+    "runner.concurrency": 4,
+    "evaluation.n_episodes": 3,
+    "evaluation.max_episode_steps": 100,
+    "model.hidden_sizes": [6],
+    "total_steps": 0,
+    "tracking.tensorboard": False,
+}
+ALGORITHMS = {"ppo": PPO, "a2c": A2C, "sac": SAC, "impala": IMPALA, "es": ES}
+
+FORK = {"runner": "local", "runner.start_method": "fork"}
+"""Processes that begin at once: they inherit what is imported."""
 
 
 def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
     """Settings of a run on a toy environment that takes a moment."""
     env = {"_target_": "own_envs.SpacesEnv"}
-    return {"env": env, **SMALL, **ALGORITHMS[algorithm], "run_dir": "run", **overrides}
+    found = {"env": env, **SMALL, **ALGORITHMS[algorithm], "run_dir": "run", **overrides}
+    if algorithm == "es":
+        found.pop("algorithm.n_rollout_steps")
+    return found
 
 
 def short_run(run_dir: str | None = "run", algorithm: str = "ppo", **overrides: Any) -> Any:

@@ -262,9 +262,9 @@ def test_networks_that_do_not_fit(tmp_path):
 
 
 def test_settings_of_equal_meaning_fit(tmp_path):
-    """A family by another name, the default by its name, and how weights and statistics begin."""
+    """A family with its defaults, the default by its name, and how weights and statistics begin."""
     base = cloned(tmp_path, "box", **RUNNING)
-    gaussian = {"name": "clipped_gaussian", "log_std_min": -20.0, "initial_log_std": -1.0}
+    gaussian = {"name": "diagonal_gaussian", "log_std_min": -20.0, "initial_log_std": -1.0}
     family: dict[str, Any] = {"Box": gaussian, "Discrete": "categorical"}
     changes = {
         **RUNNING,

@@ -322,13 +322,6 @@ def test_validation_data_are_other_episodes(tmp_path, cartpole, monkeypatch):
         assert sorted(training + validation) == list(range(10))
 
 
-def test_best_policy_is_kept(tmp_path, cartpole):
-    """As in every run: `best/` holds it, with the statistics it was trained with."""
-    start(tmp_path / "run", cartpole, **{"model.normalization.mode": "running"})
-    files = {path.name for path in (tmp_path / "run" / "best").iterdir()}
-    assert files == {"policy.pt", "spaces.json", "config.yaml", "score.json"}
-
-
 def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
     """They stay in their files, unless memory was asked for, which is refused by name."""
     from maze_train.algorithms.bc import build as bc

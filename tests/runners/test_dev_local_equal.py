@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+NOT_COMPARED = ("time/", "population/")
+"""Clocks, and what depends on which process is faster."""
+
 ENVS: dict[str, dict[str, Any]] = {
     "discrete": {"id": "CartPole-v1"},
     "continuous": {"id": "Pendulum-v1", "max_episode_steps": 30},
     "dict": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}},
+}
+STEPS: dict[str, Any] = {"n_rollout_steps": 20}
+COLLECTED: dict[str, dict[str, Any]] = {
+    "es": {"n_rollouts_per_update": 10, "noise_table_size": 20_000, "max_steps": 20}
 }
 OWN: dict[str, dict[str, Any]] = {
     "ppo": {"algorithm.batch_size": 32},
@@ -35,7 +42,7 @@ def metrics(run_dir: Path, env: str, algorithm: str, **runner: Any) -> list[dict
     """What a run with five environments writes to metrics.csv, times aside."""
     train(
         env=ENVS[env],
-        algorithm={"name": algorithm, "n_rollout_steps": 20, "epoch_length": 2},
+        algorithm={"name": algorithm, "epoch_length": 2, **COLLECTED.get(algorithm, STEPS)},
         runner={"concurrency": 5, **runner},
         evaluation={"n_episodes": 3, "concurrency": 2},
         tracking={"progress": "quiet", "plot": False, "tensorboard": False},
@@ -46,12 +53,12 @@ def metrics(run_dir: Path, env: str, algorithm: str, **runner: Any) -> list[dict
     )
     with (run_dir / "metrics.csv").open() as file:
         return [
-            {name: cell for name, cell in row.items() if not name.startswith("time/")}
+            {name: cell for name, cell in row.items() if not name.startswith(NOT_COMPARED)}
             for row in csv.DictReader(file)
         ]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "sac", "es"])
 @pytest.mark.parametrize("env", everyday(1, ENVS))
 def test_the_local_runner_writes_the_metrics_of_the_dev_runner(
     tmp_path: Path, env: str, algorithm: str

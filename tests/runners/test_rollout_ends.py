@@ -6,7 +6,7 @@ import csv
 import json
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -23,6 +23,9 @@ from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryE
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress
 from maze_train.training.interruption import Interrupted
+
+if TYPE_CHECKING:
+    from maze_train.rollout.player import PlayedEpisode
 
 RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
 
@@ -129,6 +132,19 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
     assert summary()["stop_reason"] == ("error" if how == "error" else "interrupted")
 
 
+def test_waiting_episodes_are_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were noted before the end are not noted again."""
+
+    def interrupted(self: RolloutProgress, episode: PlayedEpisode) -> None:
+        if episode.number == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RolloutProgress, "ended", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        play(policy="random", env=own_envs.SpacesEnv, record=True, n_episodes=8)
+    assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(8))
+
+
 def test_a_runner_that_runs_again() -> None:
     """Each run has its own episodes."""
     config = load_rollout_config({**RANDOM, "env": {"id": "CartPole-v1"}, "progress": "quiet"})
@@ -193,13 +209,6 @@ def test_a_policy_of_a_run_by_its_function() -> None:
 def load_model(run_dir: str) -> Any:
     """The model of a run, which tells no spaces."""
     return load_policy(run_dir).model
-
-
-@pytest.mark.parametrize("policy", ["random", {"_target_": "own_policies.Counting"}])
-def test_where_chance_is_no_setting(policy: Any) -> None:
-    """The summary says nothing of it."""
-    play(policy=policy, env=own_envs.SpacesEnv, n_episodes=1, deterministic=False)
-    assert summary()["deterministic"] is None
 
 
 def test_policies_are_built_for_each_environment() -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -29,9 +29,6 @@ from maze_train.rollout.player import PlayedEpisode
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress, summarise
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DICT_ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}}
 QUIET: dict[str, Any] = {"progress": "quiet", "output_dir": "out"}
@@ -221,6 +218,7 @@ def test_random_actions() -> None:
     assert rows("a") == rows("b")
     assert len({episode.episode_return for episode in results[0].episodes}) == 5
     assert summary("a")["policy"] == {"policy": "random"}
+    assert summary("a")["deterministic"] is None
 
 
 @pytest.mark.parametrize(
@@ -317,25 +315,6 @@ def test_videos_are_written() -> None:
     assert summary()["env"]["kwargs"] == {}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"video": True}, "video = True: needs an environment that takes render_mode='rgb_array'"),
-        ({"render": "human"}, "render = 'human': needs an environment that takes render_mode="),
-        (
-            {"video": True, "env.kwargs.render_mode": "ansi"},
-            "env.kwargs.render_mode = 'ansi': expected 'rgb_array'",
-        ),
-    ],
-)
-def test_environments_that_can_not_render(settings: dict[str, Any], message: str) -> None:
-    """The setting that asked for it is named; nothing is written."""
-    with pytest.raises(ConfigError) as caught:
-        play(policy="random", env={"_target_": "own_envs.SpacesEnv"}, **settings)
-    assert message in str(caught.value)
-    assert list(Path().rglob("*")) == []
-
-
 def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment is built for it, and plays alone."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
@@ -354,8 +333,16 @@ def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert modes == ["human", "human"]  # one of them is looked at before
 
 
-def test_videos_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is named before anything is written."""
+def test_what_can_not_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting that asked for it is named, or the extra; nothing is written."""
+    needs = "needs an environment that takes render_mode="
+    for settings, message in (
+        ({"video": True}, f"video = True: {needs}'rgb_array'"),
+        ({"render": "human"}, f"render = 'human': {needs}"),
+        ({"video": True, "env.kwargs.render_mode": "ansi"}, "expected 'rgb_array'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            play(policy="random", env={"_target_": "own_envs.SpacesEnv"}, **settings)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(MissingExtraError, match="video"):
         play(policy="random", env="CartPole-v1", video=True)
@@ -457,22 +444,17 @@ def test_progress_and_outcome(run: str, capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
-@pytest.fixture
-def clock() -> Iterator[float]:
-    """Seconds, one after the other."""
-    return iter(float(second) for second in range(100))
-
-
-def test_lines_of_progress(clock: Iterator[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
     """Steps and episodes move the display, at most once a second."""
-    progress = RolloutProgress(2, "lines", clock=lambda: next(clock))
-    with progress:
+    times = iter((0.0, 1.0, 1.5, 2.0))
+    with RolloutProgress(2, "lines", clock=lambda: next(times)) as progress:
+        progress.steps(10)
         progress.steps(10)
         progress.ended(played(0, 3.0))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("episode 0/2     10 steps")
-    assert lines[1].startswith("episode 1/2")
-    assert lines[1].endswith("return 3.00")
+    assert len(lines) == 2
+    assert lines[0].startswith("episode 0/2     10 steps     10/s")
+    assert lines[1].startswith("episode 1/2     20 steps     10/s  eta 0:00:02  return 3.00")
 
 
 def played(number: int, total: float, success: float = math.nan, lost: bool = False) -> Any:
@@ -487,5 +469,4 @@ def test_numbers_over_episodes() -> None:
     assert (found.episodes, found.lost, found.env_steps, found.success_rate) == (3, 1, 12, 0.5)
     assert any("success" in line for line in found.lines())
     empty = summarise([])
-    assert math.isnan(empty.return_mean)
-    assert empty.episodes == 0
+    assert (math.isnan(empty.return_mean), empty.episodes) == (True, 0)

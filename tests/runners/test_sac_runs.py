@@ -3,49 +3,44 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
+import own_parts
 import pytest
-from own_envs import SpacesEnv
 from own_parts import (
-    ANY_SPACES,
     AlwaysFirst,
-    AnyEnv,
     KeptReplay,
-    demonstrations,
     diaries,
 )
-from short_runs import everything, rows, short_run, summary
+from recorded import record
+from short_runs import everything, rows, settings, short_run
 
 import maze_train.algorithms.off_policy.build as off_policy
 import maze_train.data.replay_columns as replay_columns
-from maze_train import load_policy, train
-from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
-from maze_train.algorithms.sac.events import SACEvents
-from maze_train.algorithms.sac.learner import SACLearner
-from maze_train.errors import ConfigError, ShapeError, TrainingError
+from maze_train import Statistics, TrainerServices, load_config, train
+from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
+from maze_train.errors import ConfigError
+from maze_train.runners.factory import build_runner
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOCAL = {"runner": "local", "runner.n_workers": 2}
 PRIORITISED = "maze_train.PrioritizedReplayBuffer"
+SHOWN = "algorithm.initial_demonstration_trajectories"
+QUIET: dict[str, Any] = {
+    "tracking.progress": "quiet",
+    "tracking.plot": False,
+    "tracking.tensorboard": False,
+    "seed": 3,
+}
 KEPT = {"_target_": "own_parts.KeptReplay"}
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every test starts in an empty directory and leaves no open environment."""
-    monkeypatch.chdir(tmp_path)
-    SpacesEnv.open_envs = 0
-    KeptReplay.made.clear()
-    AlwaysFirst.seen.clear()
-    yield
-    assert SpacesEnv.open_envs == 0
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def sac_run(run_dir: str | None = "run", **overrides: Any) -> Any:
@@ -112,34 +107,12 @@ def test_what_is_stored_is_what_happened(
     assert {told[2] for told in expected.values()} == {0.0, 0.9}
 
 
-# -- spaces --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", ANY_SPACES)
-def test_every_space(case: str) -> None:
-    """Metrics are finite, every action is one of its space, and the saved policy acts."""
-    observation_space, action_space = ANY_SPACES[case]
-
-    def make() -> Any:
-        return AnyEnv(observation_space, action_space)
-
-    more = {"model.image_encoder": "impala"} if case == "image" else {}
-    result = sac_run(env=make, **more, total_steps=96)
-    row = result.history[-1]
-    assert all(math.isfinite(value) for value in row.values())
-    assert row["train/critic_loss"] > 0
-    env = make()
-    obs, _ = env.reset(seed=0)
-    policy = load_policy("run")
-    for deterministic in (True, False):
-        env.step(policy.act(obs, deterministic))
-
-
 # -- the initial phase ---------------------------------------------------------------------------
 
 
 def test_a_policy_of_ones_own_acts_first() -> None:
     """`initial_sampling_policy` acts on all environments until the buffer holds enough."""
+    AlwaysFirst.seen.clear()
     node = {"_target_": "own_parts.AlwaysFirst", "action": 1}
     sac_run(
         **{
@@ -155,110 +128,106 @@ def test_a_policy_of_ones_own_acts_first() -> None:
     assert (rewards[1:] < 5.0).all()
 
 
-def test_demonstrations_begin_the_buffer() -> None:
-    """They are stored, count for the initial phase, and are no steps of the run."""
-    node = {"_target_": "own_parts.demonstrations", "n_episodes": 12}
-    result = sac_run(
-        **{
-            "algorithm.initial_demonstration_trajectories": node,
-            "algorithm.initial_buffer_size": 36,
-            "algorithm.replay_buffer": KEPT,
+# -- demonstrations ------------------------------------------------------------------------------
+
+
+def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
+    """Nine steps fill two columns of five rows: the second episode ends in the other column."""
+    shown = {"_target_": "own_parts.demonstrations", "n_episodes": 3}
+    config = load_config(
+        {
+            **settings("sac"),
+            SHOWN: shown,
+            "algorithm.n_step_returns": 3,
+            "algorithm.gamma": 0.5,
         }
     )
-    buffer = KeptReplay.made[-1]
-    assert len(buffer) == 36 + 192
-    assert result.summary.env_steps == 192
-    # The policy acts from the first step on, and all but the last update is learned from.
-    steps = sum(float(row["train/gradient_steps"] or 0) for row in rows("run"))
-    assert steps == (192 - 8) // 4
-    batch = buffer.sample_batch(10_000)
-    demonstrated = np.unique(batch.indices[batch.rewards >= 100].numpy())
-    assert len(demonstrated) == 36
-    for i in (batch.rewards >= 100).nonzero().flatten().tolist():
-        episode = demonstrations(12)[round(float(batch.rewards[i])) - 100]
-        assert batch.obs[i].tolist() == episode.obs[0].tolist()
-        assert batch.discounts[i] == 0 or batch.next_obs[i].tolist() == episode.obs[0].tolist()
-        assert batch.actions[i] in (0, 1, 2)
-    ends = batch.discounts[batch.rewards >= 100] == 0
-    assert 0.1 < ends.float().mean() < 0.25  # the last step of every other episode
+    with build_runner(config) as runner:
+        trainer: Any = runner.builder.build(TrainerServices())
+        for _ in range(3):
+            trainer.update_once(trainer.progress(), Statistics())
+        batch = trainer.replay_buffer.sample_batch(3000)
+    is_second = (batch.obs == 0.25).all(1)
+    assert batch.next_obs[is_second].unique().tolist() == [0.25]
+    # Over two steps and over one before the cut, over one after it.
+    assert batch.rewards[is_second].unique().tolist() == [101.0, 151.5]
+
+
+def test_a_run_that_is_continued_has_its_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be gone by then."""
+    shown = {"_target_": "own_parts.demonstrations", "n_episodes": 3}
+    sac_run(**{SHOWN: shown})
+    monkeypatch.delattr(own_parts, "demonstrations")
+    again = train(resume="run", total_steps=224, trust=["own_envs", "own_parts"])
+    assert again.summary.env_steps == 224
+
+
+def test_demonstrations_from_a_data_set(tmp_path: Path) -> None:
+    """SAC begins with recorded transitions in its buffer: `algorithm=sacfd`."""
+    data = record(tmp_path / "data", gymnasium.make("Pendulum-v1"), n_episodes=4)
+    given: dict[str, Any] = {
+        "algorithm": "sacfd",
+        SHOWN: str(data),
+        "algorithm.initial_buffer_size": 64,
+        "algorithm.batch_size": 8,
+        "algorithm.replay_buffer_size": 1000,
+        "model.hidden_sizes": [8],
+        "runner.concurrency": 2,
+        "evaluation.n_episodes": 0,
+        "total_steps": 40,
+    }
+    result = train(env="Pendulum-v1", run_dir=tmp_path / "run", **given, **QUIET)
+    assert result.history[0]["train/gradient_steps"] > 0  # the buffer was full enough at once
+    with pytest.raises(
+        ConfigError, match=r"has the observation space Box\(shape=\[3\], dtype=float32\), the env"
+    ):
+        train(env="MountainCarContinuous-v0", run_dir=tmp_path / "no", **given, **QUIET)
+    del given[SHOWN]
+    with pytest.raises(ConfigError, match="initial_demonstration_trajectories"):
+        train(env="Pendulum-v1", run_dir=tmp_path / "no", **given, **QUIET)
+    assert np.isfinite(result.history[-1]["train/critic_loss"])
+
+
+def given_dataset(directory: str) -> TrajectoryDataset:
+    """What a setting may name: a data set."""
+    return open_dataset(directory)
+
+
+def no_dataset() -> int:
+    """What a setting may name by mistake."""
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (
+            {"_target_": "test_sac_runs.given_dataset"},
+            "it has the observation space Box",
+        ),
+        (
+            {"_target_": "test_sac_runs.no_dataset"},
+            "returned int: expected a TrajectoryData",
+        ),
+        ("nowhere", "nowhere"),
+        ({"_target_": "test_sac_runs.no_such"}, r"\._target_ = .*has no 'no_such'"),
+    ],
+)
+def test_demonstrations_that_are_none(tmp_path: Path, node: Any, message: str) -> None:
+    """Errors have the key of the setting, and other spaces are told in short."""
+    if isinstance(node, dict) and "given" in node["_target_"]:
+        data = record(tmp_path / "data", gymnasium.make("Pendulum-v1"), n_episodes=1)
+        node = {**node, "directory": str(data)}
+    given = {"algorithm": "sacfd", SHOWN: node, "run_dir": tmp_path / "run", **QUIET}
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(env="MountainCarContinuous-v0", **given)
+    assert str(caught.value).startswith(SHOWN)
+    assert not (tmp_path / "run").exists()
 
 
 # -- what is refused -----------------------------------------------------------------------------
 
-POLICY, SHOWN = "algorithm.initial_sampling_policy", "algorithm.initial_demonstration_trajectories"
 BUFFER = "algorithm.replay_buffer"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            {"algorithm.initial_buffer_size": 1001},
-            r"algorithm\.initial_buffer_size = 1001: expected at most replay_buffer_size=1000",
-        ),
-        (
-            {"algorithm.replay_buffer_size": 7, "algorithm.initial_buffer_size": 7},
-            r"algorithm\.replay_buffer_size = 7: expected at least the 8 transitions of an update",
-        ),
-        (
-            {"algorithm.replay_bufer_size": 7},
-            r"algorithm\.replay_bufer_size = 7: unknown; did you mean algorithm\.replay_buffer_siz",
-        ),
-        ({BUFFER: {"_target_": "own_parts.NoBuffer"}}, r"algorithm\.replay_buffer.*'NoBuffer'"),
-        ({BUFFER: {"_target_": "own_parts.AlwaysFirst"}}, r"algorithm\.replay_buffer"),
-        (
-            {BUFFER: {"_target_": "builtins.dict", "zip": 1}},
-            r"algorithm\.replay_buffer",
-        ),
-        ({BUFFER: {**KEPT, "bond": 1.0}}, r"algorithm\.replay_buffer: .*'bond'"),
-        (
-            {BUFFER: {"_target_": PRIORITISED, "alpha": -1}},
-            r"algorithm\.replay_buffer\.alpha = -1: .*>= 0",
-        ),
-        (
-            {BUFFER: {**KEPT, "gamma": 0.5}},
-            r"algorithm\.replay_buffer\.gamma = 0\.5: .*algorithm\.gamma",
-        ),
-        ({BUFFER: {"alpha": 1}}, r"algorithm\.replay_buffer = .*expected the key _target_"),
-        ({"algorithm.replay_buffer_storage": "disc"}, r"replay_buffer_storage = 'disc'"),
-        ({"model.memory.cell": "lstm"}, r"model\.memory"),
-        ({"model.shared_trunk": True}, r"model\.shared_trunk = True"),
-        ({"runner": "ray"}, r"runner = 'ray'"),
-        ({POLICY: {"_target_": "own_parts.Always"}}, rf"{POLICY}.*AlwaysFirst"),
-        ({POLICY: {"_target_": "own_parts.AlwaysFirst", "act": 1}}, rf"{POLICY}: .*'act'"),
-        (
-            {POLICY: {"_target_": "own_parts.OwnPPOConfig"}},
-            rf"{POLICY} = .*expected an object with a method act",
-        ),
-        (
-            {SHOWN: {"_target_": "own_parts.demonstrations", "n_episodes": 0}},
-            rf"{SHOWN} = .*holds no episodes: expected at least one",
-        ),
-        (
-            {SHOWN: {"_target_": "own_parts.demonstrations", "n_episodes": 400}},
-            r"algorithm\.replay_buffer_size = 1000: holds .* of the 1200 transitions of the demon",
-        ),
-        ({"total_steps": 32}, r"algorithm\.initial_buffer_size = 32: nothing would be learned"),
-        (
-            {"algorithm.entropy_tuning": False, "algorithm.entropy_coef_lr": 0.1},
-            r"algorithm\.entropy_coef_lr = 0\.1: .*entropy_tuning",
-        ),
-        (
-            {POLICY: {"_target_": "own_parts.AlwaysFirst"}, "algorithm.initial_action_repeat": 2},
-            r"algorithm\.initial_action_repeat = 2: .*initial_sampling_policy",
-        ),
-        ({SHOWN: {"_target_": "own_parts.demonstrations"}}, rf"{SHOWN}: .*'n_episodes'"),
-        ({"algorithm.lr": 0}, r"algorithm\.lr = 0"),
-        ({"algorithm.tau": 1.5}, r"algorithm\.tau = 1\.5"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_written(
-    tmp_path: Path, overrides: dict[str, Any], message: str
-) -> None:
-    """A wrong configuration raises, names the setting, and creates nothing on disk."""
-    with pytest.raises(ConfigError, match=message):
-        sac_run(**overrides)
-    assert everything(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -311,12 +280,14 @@ def test_a_buffer_is_no_larger_than_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(taken) == [1002 * 8, 1002 * 12]
 
 
-def test_priorities_need_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a uniform buffer just fits, a prioritised one does not."""
+def test_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a uniform buffer just fits, a prioritised one does not; short runs need little."""
     monkeypatch.setattr(off_policy, "available_memory", lambda device: (192 + 2) * 25)
-    assert sac_run("uniform").summary.env_steps == 192
     with pytest.raises(ConfigError, match=r"algorithm\.replay_buffer_size = 1000: .*are free"):
         sac_run("prioritised", **{BUFFER: {"_target_": PRIORITISED}})
+    monkeypatch.setattr(off_policy, "available_memory", lambda device: 500)
+    settings = {"algorithm.initial_buffer_size": 1, "runner.concurrency": 3}
+    assert sac_run("short", total_steps=2, **settings).summary.env_steps == 12
 
 
 def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,19 +303,16 @@ def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert everything(tmp_path) == []
 
 
-def test_a_large_buffer_of_a_short_run_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is shorter than a row of all environments neither."""
-    monkeypatch.setattr(off_policy, "available_memory", lambda device: 500)
-    settings = {"algorithm.initial_buffer_size": 1, "runner.concurrency": 3}
-    assert sac_run(total_steps=2, **settings).summary.env_steps == 12
+def no_memory(*args: Any, **kwargs: Any) -> None:
+    """A buffer that is too large."""
+    raise MemoryError("Unable to allocate 1 TiB")
 
 
-def test_demonstrations_of_other_shapes_are_refused(tmp_path: Path) -> None:
-    """Before anything is written, naming the trajectory."""
-    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}}
-    node = {"_target_": "own_parts.demonstrations", "n_episodes": 1}
-    with pytest.raises(ShapeError, match=r"trajectory 0 has the arrays .*expected .*place"):
-        sac_run(env=env, **{SHOWN: node})
+def test_memory_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the setting, before anything is written."""
+    monkeypatch.setattr("maze_train.data.replay.UniformReplayBuffer.__init__", no_memory)
+    with pytest.raises(ConfigError, match=r"replay_buffer_size.*Unable to allocate.*storage=disk"):
+        sac_run()
     assert everything(tmp_path) == []
 
 
@@ -353,16 +321,10 @@ def test_demonstrations_of_other_shapes_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("action", ["box", "tuple"])
 def test_metrics(action: str) -> None:
-    """Every value that SAC reports is in the table, and is plausible."""
+    """Values that SAC alone reports are plausible."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}}
     result = sac_run(env=env, **{"algorithm.replay_buffer_size": 100})
-    events = [*SACEvents.events(), *ReplayEvents.events(), *ReplayTimeEvents.events()]
     row = result.history[-1]
-    told = {event.tag for event in events if event.tag in row}
-    missing = {event.tag for event in events} - told
-    # Only where something went wrong.
-    assert missing == {"train/skipped_steps"}
-    assert set(rows("run")[-1]) >= {tag for tag in told if not tag.startswith("time/")}
     assert row["replay/size"] == 100
     # One for four transitions after the initial phase.
     steps = sum(float(r.get("train/gradient_steps") or 0) for r in result.history)
@@ -377,55 +339,7 @@ def test_metrics(action: str) -> None:
     assert 0 < row["time/sample_s"] < row["time/update_s"]
 
 
-@pytest.mark.parametrize("total_steps", [40, 33, 192])
-def test_the_initial_phase_counts_as_steps(total_steps: int) -> None:
+def test_the_initial_phase_counts_as_steps() -> None:
     """The run ends after as many steps as it was told, up to the end of an update."""
-    result = sac_run(total_steps=total_steps)
-    assert result.summary.env_steps == 8 * math.ceil(total_steps / 8)
-    assert result.history[-1]["env_steps"] == result.summary.env_steps
-    assert summary("run")["env_steps"] == result.summary.env_steps
-
-
-@pytest.mark.parametrize("ratio", [1.0, 0.01])
-def test_a_trial_takes_a_gradient_step(ratio: float) -> None:
-    """One update that collects, one that learns, however rarely the run would."""
-    result = sac_run(
-        **{
-            "runner.fast_dev_run": True,
-            "runner.concurrency": 1,
-            "algorithm.n_rollout_steps": 1,
-            "algorithm.update_to_data_ratio": ratio,
-        }
-    )
-    assert (result.summary.epochs, result.summary.updates) == (1, 2)
-    assert result.history[0]["train/gradient_steps"] == 1
-
-
-def test_the_seed_decides_every_number() -> None:
-    """Equal seeds give equal metrics, others give others."""
-    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        sac_run(name, seed=seed)
-    assert rows("a") == rows("b")
-    losses = [[row["train/critic_loss"] for row in rows(name)] for name in "ac"]
-    assert losses[0] != losses[1]
-
-
-# -- errors --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_learning_fails_while_workers_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes through, workers and environments end, the summary says so."""
-    original, calls = SACLearner.compute_loss_for_module, []
-
-    def failing(*args: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 5:
-            raise TrainingError("the loss came off")
-        return original(*args)
-
-    monkeypatch.setattr(SACLearner, "compute_loss_for_module", failing)
-    with pytest.raises(TrainingError, match="the loss came off"):
-        sac_run(**LOCAL)
-    assert summary("run")["stop_reason"] == "error"
-    assert multiprocessing.active_children() == []
+    result = sac_run(total_steps=33)
+    assert result.history[-1]["env_steps"] == result.summary.env_steps == 40

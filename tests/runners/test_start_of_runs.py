@@ -2,75 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from own_envs import SpacesEnv
-from recorded import record
 
 from maze_train import EnvConfig, EnvFactory, load_config, load_policy, train
 from maze_train.runners.notes import start_notes
 from maze_train.training.config import TRIAL_STEPS
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 QUIET = {"tracking.progress": "quiet", "tracking.plot": False, "tracking.tensorboard": False}
 MASKED = {"env.wrappers": [{"_target_": "maze_train.ActionMaskWrapper"}]}
-
-
-class CountingEnv(SpacesEnv):
-    """Episodes without end; notes the steps of every environment that is made."""
-
-    made: ClassVar[list[CountingEnv]] = []
-
-    def __init__(self) -> None:
-        super().__init__(length=10**9)
-        self.steps = 0
-        CountingEnv.made.append(self)
-
-    def step(self, action: Any) -> Any:
-        """Step and count."""
-        self.steps += 1
-        return super().step(action)
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala", "sac", "sacfd", "es", "bc"])
-@pytest.mark.parametrize("normalization", ["none", "estimated"])
-def test_a_trial_makes_a_few_steps_of_each_environment(
-    algorithm: str, normalization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the algorithm: in training, in an evaluation, and for statistics before."""
-    monkeypatch.chdir(tmp_path)
-    more: dict[str, Any] = {}
-    if algorithm in ("bc", "sacfd"):
-        data = str(record(Path("data"), SpacesEnv(), n_episodes=2))
-        key = "runner.dataset" if algorithm == "bc" else "initial_demonstration_trajectories"
-        more = {key if algorithm == "bc" else f"algorithm.{key}": data}
-    CountingEnv.made = []
-    settings = {"runner.fast_dev_run": True, "model.normalization.mode": normalization, **more}
-    result = train(CountingEnv, algorithm, run_dir="run", seed=0, **QUIET, **settings)
-    assert result.summary.epochs == 1
-    assert np.isfinite(result.history[0]["eval/episode_return_mean"])
-    parts = 1 if normalization == "none" else 2
-    assert 0 < max(env.steps for env in CountingEnv.made) <= parts * TRIAL_STEPS
-    SpacesEnv.open_envs = 0
-
-
-@pytest.mark.parametrize("length", [4, 32])
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
-def test_a_trial_of_a_policy_with_a_memory(algorithm: str, length: int, tmp_path: Path) -> None:
-    """Its sequences fit the short rollout, however long they would be."""
-    settings = {
-        "runner.fast_dev_run": True,
-        "model.memory.size": 4,
-        "algorithm.n_rollout_steps": 64,
-        "algorithm.sequence_length": length,
-    }
-    result = train("CartPole-v1", algorithm, run_dir=tmp_path / "run", seed=0, **QUIET, **settings)
-    assert 0 < result.summary.env_steps <= 8 * TRIAL_STEPS
-    assert result.history[0]["train/gradient_steps"] >= 1
 
 
 class MaskedTuple(gymnasium.Env[Any, Any]):

@@ -12,6 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from hypothesis import strategies as st
 
+from maze_train.spaces.describe import FlatView, flat_spaces
+
 MASK = "action_mask"
 FLOATS = (np.float32, np.float64)
 INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8)
@@ -89,35 +91,10 @@ def number_of(value: Any) -> float:
 # -- masks ---------------------------------------------------------------------------------------
 
 
-def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The parts of a nested space by their joined keys."""
-    if isinstance(space, spaces.Dict):
-        children = {str(key): child for key, child in space.spaces.items()}
-    elif isinstance(space, spaces.Tuple):
-        children = {str(i): child for i, child in enumerate(space.spaces)}
-    else:
-        return {"/".join(path): space}
-    found: dict[str, Any] = {}
-    for key, child in children.items():
-        found.update(leaves_of(child, (*path, key)))
-    return found
-
-
-def leaves_in(value: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The parts of a nested value by their joined keys."""
-    if not isinstance(value, dict | tuple):
-        return {"/".join(path): value}
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    found: dict[str, Any] = {}
-    for key, child in items:
-        found.update(leaves_in(child, (*path, str(key))))
-    return found
-
-
 def choices_of(action_space: spaces.Space[Any]) -> dict[str, list[int]]:
     """Numbers of actions of all choices that can be masked, by part."""
     found = {}
-    for key, leaf in leaves_of(action_space).items():
+    for key, leaf in flat_spaces(action_space).items():
         if isinstance(leaf, spaces.Discrete):
             found[key] = [int(leaf.n)]
         elif isinstance(leaf, spaces.MultiDiscrete):
@@ -157,7 +134,8 @@ def is_legal(
     masks: dict[str, list[Any]],
 ) -> bool:
     """Whether the observed masks allow an action."""
-    spaces_by_key, values = leaves_of(action_space), leaves_in(action)
+    spaces_by_key = flat_spaces(action_space)
+    values = dict(FlatView(action_space).read(action))
     keys = list(mask_space) if isinstance(mask_space, spaces.Dict) else list(masks)
     for key in keys:
         numbers = np.ravel(values[key] - np.asarray(spaces_by_key[key].start))
@@ -289,7 +267,7 @@ def mask_spaces(draw: Any, action_space: spaces.Space[Any]) -> spaces.Space[Any]
     if "" not in choices and draw(st.booleans()):
         keys = draw(st.lists(st.sampled_from(list(choices)), min_size=1, unique=True))
         return spaces.Dict(
-            {key: draw(_mask_leaf(leaves_of(action_space)[key], choices[key])) for key in keys}
+            {key: draw(_mask_leaf(flat_spaces(action_space)[key], choices[key])) for key in keys}
         )
     return draw(_mask_leaf(action_space, [n for counts in choices.values() for n in counts]))
 

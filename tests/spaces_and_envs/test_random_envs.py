@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
-from random_envs import RandomSpaceEnv, leaves_of, space_pairs
+from random_envs import RandomSpaceEnv, space_pairs
 
 from maze_train import (
     A2CAlgorithmConfig,
@@ -34,6 +34,7 @@ from maze_train import (
     build_actor_critic,
 )
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.spaces.describe import flat_spaces
 from maze_train.training.model_selection import copy_of_weights
 from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
 from maze_train.trees import tree_leaves
@@ -65,7 +66,7 @@ pytestmark = [
 def problems(draw: Any) -> tuple[Any, ModelConfig]:
     """Spaces, and settings of a model for them."""
     spaces = draw(space_pairs())
-    boxes = [leaf for leaf in leaves_of(spaces[1]).values() if isinstance(leaf, Box)]
+    boxes = [leaf for leaf in flat_spaces(spaces[1]).values() if isinstance(leaf, Box)]
     families = ["diagonal_gaussian"]
     if all(box.is_bounded() and (box.low < box.high).all() for box in boxes):
         families += ["squashed_gaussian", "beta"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,6 +16,9 @@ from tiny_problems import ORDERS, QUESTIONS, STEPS, Doors, Order, Recall
 from maze_train import ModelConfig, build_actor_critic, train
 from maze_train.distributions.mapping import DEFAULTS
 from maze_train.spaces.describe import flat_spaces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 A2C: dict[str, Any] = {"name": "a2c", "n_rollout_steps": 8, "epoch_length": 50}
 PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 64, "batch_size": 128}
@@ -84,24 +87,38 @@ def right_action(env: Any) -> Any:
     return env.signal if isinstance(env, Recall) else env.answer
 
 
+def problems(kinds: Iterable[str]) -> list[Any]:
+    """Every kind with PPO, the first one with ES as well; the rest with `make test-all`."""
+    with_es = [(kind, "es") for kind in kinds if "image" not in kind]
+    others = [(kind, "a2c") for kind in kinds]
+    everyday_ones = [(kind, "ppo") for kind in kinds] + with_es[:1]
+    return everyday(len(everyday_ones), everyday_ones + with_es[1:] + others)
+
+
+def solved(tmp_path: Path, make: Any, algorithm: str, steps: int) -> Any:
+    """The best return of PPO and A2C, or of ES with a small network in more steps."""
+    if algorithm == "es":
+        return best_return(tmp_path, make, ES, 24_000, model={"hidden_sizes": [16]})
+    return best_return(tmp_path, make, PPO if algorithm == "ppo" else A2C, steps)
+
+
 @pytest.mark.learning
-@BOTH
-@pytest.mark.parametrize("kind", QUESTIONS)
-def test_observations(tmp_path: Path, kind: str, algorithm: dict[str, Any]) -> None:
+@pytest.mark.parametrize("problem", problems(QUESTIONS), ids="-".join)
+def test_observations(tmp_path: Path, problem: tuple[str, str]) -> None:
     """All questions are answered rightly."""
+    kind, algorithm = problem
     steps = 8_000 if "image" in kind else 10_000
-    assert best_return(tmp_path, QUESTIONS[kind], algorithm, steps) == STEPS
+    assert solved(tmp_path, QUESTIONS[kind], algorithm, steps) == STEPS
 
 
 @pytest.mark.learning
-@BOTH
-@pytest.mark.parametrize("kind", ORDERS)
-def test_actions(tmp_path: Path, kind: str, algorithm: dict[str, Any]) -> None:
+@pytest.mark.parametrize("problem", problems(ORDERS), ids="-".join)
+def test_actions(tmp_path: Path, problem: tuple[str, str]) -> None:
     """All orders are followed: discrete parts exactly, continuous ones to within 0.1."""
-    if is_exact(ORDERS[kind]().action_space):
-        assert best_return(tmp_path, ORDERS[kind], algorithm, 10_000) == STEPS
-    else:
-        assert best_return(tmp_path, ORDERS[kind], algorithm, 30_000) >= STEPS - TOLERANCE
+    kind, algorithm = problem
+    exact = is_exact(ORDERS[kind]().action_space)
+    best = solved(tmp_path, ORDERS[kind], algorithm, 10_000 if exact else 30_000)
+    assert best >= (STEPS if exact else STEPS - TOLERANCE)
 
 
 @pytest.mark.learning
@@ -114,23 +131,6 @@ def test_families_for_bounded_boxes(tmp_path: Path, family: str, algorithm: dict
     algorithm = {**algorithm, "entropy_coef": 0.1}
     best = best_return(tmp_path, ORDERS["Box"], algorithm, 30_000, model=model)
     assert best >= STEPS - TOLERANCE
-
-
-@pytest.mark.learning
-@pytest.mark.parametrize("kind", everyday(1, [kind for kind in QUESTIONS if "image" not in kind]))
-def test_observations_of_a_population(tmp_path: Path, kind: str) -> None:
-    """ES with a small network answers all questions rightly."""
-    best = best_return(tmp_path, QUESTIONS[kind], ES, 24_000, model={"hidden_sizes": [16]})
-    assert best == STEPS
-
-
-@pytest.mark.learning
-@pytest.mark.parametrize("kind", everyday(1, ORDERS))
-def test_actions_of_a_population(tmp_path: Path, kind: str) -> None:
-    """ES with a small network follows all orders, as A2C and PPO do."""
-    best = best_return(tmp_path, ORDERS[kind], ES, 24_000, model={"hidden_sizes": [16]})
-    is_counted = is_exact(ORDERS[kind]().action_space)
-    assert best >= (STEPS if is_counted else STEPS - TOLERANCE)
 
 
 def is_exact(space: spaces.Space[Any]) -> bool:

@@ -82,29 +82,21 @@ def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
     assert "200/s  eta 0:04:00  eval 25.00  best 25.00" in output(console)
 
 
-def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither title nor rows nor summary."""
-    writer = ConsoleWriter("quiet")
-    writer.start(RUN)
-    writer.advance(0.5, 10)
-    writer.write(make_row(1))
-    writer.finish({"stop_reason": "done"})
-    writer.close()
-    assert capsys.readouterr() == ("", "")
-
-
-def test_the_default_prints_lines_where_there_is_no_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Standard output that is not a terminal gets plain lines without control codes."""
-    writer = ConsoleWriter()
-    writer.start(RUN)
-    writer.advance(0.5, 10)
-    writer.write(make_row(1, train=5.0))
-    writer.close()
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[1].startswith("epoch  1/50     2k/100k steps")
-    assert "\x1b" not in printed
+def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing where it is to be quiet, plain lines where there is no terminal, no other modes."""
+    lines = "PPO on [CartPole]\nepoch  1/50     2k/100k steps"
+    for mode, start in (("quiet", ""), ("auto", lines)):
+        writer = ConsoleWriter(mode)  # type: ignore[arg-type]
+        writer.start(RUN)
+        writer.advance(0.5, 10)
+        writer.write(make_row(1, train=5.0))
+        writer.finish({"stop_reason": "done"})
+        printed = capsys.readouterr().out
+        assert printed.startswith(start)
+        assert bool(printed) == bool(start)
+        assert "\x1b" not in printed
+    with pytest.raises(ConfigError, match="'quiet'"):
+        ConsoleWriter("quit")  # type: ignore[arg-type]
 
 
 def test_the_summary_is_aligned_and_says_what_happened() -> None:
@@ -112,6 +104,8 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
     clock, console = Clock(), make_console()
     writer = ConsoleWriter(console=console, clock=clock, line_interval_s=0)
     writer.start(RunInfo(run_dir=Path("runs/" + "x" * 100)))
+    empty = [text for _, text in writer._status.outcome({}, clock.now)][:5]
+    assert empty == ["training ended", "0", "0", "0:00:00", "- steps/s"]
     clock.now += 65
     writer.write({**make_row(49, eval=480.0), "eval/episode_return_std": 12.3})
     writer.write({**make_row(50, eval=470.0), "eval/episode_return_std": 9.0})
@@ -126,22 +120,6 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
         "  best return        480.0 at epoch 49",
         "  final evaluation   470.0 ± 9.00",
         "  run directory      runs/" + "x" * 100,
-    ]
-
-
-def test_the_summary_of_a_run_without_epochs() -> None:
-    """Nothing is invented for a run that ended before its first epoch."""
-    clock, console = Clock(), make_console()
-    writer = ConsoleWriter(console=console, clock=clock)
-    writer.start(RunInfo())
-    writer.finish({"stop_reason": "interrupted"})
-    assert output(console).splitlines() == [
-        "",
-        "  stopped            interrupted",
-        "  epochs             0",
-        "  environment steps  0",
-        "  wall time          0:00:00",
-        "  speed              - steps/s",
     ]
 
 
@@ -191,22 +169,3 @@ def test_the_terminal_is_given_back() -> None:
     text = output(console)
     assert sys.stdout is original
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-
-
-def test_two_bars_in_one_process_do_not_mix() -> None:
-    """Each writes to its own console."""
-    consoles = [make_console(is_terminal=True), make_console(is_terminal=True)]
-    writers = [ConsoleWriter("bar", console=console) for console in consoles]
-    for title, writer in zip(("first", "second"), writers, strict=True):
-        writer.start(RunInfo(title=title, n_epochs=10))
-        writer.write(make_row(3))
-    for writer in writers:
-        writer.finish({})
-    assert "first" in output(consoles[0])
-    assert "first" not in output(consoles[1])
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    """The error names the closest mode."""
-    with pytest.raises(ConfigError, match="'quiet'"):
-        ConsoleWriter("quit")  # type: ignore[arg-type]

@@ -74,8 +74,7 @@ def test_where_both_act_alike_nothing_is_told(config: dict[str, Any]) -> None:
     assert told_at(LEARNED, JUMPS, **config) == []
 
 
-@pytest.mark.parametrize("mode", ["lines", "bar", "quiet"])
-@pytest.mark.parametrize("past", [0, 5, 6, 9])
+@pytest.mark.parametrize(("mode", "past"), [("lines", 0), ("bar", 5), ("quiet", 0), ("lines", 6)])
 def test_a_run_that_is_continued_tells_it_once(mode: Any, past: int) -> None:
     """The rows before the checkpoint count, and so does what was told there."""
     series = rows(LEARNED, JUMPS)

@@ -30,7 +30,11 @@ def make_rows(n: int) -> list[dict[str, float]]:
 
 def test_the_figure_shows_training_evaluation_and_the_best() -> None:
     """Curves have the numbers of the rows; the mark is on the best evaluation."""
-    axes = draw_learning_curve(make_rows(10), "PPO on X").axes[0]
+    figure = draw_learning_curve(make_rows(10), "PPO on X")
+    axes = figure.axes[0]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    names = ["training episodes", "evaluation", "± 1 std over its episodes", "best: 10.00 at 6k"]
+    assert legend == names
     train, evaluation, best = axes.lines
     assert np.array_equal(train.get_xydata(), [(1000 * i, i) for i in range(1, 11)])
     assert list(evaluation.get_xdata()) == [2000, 4000, 6000, 8000, 10000]
@@ -50,22 +54,6 @@ def test_values_that_are_missing_or_nan_are_left_out() -> None:
     axes = draw_learning_curve(rows).axes[0]
     assert list(axes.lines[0].get_xdata()) == [3000, 4000]
     assert len(axes.collections) == 0
-
-
-def test_the_legend_names_every_curve() -> None:
-    """The legend is part of the figure, outside of the axes."""
-    figure = draw_learning_curve(make_rows(10))
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == [
-        "training episodes",
-        "evaluation",
-        "± 1 std over its episodes",
-        "best: 10.00 at 6k",
-    ]
-
-
-def test_a_run_without_returns_says_so() -> None:
-    """There is a note in place of empty axes."""
     axes = draw_learning_curve([{"epoch": 1, "env_steps": 10}]).axes[0]
     assert len(axes.lines) == 0
     assert "no episode return" in axes.texts[0].get_text()
@@ -86,25 +74,5 @@ def test_the_picture_can_be_opened(tmp_path: Path, n: int) -> None:
     assert path.stat().st_size > 5_000
     assert image.shape[:2] == (675, 1200)
     assert image[..., :3].std() > 0.02
-
-
-def test_pyplot_is_not_used(tmp_path: Path) -> None:
-    """Drawing leaves no figure in the global list of pyplot."""
-    writer = LearningCurveWriter()
-    writer.start(RunInfo(run_dir=tmp_path))
-    writer.write(make_rows(1)[0])
-    writer.finish({})
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []
-
-
-def test_without_a_run_directory_nothing_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run without a directory leaves no file behind."""
-    monkeypatch.chdir(tmp_path)
-    writer = LearningCurveWriter()
-    writer.start(RunInfo())
-    writer.write(make_rows(1)[0])
-    writer.finish({})
-    assert list(tmp_path.iterdir()) == []

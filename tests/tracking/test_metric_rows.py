@@ -16,6 +16,7 @@ from maze_train.tracking.formatting import compact, duration, readable
 from maze_train.tracking.rows import ordered_columns, read_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -26,23 +27,22 @@ def test_columns_have_a_fixed_order_of_groups() -> None:
     assert ordered_columns([*names, *names]) == expected
 
 
-def test_reading_skips_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    """A line without its end is no row: its last number may lack digits."""
+def test_reading(tmp_path: Path) -> None:
+    """Lines without their end are no rows; those after the checkpoint and pipes are left out."""
     path = tmp_path / "metrics.csv"
+    assert read_rows(path) == []
+    path.touch()
+    assert read_rows(path) == []
     path.write_text("epoch,env_steps,train/x\n1,10,0.5\n2,20,nan\n3,30,0.12")
     rows = read_rows(path)
     assert rows[0] == {"epoch": 1, "env_steps": 10, "train/x": 0.5}
     assert math.isnan(rows[1]["train/x"])
     assert len(rows) == 2
-
-
-def test_reading_up_to_an_epoch(tmp_path: Path) -> None:
-    """Rows after the checkpoint are left out; a file that is not there has no rows."""
-    path = tmp_path / "metrics.csv"
-    assert read_rows(path) == []
-    path.write_text("epoch,env_steps\n1,10\n2,20\n3,30\n")
-    assert [row["epoch"] for row in read_rows(path, last_epoch=2)] == [1, 2]
-    assert read_rows(path, last_epoch=0) == []
+    assert read_rows(path, last_epoch=1) == rows[:1]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RunDirectoryError, match="no regular file"):
+        read_rows(path)
 
 
 @pytest.mark.parametrize("line", [b"1,2,3", b"1", b"one,2", b"1,2\xff", b"1,\0", b"1" * 200_000])
@@ -52,20 +52,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
     path.write_bytes(b"epoch,env_steps\n" + line + b"\n")
     with pytest.raises(RunDirectoryError, match=r"metrics\.csv (line 2 )?is damaged"):
         read_rows(str(path))
-
-
-def test_a_pipe_is_no_table(tmp_path: Path) -> None:
-    """It is refused at once: nobody would write into it."""
-    os.mkfifo(tmp_path / "metrics.csv")
-    with pytest.raises(RunDirectoryError, match="no regular file"):
-        read_rows(tmp_path / "metrics.csv")
-
-
-def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
-    """A run that was killed at once leaves nothing to read."""
-    path = tmp_path / "metrics.csv"
-    path.touch()
-    assert read_rows(path) == []
 
 
 def test_no_link_is_written_through(tmp_path: Path) -> None:
@@ -98,59 +84,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
+    ("form", "texts"),
     [
-        (0, "0"),
-        (0.42, "0.4"),
-        (950, "950"),
-        (999, "999"),
-        (1234, "1.2k"),
-        (40_000, "40k"),
-        (123_456, "123k"),
-        (999_960, "1M"),
-        (1_250_000, "1.25M"),
-        (12_340_000, "12.3M"),
-        (2e9, "2G"),
+        (compact, {0: "0", 0.42: "0.4", 950: "950", 999: "999", 1234: "1.2k", 40_000: "40k"}),
+        (compact, {123_456: "123k", 999_960: "1M", 1_250_000: "1.25M", 12_340_000: "12.3M"}),
+        (compact, {2e9: "2G"}),
+        (duration, {0: "0:00:00", 65.2: "0:01:05", 59.6: "0:01:00", 36_000: "10:00:00"}),
+        (duration, {90_061: "1d 1:01:01", math.nan: "-:--:--"}),
+        (readable, {0.0: "0.0000", 0.01234: "0.0123", -21.0: "-21.00", 195.26: "195.3"}),
+        (readable, {12_345.6: "12,346", 1.5e8: "1.5e+08", 1e-5: "1e-05", -math.inf: "-inf"}),
     ],
 )
-def test_counts_are_compact(number: float, text: str) -> None:
-    """Three digits and a unit."""
-    assert compact(number) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0:00:00"),
-        (65.2, "0:01:05"),
-        (59.6, "0:01:00"),
-        (36_000, "10:00:00"),
-        (90_061, "1d 1:01:01"),
-        (math.nan, "-:--:--"),
-    ],
-)
-def test_durations_read_as_a_clock(seconds: float, text: str) -> None:
-    """Hours, minutes and seconds, days if there are any."""
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0.0, "0.0000"),
-        (0.01234, "0.0123"),
-        (-21.0, "-21.00"),
-        (195.26, "195.3"),
-        (12_345.6, "12,346"),
-        (1.5e8, "1.5e+08"),
-        (1e-5, "1e-05"),
-        (math.nan, "nan"),
-        (-math.inf, "-inf"),
-    ],
-)
-def test_returns_are_readable(number: float, text: str) -> None:
-    """About four significant digits."""
-    assert readable(number) == text
+def test_numbers_for_people(form: Callable[[float], str], texts: dict[float, str]) -> None:
+    """Counts, durations, and returns with about four significant digits."""
+    assert {number: form(number) for number in texts} == texts
 
 
 @pytest.mark.slow

@@ -48,47 +48,6 @@ def stored(tmp_path):
 # -- writing and reading -------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_loaded(tmp_path):
-    """Contents and versions; they are files, all of which the manifest lists and counts."""
-    store, warnings = make_store(tmp_path)
-    owner = Segments(3, size=10_000)
-    path = save(store, 1, owner)
-    found = make_store(tmp_path)[0].load()
-    assert contents(found.state) == [0.0, 1.0, 2.0]
-    assert found.state["segments"]["first"].version == "0"
-    assert type(found.state["segments"]["more"]) is tuple
-    manifest = json.loads((path / MANIFEST).read_text())
-    assert sorted({*manifest["files"], MANIFEST}) == names(path)
-    assert len(inodes(path)) == 3
-    for name, entry in manifest["files"].items():
-        assert digest((path / name).read_bytes()).sha256 == entry["sha256"]
-    sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
-    assert sizes == {name: entry["bytes"] for name, entry in manifest["files"].items()}
-    assert found.nbytes == manifest["bytes"] == sum(sizes.values()) > 3 * 80_000
-    assert sizes[STATE] < 2000
-    assert warnings == []
-
-
-def test_only_what_changed_is_read_and_written(tmp_path):
-    """One piece of fifty; and then none."""
-    store, _ = make_store(tmp_path, keep_last=3)
-    owner = Segments(50)
-    first = save(store, 1, owner)
-    assert owner.reads == list(range(50))
-    owner.reads.clear()
-    owner.change(17, 99)
-    second = save(store, 2, owner)
-    assert owner.reads == [17]
-    assert len(inodes(second)) == 50
-    assert len(new_files(second, first)) == 1
-    third = save(store, 3, owner)
-    assert owner.reads == [17]
-    assert new_files(third, second) == []
-    assert third.joinpath(STATE).stat().st_ino != second.joinpath(STATE).stat().st_ino
-    assert contents(store.load().state) == owner.values
-    assert contents(store.load("epoch_000001").state) == [float(i) for i in range(50)]
-
-
 def test_pieces_of_equal_content_are_one_file(tmp_path, monkeypatch):
     """Until one of them changes; it is written once, and never again."""
     store, _ = make_store(tmp_path)

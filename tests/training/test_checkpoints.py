@@ -6,11 +6,9 @@ schema: those of older schemas are never made anew.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
-import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -90,7 +88,10 @@ def test_a_name_that_is_not_there(directory):
 
 
 def test_what_can_not_be_stored(directory):
-    """JSON has no such scores, and a wrong state is an error of the program: nothing is written."""
+    """JSON has no such scores; a wrong state or setting is an error: nothing is written."""
+    for settings in ({"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}):
+        with pytest.raises(ConfigError):
+            CheckpointStore(directory, **settings)
     store, _ = make_store(directory)
     before = names(directory)
     with pytest.raises(TypeError, match=r"state\['a'\]"):
@@ -99,13 +100,6 @@ def test_what_can_not_be_stored(directory):
     for score in (math.nan, math.inf, None):
         save(store, 3, score=score)
         assert store.load().score is None
-
-
-@pytest.mark.parametrize("settings", [{"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}])
-def test_settings_out_of_range(tmp_path, settings):
-    """Refused when the store is made."""
-    with pytest.raises(ConfigError):
-        CheckpointStore(tmp_path, **settings)
 
 
 # -- retention and branches ----------------------------------------------------------------------
@@ -178,21 +172,20 @@ def test_the_disk_has_all_of_it_before_it_counts(tmp_path, monkeypatch):
     """Content before names, the checkpoint before the pointer, and all before old ones go."""
     done = []
 
-    def watch(name, describe):
-        function = getattr(os, name)
-
-        def call(*args, **kwargs):
-            done.append(f"{name} {describe(*args)}".replace(f"-{os.getpid()}", ""))
-            return function(*args, **kwargs)
+    def watch(name, function):
+        def call(*args):
+            paths = [os.readlink(f"/proc/self/fd/{args[0]}")] if name == "fsync" else args
+            text = " ".join([name, *(Path(path).name for path in paths)])
+            done.append(text.replace(f"-{os.getpid()}", ""))
+            return function(*args)
 
         monkeypatch.setattr(os, name, call)
 
     store, _ = make_store(tmp_path / "checkpoints", keep_last=1)
     save(store, 1, owner := Segments(2))
     owner.change(1, 5)
-    watch("fsync", lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-    for name in ("rename", "replace"):
-        watch(name, lambda source, target: f"{Path(source).name} {Path(target).name}")
+    for name in ("fsync", "rename", "replace"):
+        watch(name, getattr(os, name))
     save(store, 2, owner)
     assert done[0].startswith("fsync part_")
     assert done[1:] == [
@@ -383,39 +376,6 @@ def test_things_that_are_no_files(directory):
     store, warnings = make_store(directory)
     assert loaded(store) == (1, "")
     assert len(warnings) == 2
-
-
-class Intruder:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __reduce__(self):
-        return Path.touch, (self.mark,)
-
-
-@pytest.mark.parametrize("kind", ["pickle", "torch"])
-@pytest.mark.parametrize("fitting", [False, True])
-def test_checkpoints_run_no_code(directory, tmp_path, kind, fitting):
-    """Every file is a pickle; with a manifest that fits, or as manifest and pointer as well."""
-    mark = tmp_path / "mark"
-    file = io.BytesIO()
-    torch.save({"a": Intruder(mark)}, file)
-    payload = pickle.dumps(Intruder(mark)) if kind == "pickle" else file.getvalue()
-    shutil.rmtree(directory / "epoch_000001")
-    for name in ("state",) if fitting else ("manifest", "state", "latest"):
-        file_of(directory, name).write_bytes(payload)
-    if fitting:
-        state = entry(digest(payload).sha256, len(payload))
-        rewrite(directory, files={STATE: state}, bytes=len(payload))
-    store, warnings = make_store(directory)
-    with pytest.raises(RunDirectoryError):
-        store.load()
-    assert any("damaged" in text for text in warnings)
-    store.list()
-    store.clean()
-    assert not mark.exists()
 
 
 # -- versions ------------------------------------------------------------------------------------

@@ -453,28 +453,3 @@ def test_files_run_no_code(tmp_path):
     assert not mark.exists()
     pickle.loads(pickled)
     assert mark.exists()
-
-
-def test_an_optimizer_continues_as_if_nothing_had_been():
-    """The state of a real optimizer, with its int keys, through the bytes."""
-
-    def steps(weight, optimizer, n):
-        for _ in range(n):
-            optimizer.zero_grad()
-            (weight**2).sum().backward()
-            optimizer.step()
-
-    def make():
-        weight = torch.nn.Parameter(torch.linspace(-1, 1, 7))
-        return weight, torch.optim.AdamW([weight], lr=0.1)
-
-    weight, optimizer = make()
-    steps(weight, optimizer, 3)
-    data = dumps({"weight": weight, "optimizer": optimizer.state_dict()})
-    steps(weight, optimizer, 3)
-    other, other_optimizer = make()
-    state = loads(data)
-    other.data.copy_(state["weight"])
-    other_optimizer.load_state_dict(state["optimizer"])
-    steps(other, other_optimizer, 3)
-    assert torch.equal(weight, other)

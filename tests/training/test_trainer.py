@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import io
 import json
 import math
 import time
 
 import pytest
-import torch
 from practice import CountingTrainer, ScriptedEvaluator, make_model, make_ppo
 
 from maze_train.errors import ConfigError
 from maze_train.events import Event, EventInterface
 from maze_train.learner.config import Schedule
-from maze_train.learner.flat import get_flat_parameters
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
 
@@ -46,6 +43,8 @@ def test_training_ends_at_the_first_limit(limits, reason, updates, epochs):
     assert (summary.updates, summary.epochs, summary.env_steps) == (updates, epochs, 10 * updates)
     assert len(trainer.seen) == updates
     assert len(trainer.rows) == epochs
+    assert json.loads(json.dumps(summary.as_dict()))["stop_reason"] == reason
+    assert trainer.train().updates == updates, "a run that is over does not go on"
 
 
 def test_patience_ends_training():
@@ -191,85 +190,6 @@ def test_the_learning_rate_is_positive_in_the_last_row():
     trainer.train()
     rates = [row["train/learning_rate"] for row in trainer.tracker.history]
     assert rates == pytest.approx([0.005, 0.003, 0.001])
-
-
-def test_training_can_go_on():
-    """More epochs after the end continue the counters and the weights."""
-    straight, parts = make_ppo(), make_ppo()
-    straight.train(4)
-    parts.train(1)
-    parts.train(3)
-    assert parts.epoch == straight.epoch == 4
-    assert [r["env_steps"] for r in parts.tracker.history] == [32, 64, 96, 128]
-    assert torch.equal(get_flat_parameters(parts.model), get_flat_parameters(straight.model))
-
-
-@pytest.mark.parametrize("limits", [Limits(total_steps=40), Limits(n_epochs=2)])
-def test_a_run_that_is_over_does_not_go_on(limits):
-    """Training again at the limit makes no further update."""
-    trainer, _ = train(limits)
-    assert trainer.train().updates == 4
-
-
-def test_state_continues_in_another_process():
-    """Learners, best policy and counters survive a file that can not run code."""
-    first = make_ppo()
-    first.model_selection = BestModelSelection(first.model)
-    first.selection_metric = "train/episode_return_mean"
-    first.train(2)
-    file = io.BytesIO()
-    first.save_state(file)
-    saved = get_flat_parameters(first.model)
-    first.train(1)
-    file.seek(0)
-    second = make_ppo(model=make_model(seed=9))
-    second.model_selection = BestModelSelection(second.model)
-    second.selection_metric = first.selection_metric
-    second.load_state(file)
-    assert torch.equal(get_flat_parameters(second.model), saved)
-    assert (second.epoch, second.updates, second.env_steps) == (2, 4, 64)
-    assert 0 < second.wall_time_s < first.wall_time_s
-    assert second.learners.weights_seq_no == 4
-    kept = second.model_selection.state_dict()
-    assert kept["best_epoch"] in (1, 2)
-    assert kept["best_score"] == first.model_selection.best_score or first.epoch == 3
-    summary = second.train(1)
-    assert (summary.epochs, summary.env_steps) == (3, 96)
-    assert second.tracker.history[0]["time/total_s"] > summary.wall_time_s / 2
-
-
-def test_restored_learners_make_the_same_update():
-    """On the same experience, a restored trainer changes the weights bit for bit alike."""
-    first = make_ppo()
-    first.train(1)
-    file = io.BytesIO()
-    first.save_state(file)
-    file.seek(0)
-    second = make_ppo(model=make_model(seed=9))
-    second.load_state(file)
-    rollout, _ = first.collector.collect(first.model)
-    for trainer in (first, second):
-        trainer.learners.update(rollout, trainer.progress(3))
-    assert torch.equal(get_flat_parameters(first.model), get_flat_parameters(second.model))
-
-
-def test_the_summary_is_plain():
-    """The outcome can be written as JSON, field by field."""
-    _, summary = train(Limits(n_epochs=1), evaluator=ScriptedEvaluator([1.5]))
-    plain = json.loads(json.dumps(summary.as_dict()))
-    assert plain["stop_reason"] == "n_epochs"
-    assert plain["final_eval_return_mean"] == 1.5
-    assert sorted(plain) == [
-        "best_epoch",
-        "best_metric",
-        "env_steps",
-        "epochs",
-        "final_eval_return_mean",
-        "steps_per_second",
-        "stop_reason",
-        "updates",
-        "wall_time_s",
-    ]
 
 
 def test_a_metric_that_no_evaluator_reports_is_an_error():

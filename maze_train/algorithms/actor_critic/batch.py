@@ -21,7 +21,7 @@ ADVANTAGES, TARGETS, OLD_VALUES, OLD_LOG_PROBS = range(4)
 
 @dataclass(frozen=True, slots=True)
 class ActorCriticBatch:
-    """n samples of a rollout; those of networks with a memory lie in sequences."""
+    """n samples of a rollout; those of recurrent networks lie in sequences."""
 
     obs: TensorTree
     """Observations, `[n, ...]`; `[L * n, ...]` in sequences, transitions or not."""
@@ -71,7 +71,7 @@ class PreparedRollout:
     Args:
         rollout: T steps of B environments; rewards as the learner takes them.
         columns: The columns of `ActorCriticBatch` for all T * B rows, `[4, T * B]`.
-        sequence_length: L, a divisor of T; ignored without a memory.
+        sequence_length: L, a divisor of T; unused without a memory.
     """
 
     def __init__(self, rollout: Rollout, columns: Tensor, sequence_length: int = 1) -> None:
@@ -80,7 +80,7 @@ class PreparedRollout:
         self.sequence_length = 1 if rollout.states is None else sequence_length
         self._obs = rollout.flat_obs()
         self._actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
-        self._kept = None if rollout.ignored is None else ~rollout.ignored
+        self._valid = None if rollout.ignored is None else ~rollout.ignored
         self._units = self._units_with_transitions()
         self._starts = None if rollout.states is None else _episode_starts(rollout)
 
@@ -117,7 +117,7 @@ class PreparedRollout:
 
     def transitions(self, column: Tensor) -> Tensor:
         """Values of those of `T * B` samples that belong to transitions."""
-        return column if self._kept is None else column[self._kept.flatten()]
+        return column if self._valid is None else column[self._valid.flatten()]
 
     def _batch(
         self, positions: Tensor, samples: Tensor, sequences: Sequences | None = None
@@ -137,18 +137,18 @@ class PreparedRollout:
         first, envs = numbers // rollout.num_envs * length, numbers % rollout.num_envs
         steps = first + torch.arange(length, device=numbers.device).unsqueeze(1)
         positions = (steps * rollout.num_envs + envs).flatten()
-        samples, kept = positions, None
-        if self._kept is not None:
-            kept = self._kept.flatten()[positions].nonzero().squeeze(1)
-            samples = positions[kept]
-        sequences = Sequences(rollout.states[first, envs], starts[steps, envs], kept)
+        samples, valid = positions, None
+        if self._valid is not None:
+            valid = self._valid.flatten()[positions].nonzero().squeeze(1)
+            samples = positions[valid]
+        sequences = Sequences(rollout.states[first, envs], starts[steps, envs], valid)
         return self._batch(positions, samples, sequences)
 
     def _units_with_transitions(self) -> Tensor | None:
         """The units that hold a transition; None: all do."""
-        if self._kept is None:
+        if self._valid is None:
             return None
-        windows = self._kept.view(-1, self.sequence_length, self.rollout.num_envs).any(1)
+        windows = self._valid.view(-1, self.sequence_length, self.rollout.num_envs).any(1)
         return windows.flatten().nonzero().squeeze(1)
 
 

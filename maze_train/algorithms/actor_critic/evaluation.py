@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,15 +11,13 @@ from maze_train.trees import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout, StoredTree
-    from maze_train.nets.actor_critic import ActorCriticModel, OutputGradients
+    from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.types import Tensor, TensorTree
 
 __all__ = [
     "EvaluatedRollout",
-    "SampleOutputs",
     "evaluate_rollout",
-    "evaluate_with_gradients",
-    "of_samples",
+    "evaluate_with_graph",
     "with_new_states",
 ]
 
@@ -40,19 +38,6 @@ class EvaluatedRollout:
 
     params: Tensor | None
     """Parameters of the policy, `[T * B, param_size]`; None if they were not asked for."""
-
-
-class SampleOutputs(NamedTuple):
-    """Outputs of a model for n samples, and what writes gradients."""
-
-    params: Tensor
-    """Parameters of the policy, `[n, param_size]`."""
-
-    raw_values: Tensor
-    """Outputs of the critic, `[n, output_size]`."""
-
-    write_gradients: OutputGradients
-    """Takes the gradients of a loss with respect to both, see `ActorCriticModel.vjp`."""
 
 
 @torch.no_grad()
@@ -93,53 +78,26 @@ def evaluate_rollout(
 
 
 @torch.no_grad()
-def evaluate_with_gradients(
+def evaluate_with_graph(
     model: ActorCriticModel, rollout: Rollout
-) -> tuple[EvaluatedRollout, SampleOutputs]:
+) -> tuple[EvaluatedRollout, tuple[Tensor, Tensor]]:
     """`evaluate_rollout` of a model without a memory, and the outputs that a loss starts from.
 
     For learners that take one gradient step: networks run once over the observations instead of
     once for the targets and once for the loss.
 
     Returns:
-        Values and parameters, and the outputs for those rows that are transitions.
+        Values and parameters without a graph; and with one, parameters of the policy and outputs of
+        the critic for those rows that are transitions.
     """
     obs, num_envs, samples = rollout.flat_obs(), rollout.num_envs, rollout.rewards.numel()
-    rows = samples + num_envs
-    params, raw_values, write_gradients = model.vjp(_rows(obs, slice(0, rows)))
-    all_values = model.value_head.values(raw_values).view(-1, num_envs)
+    with torch.enable_grad():
+        params, raw_values = model(_rows(obs, slice(0, samples + num_envs)))
+        rows = slice(0, samples) if rollout.ignored is None else ~rollout.ignored.flatten()
+        outputs = params[:samples][rows], raw_values[:samples][rows]
+    all_values = model.value_head.values(raw_values.detach()).view(-1, num_envs)
     next_values = _with_final_values(model, rollout, all_values[1:], None)
-    evaluated = EvaluatedRollout(all_values[:-1], next_values, params[:samples])
-    kept = None
-    if rollout.ignored is not None:
-        kept = rollout.ignored.flatten().logical_not().nonzero().squeeze(1)
-    return evaluated, of_samples(
-        SampleOutputs(params, raw_values, write_gradients), samples if kept is None else kept
-    )
-
-
-def of_samples(outputs: SampleOutputs, samples: Tensor | int) -> SampleOutputs:
-    """The outputs for some rows; the gradients of the others are zero.
-
-    Args:
-        outputs: Outputs for all rows.
-        samples: Numbers of the rows, int64, or how many at the beginning.
-    """
-    params, raw_values, write_gradients = outputs
-    picked = slice(0, samples) if isinstance(samples, int) else samples
-    num_rows = params.shape[0]
-
-    def spread(gradient: Tensor | None) -> Tensor | None:
-        if gradient is None:
-            return None
-        rows = gradient.new_zeros(num_rows, gradient.shape[1])
-        rows[picked] = gradient
-        return rows
-
-    def write(d_params: Tensor | None, d_raw_values: Tensor | None) -> None:
-        write_gradients(spread(d_params), spread(d_raw_values))
-
-    return SampleOutputs(params[picked], raw_values[picked], write)
+    return EvaluatedRollout(all_values[:-1], next_values, params[:samples].detach()), outputs
 
 
 def _with_final_values(

@@ -7,28 +7,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from maze_train.algorithms.actor_critic.batch import (
-    ActorCriticBatch,
-    PreparedRollout,
-)
+from maze_train.algorithms.actor_critic.accelerated import AcceleratedLearner
+from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.algorithms.actor_critic.evaluation import (
-    SampleOutputs,
     evaluate_rollout,
-    of_samples,
     with_new_states,
 )
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.data.rollout import Rollout
-from maze_train.functional.gradients import loss_by_hand
-from maze_train.functional.policy_loss import policy_gradient_loss_and_gradient
+from maze_train.functional.policy_loss import policy_gradient_loss
 from maze_train.functional.returns import (
     discounts_and_lambdas,
     explained_variance,
     lambda_advantages,
     normalize_advantages,
 )
-from maze_train.learner.learner import Learner
 from maze_train.learner.progress import scheduled_value
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
@@ -47,7 +41,7 @@ __all__ = ["ActorCriticLearner"]
 Config = TypeVar("Config", bound=ActorCriticConfig)
 
 
-class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Generic[Config]):
+class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[Config]):
     """Base of the learners of actor-critics.
 
     Loss = policy_loss_coef * policy loss + value_loss_coef * value loss - entropy_coef * entropy,
@@ -71,9 +65,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        self.config = config
-        self._entropy_coef = 0.0
-        self._burn_in = False
+        self.config: Config = config
         self._reward_scalers: dict[str, RewardScaler] = {}
         self._observed: dict[str, Rollout] = {}
         super().__init__(
@@ -97,16 +89,16 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         """Set scheduled coefficients; while the critic burns in, it alone learns."""
         super().before_gradient_based_update(progress, statistics)
         burn_in_updates = self.config.critic_burn_in_epochs * self.config.epoch_length
-        self._burn_in = progress.updates < burn_in_updates
+        self.is_burning_in = progress.updates < burn_in_updates
         for (module_id, _), optimizer in self.optimizers.items():
-            optimizer.hold(self.model(module_id).policy.parameters() if self._burn_in else ())
+            optimizer.hold(self.model(module_id).policy.parameters() if self.is_burning_in else ())
         if progress.updates == burn_in_updates > 0:
             # The policy's moments hold weight decay at most, but their bias correction is used up:
             # its first steps would be several times too large.
             for optimizer in self.optimizers.values():
                 optimizer.reset()
-        self._entropy_coef = scheduled_value(self.config.entropy_coef, progress)
-        statistics.record(ActorCriticEvents.entropy_coef, self._entropy_coef)
+        self.entropy_coef = scheduled_value(self.config.entropy_coef, progress)
+        statistics.record(ActorCriticEvents.entropy_coef, self.entropy_coef)
 
     # -- targets ---------------------------------------------------------------------------------
 
@@ -132,10 +124,6 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate a model on a rollout before the update."""
         return evaluate_rollout(self.model(module_id), rollout, self.needs_old_log_probs)
-
-    def outputs(self, module_id: str, batch: ActorCriticBatch) -> SampleOutputs:
-        """Run a model on a minibatch; returns its outputs and what writes their gradients."""
-        return transition_outputs(self.model(module_id), batch)
 
     @torch.no_grad()
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
@@ -234,51 +222,39 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> Tensor:
-        """The weighted sum of policy loss, value loss and entropy bonus, 0-d.
-
-        Its gradients are derived by hand, see `loss_by_hand`.
-        """
-        config, model = self.config, self.model(module_id)
-        params, raw_values, write_gradients = self.outputs(module_id, batch)
-        value_loss, d_raw_values = self.value_loss(model, raw_values, batch)
-        d_raw_values = d_raw_values.mul_(config.value_loss_coef)
-        loss = value_loss * config.value_loss_coef
-        statistics.record(ActorCriticEvents.value_loss, value_loss, batch.size)
-        if self._burn_in:
-            return loss_by_hand(loss, (None, d_raw_values), write_gradients)
-        policy_part, d_params = self._policy_part(model, params, batch, statistics)
-        return loss_by_hand(loss + policy_part, (d_params, d_raw_values), write_gradients)
-
-    def _policy_part(
-        self,
-        model: ActorCriticModel,
-        params: Tensor,
-        batch: ActorCriticBatch,
-        statistics: Statistics,
-    ) -> tuple[Tensor, Tensor]:
-        """Weighted policy loss and entropy bonus, 0-d, and their gradient, `[n, param_size]`."""
+        """The weighted sum of policy loss, value loss and entropy bonus, 0-d, with a graph."""
         config, events, size = self.config, ActorCriticEvents, batch.size
-        log_probs, entropy, params_gradient = model.distribution.log_prob_and_entropy_vjp(
-            params, batch.actions
-        )
+        model = self.model(module_id)
+        params, raw_values = self.outputs(module_id, batch)
+        value_loss = self.value_loss(model, raw_values, batch)
+        statistics.record(events.value_loss, value_loss, size)
+        if self.is_burning_in:
+            return config.value_loss_coef * value_loss
+        log_probs, entropies = model.distribution.log_prob_and_entropy(params, batch.actions)
         advantages = batch.advantages
         if config.normalize_advantage:
             advantages = normalize_advantages(advantages)
-        policy_loss, d_log_probs = self.policy_loss(log_probs, advantages, batch, statistics)
-        mean_entropy = entropy.mean()
+        policy_loss = self.policy_loss(log_probs, advantages, batch, statistics)
+        entropy = entropies.mean()
         statistics.record(events.policy_loss, policy_loss, size)
-        statistics.record(events.policy_entropy, mean_entropy, size)
-        d_params = params_gradient(
-            d_log_probs.mul_(config.policy_loss_coef), -self._entropy_coef / size
+        statistics.record(events.policy_entropy, entropy, size)
+        return (
+            config.policy_loss_coef * policy_loss
+            + config.value_loss_coef * value_loss
+            - self.entropy_coef * entropy
         )
-        loss = config.policy_loss_coef * policy_loss - self._entropy_coef * mean_entropy
-        return loss, d_params
+
+    def outputs(self, module_id: str, batch: ActorCriticBatch) -> tuple[Tensor, Tensor]:
+        """Parameters of the policy and outputs of the critic for the samples of a minibatch."""
+        params, raw_values = self.model(module_id)(batch.obs, batch.sequences)
+        valid = None if batch.sequences is None else batch.sequences.valid
+        return (params, raw_values) if valid is None else (params[valid], raw_values[valid])
 
     def value_loss(
         self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of the critic, 0-d, and its gradient with respect to `raw_values`."""
-        return model.value_head.loss_and_gradient(raw_values, batch.targets, batch.old_values)
+    ) -> Tensor:
+        """Loss of the critic, 0-d, of its outputs `[n, output_size]`."""
+        return model.value_head.loss(raw_values, batch.targets, batch.old_values)
 
     def policy_loss(
         self,
@@ -286,19 +262,16 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         advantages: Tensor,
         batch: ActorCriticBatch,
         statistics: Statistics,
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of the policy; here -mean(log pi(a_t | s_t) * A_t).
+    ) -> Tensor:
+        """Loss of the policy, 0-d; here -mean(log pi(a_t | s_t) * A_t).
 
         Args:
             log_probs: Log-probabilities of the actions under the current policy, `[n]`.
             advantages: Advantages, normalised if the settings say so, `[n]`.
             batch: The minibatch.
             statistics: Takes what is worth reporting.
-
-        Returns:
-            Loss, 0-d, and its gradient with respect to `log_probs`, `[n]`, a new tensor.
         """
-        return policy_gradient_loss_and_gradient(log_probs, advantages)
+        return policy_gradient_loss(log_probs, advantages)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -329,10 +302,3 @@ def _columns(
     head = model.value_head
     columns = (advantages, head.targets(returns), head.targets(values), log_probs)
     return torch.stack([column.flatten() for column in columns])
-
-
-def transition_outputs(model: ActorCriticModel, batch: ActorCriticBatch) -> SampleOutputs:
-    """`model.vjp` for the samples of a batch: of sequences, the rows that are transitions."""
-    outputs = SampleOutputs(*model.vjp(batch.obs, batch.sequences))
-    kept = None if batch.sequences is None else batch.sequences.kept
-    return outputs if kept is None else of_samples(outputs, kept)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from maze_train.algorithms.bc.events import ImitationEvents
-from maze_train.functional.gradients import loss_by_hand
 from maze_train.learner.learner import Learner
 from maze_train.trees import tree_map
 
@@ -97,15 +96,18 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
     ) -> Tensor:
         """Loss of the recorded actions."""
         model: PolicyModel = self.modules[module_id]  # type: ignore[assignment]  # as constructed
-        params, write_gradients = model.params_vjp(batch.obs)
-        terms = self.loss.terms(params, batch.actions)
+        params = model.policy_params(batch.obs)
+        loss = self.loss(params, batch.actions)
         weight = float(len(params))
-        statistics.record(ImitationEvents.policy_loss, terms.policy_loss, weight)
-        statistics.record(ImitationEvents.policy_entropy, terms.entropy, weight)
+        with torch.no_grad():
+            policy_loss = loss + self.loss.bonus(params).mean()
+            entropy = model.distribution.entropy(params).mean()
+        statistics.record(ImitationEvents.policy_loss, policy_loss, weight)
+        statistics.record(ImitationEvents.policy_entropy, entropy, weight)
         if self.metrics is not None and batch.is_measured:
-            for event, value in self.metrics(params, batch.actions):
+            for event, value in self.metrics(params.detach(), batch.actions):
                 statistics.record(event, value, weight)
             norms = [torch.linalg.vector_norm(p.detach()) for p in model.parameters()]
             norm = torch.linalg.vector_norm(torch.stack(norms))
             statistics.record(ImitationEvents.policy_l2_norm, norm)
-        return loss_by_hand(terms.loss, (terms.d_params,), write_gradients)
+        return loss

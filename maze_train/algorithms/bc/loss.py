@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +9,6 @@ import torch
 from maze_train.algorithms.bc.metrics import parts_of, split_parts
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError, ShapeError
-from maze_train.functional.gradients import value_and_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,24 +16,7 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["BCLoss", "LossTerms", "balanced_weights"]
-
-
-@dataclass(frozen=True, slots=True)
-class LossTerms:
-    """The loss of a minibatch, its parts, and its gradient; all without a graph."""
-
-    loss: Tensor
-    """`policy_loss` minus the entropy bonus, 0-d."""
-
-    policy_loss: Tensor
-    """Loss of the actions, 0-d."""
-
-    entropy: Tensor
-    """Mean entropy of the policy, 0-d."""
-
-    d_params: Tensor
-    """Gradient of the loss with respect to the parameters of the policy, `[n, param_size]`."""
+__all__ = ["BCLoss", "balanced_weights"]
 
 
 class BCLoss:
@@ -109,9 +90,11 @@ class BCLoss:
 
     def bonus(self, params: Tensor) -> Tensor:
         """`entropy_coef` times the entropy of the parts that have a bonus, `[n]`."""
-        if self.box_loss == "nll" or not self.entropy_coef:
-            return self.entropy_coef * self.distribution.entropy(params)
         total = params.new_zeros(params.shape[:-1])
+        if not self.entropy_coef:
+            return total
+        if self.box_loss == "nll":
+            return self.entropy_coef * self.distribution.entropy(params)
         for _, part, own_params in split_parts(self.distribution, params):
             if not self._is_squared_error(part):
                 total = total + part.entropy(own_params)
@@ -137,28 +120,6 @@ class BCLoss:
         chosen = part.choices(actions)
         log_probs = part.choice_probs(params)[1].gather(-1, chosen)
         return -(weights.to(log_probs)[chosen] * log_probs).sum(-1)
-
-    def terms(self, params: Tensor, actions: TensorTree) -> LossTerms:
-        """The loss and its gradient; by hand where the distribution has derivatives by hand.
-
-        Args:
-            params: Parameters, `[n, param_size]`, without a graph.
-            actions: The agent's actions, `[n, ...]`.
-        """
-        n = len(params)
-        # The exact type: a subclass may have another loss than these derivatives are for.
-        if type(self) is BCLoss and self._is_likelihood:
-            log_probs, entropies, gradient = self.distribution.log_prob_and_entropy_vjp(
-                params, actions
-            )
-            policy_loss, entropy = -log_probs.mean(), entropies.mean()
-            d_params = gradient(torch.full_like(log_probs, -1.0 / n), -self.entropy_coef / n)
-            loss = policy_loss - self.entropy_coef * entropy
-            return LossTerms(loss, policy_loss, entropy, d_params)
-        loss, d_params = value_and_gradient(lambda x: self(x, actions), params)
-        with torch.no_grad():
-            entropy, bonus = self.distribution.entropy(params).mean(), self.bonus(params).mean()
-        return LossTerms(loss, loss + bonus, entropy, d_params)
 
 
 def balanced_weights(

@@ -9,10 +9,8 @@ import torch
 
 from maze_train.algorithms.es.events import ESEvents
 from maze_train.functional.evolution import antithetic_gradient, shaped_returns
-from maze_train.functional.gradients import loss_by_hand
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.learner import DEFAULT_MODULE, DEFAULT_OPTIMIZER, Learner
-from maze_train.nets.blocks import add_gradient
 from maze_train.nets.population import find_normalizer
 
 if TYPE_CHECKING:
@@ -104,7 +102,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     def compute_loss_for_module(
         self, module_id: str, batch: EvaluatedPopulation, statistics: Statistics
     ) -> Tensor:
-        """Minus the mean return; its gradient is the estimate."""
+        """A function whose gradient is the estimate: -g · θ + ½ l2_penalty |θ|²."""
         params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
         fitness = torch.tensor(
             [[member.fitness for member in pair.members] for pair in batch.pairs],
@@ -121,13 +119,8 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         statistics.record(ESEvents.policy_norm, _norm(self._before))
         statistics.record(ESEvents.fitness_std, fitness.std(correction=0))
 
-        def write(gradient: Tensor) -> None:
-            pieces = torch.split(gradient, [p.numel() for p in params])
-            for param, piece in zip(params, pieces, strict=True):
-                own = piece.view_as(param) + self.config.l2_penalty * param.detach()
-                add_gradient(param, own)
-
-        return loss_by_hand(-fitness.mean(), (-ascent,), write)
+        theta = torch.cat([p.reshape(-1) for p in params])
+        return 0.5 * self.config.l2_penalty * theta.square().sum() - (ascent * theta).sum()
 
     def should_stop(self, statistics: Statistics) -> bool:
         """Whether the estimate is 0 in all entries: the returns say nothing, so nothing moves."""

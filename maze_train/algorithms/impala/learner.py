@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from maze_train.algorithms.actor_critic.evaluation import (
-    SampleOutputs,
-    evaluate_with_gradients,
+    evaluate_with_graph,
     with_new_states,
 )
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
@@ -46,7 +45,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     most_empty_updates: ClassVar[int] = 100
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._outputs: dict[str, SampleOutputs] = {}
+        self._outputs: dict[str, tuple[Tensor, Tensor]] = {}
         super().__init__(*args, **kwargs)
 
     @torch.no_grad()
@@ -81,13 +80,14 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
         # With a memory the loss reads sequences; networks with modes are in another one for it.
-        if model.state_size or module_id in self.modules_with_modes:
+        runs_again = self.modules_with_modes | self.accelerated
+        if model.state_size or module_id in runs_again:
             return super().evaluate(module_id, rollout)
-        evaluated, self._outputs[module_id] = evaluate_with_gradients(model, rollout)
+        evaluated, self._outputs[module_id] = evaluate_with_graph(model, rollout)
         return evaluated
 
-    def outputs(self, module_id: str, batch: ActorCriticBatch) -> SampleOutputs:
-        """Run a model on the batch; returns its outputs and what writes their gradients."""
+    def outputs(self, module_id: str, batch: ActorCriticBatch) -> tuple[Tensor, Tensor]:
+        """Parameters of the policy and outputs of the critic for the samples of the batch."""
         known = self._outputs.pop(module_id, None)
         return super().outputs(module_id, batch) if known is None else known
 

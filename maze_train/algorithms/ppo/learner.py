@@ -12,7 +12,7 @@ from maze_train.errors import ConfigError
 from maze_train.functional.policy_loss import (
     approximate_kl,
     clip_fraction,
-    clipped_surrogate_loss_and_gradient,
+    clipped_surrogate_loss,
 )
 from maze_train.learner.progress import scheduled_value
 
@@ -37,7 +37,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     Source: Schulman et al. (2017), arXiv:1707.06347, eq. 7 and algorithm 1.
     """
 
-    _clip_range = 0.0
+    clip_range = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._divergences: list[Tensor] = []
@@ -53,48 +53,35 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set scheduled settings."""
         super().before_gradient_based_update(progress, statistics)
-        self._clip_range = scheduled_value(self.config.clip_range, progress)
-        statistics.record(ActorCriticEvents.clip_range, self._clip_range)
+        self.clip_range = scheduled_value(self.config.clip_range, progress)
+        statistics.record(ActorCriticEvents.clip_range, self.clip_range)
 
     def minibatches(
         self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
     ) -> Iterator[Mapping[str, ActorCriticBatch]]:
-        """Every sample once per pass, in a new order each time.
-
-        With a memory the order is that of sequences. Several modules take as many minibatches as
-        the one with most samples needs; the others' are proportionally smaller.
-        """
-        config = self.config
+        """Every sample once per pass, in a new order each time; with a memory, every sequence."""
         rollouts = {key: rollout for key, rollout in prepared.items() if rollout.num_units}
-        counts = [-(-r.num_units // self._units_per_batch(r)) for r in rollouts.values()]
-        count = max(counts, default=0)
-        for optimization_epoch in range(config.n_optimization_epochs):
-            if optimization_epoch and config.recompute_advantages:
+        for optimization_epoch in range(self.config.n_optimization_epochs):
+            if optimization_epoch and self.config.recompute_advantages:
                 rollouts = {
                     module_id: self.with_new_advantages(module_id, rollout)
                     for module_id, rollout in rollouts.items()
                 }
-            pieces = {
-                module_id: minibatch_indices(
-                    rollout.num_units,
-                    self._units_per_batch(rollout)
-                    if len(rollouts) == 1
-                    else -(-rollout.num_units // count),
-                    self.generator,
-                    self.device,
-                )
-                for module_id, rollout in rollouts.items()
+            shuffled = {
+                module_id: self._shuffled(rollout) for module_id, rollout in rollouts.items()
             }
-            for _ in range(count):
-                yield {
-                    module_id: rollouts[module_id].select(indices)
-                    for module_id, piece in pieces.items()
-                    if (indices := next(piece, None)) is not None
-                }
+            while minibatch := {
+                module_id: batch
+                for module_id, batches in shuffled.items()
+                if (batch := next(batches, None)) is not None
+            }:
+                yield minibatch
 
-    def _units_per_batch(self, rollout: PreparedRollout) -> int:
-        """Transitions, or sequences of as many samples, in a minibatch."""
-        return max(1, self.config.batch_size // rollout.sequence_length)
+    def _shuffled(self, rollout: PreparedRollout) -> Iterator[ActorCriticBatch]:
+        """Minibatches of transitions, or of as many sequences as give that number of samples."""
+        size = max(1, self.config.batch_size // rollout.sequence_length)
+        for units in minibatch_indices(rollout.num_units, size, self.generator, self.device):
+            yield rollout.select(units)
 
     def policy_loss(
         self,
@@ -102,23 +89,22 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         advantages: Tensor,
         batch: ActorCriticBatch,
         statistics: Statistics,
-    ) -> tuple[Tensor, Tensor]:
-        """Clipped surrogate loss, 0-d, and its gradient, `[n]`."""
+    ) -> Tensor:
+        """Clipped surrogate loss, 0-d."""
         log_ratios = log_probs - batch.old_log_probs
-        result = clipped_surrogate_loss_and_gradient(log_ratios, advantages, self._clip_range)
         divergence = approximate_kl(log_ratios)
         if self.config.target_kl > 0:
             self._divergences.append(divergence)
         events, size = ActorCriticEvents, batch.size
         statistics.record(events.approximate_kl, divergence, size)
-        statistics.record(events.clip_fraction, clip_fraction(log_ratios, self._clip_range), size)
-        return result
+        statistics.record(events.clip_fraction, clip_fraction(log_ratios, self.clip_range), size)
+        return clipped_surrogate_loss(log_ratios, advantages, self.clip_range)
 
     def value_loss(
         self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of the critic, clipped if the settings say so, and its gradient."""
-        return model.value_head.loss_and_gradient(
+    ) -> Tensor:
+        """Loss of the critic, 0-d, clipped if the settings say so."""
+        return model.value_head.loss(
             raw_values, batch.targets, batch.old_values, self.config.value_clip_range
         )
 

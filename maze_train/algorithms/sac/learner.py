@@ -11,25 +11,24 @@ import torch
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.events import SACEvents
-from maze_train.functional.gradients import loss_by_hand
 from maze_train.functional.soft_actor_critic import (
-    critic_loss_and_gradient,
-    soft_policy_loss_and_gradients,
+    critic_loss,
+    soft_policy_loss,
     soft_state_values,
-    temperature_loss_and_gradient,
+    temperature_loss,
 )
-from maze_train.nets.blocks import add_gradient
+from maze_train.learner.gradients import constant
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
 from maze_train.targets import TARGET, locate
+from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from maze_train.data.transitions import Transitions
     from maze_train.events import Statistics
     from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.learner.progress import Progress
-    from maze_train.nets.critics import EncodedObservations
     from maze_train.types import Tensor, TensorTree
 
 __all__ = ["SACLearner"]
@@ -48,8 +47,7 @@ class SACLearner(OffPolicyLearner[SACAlgorithmConfig]):
 
     The three gradients are taken at the same weights, and none of them reaches what belongs to
     another: the targets and the policy's own action are constants of the critics' loss, critics and
-    temperatures are constants of the policy's. They are derived by hand where the networks are
-    those of the package.
+    temperatures are constants of the policy's.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, algorithm 1.
 
@@ -116,19 +114,12 @@ class SACLearner(OffPolicyLearner[SACAlgorithmConfig]):
         statistics.record(SACEvents.entropy_coef, alphas.mean())
         with torch.no_grad():
             inputs = model.inputs(batch.obs)
-        encoded = model.critics.encode(inputs)
-        loss, d_q, write_critics = self._critic_loss(model, batch, encoded, alphas, statistics)
+        features = model.critics.encode(inputs)
+        loss = self.critic_loss(model, batch, features, alphas, statistics)
         if not self.updates_policy:
-            return loss_by_hand(loss, (d_q,), write_critics)
-        policy_loss, gradients, write_policy = self._policy_loss(
-            model, batch, inputs, encoded, alphas, statistics
-        )
-
-        def write(d_q: Tensor, *gradients: Tensor | None) -> None:
-            write_critics(d_q)
-            write_policy(*gradients)
-
-        return loss_by_hand(loss + policy_loss, (d_q, *gradients), write)
+            return loss
+        features = tree_map(torch.Tensor.detach, features)
+        return loss + self.policy_loss(model, batch, inputs, features, alphas, statistics)
 
     @torch.no_grad()
     def soft_targets(
@@ -142,65 +133,48 @@ class SACLearner(OffPolicyLearner[SACAlgorithmConfig]):
         values = soft_state_values(q, model.entropy_terms(sample, alphas))
         return torch.addcmul(batch.rewards, batch.discounts, values)
 
-    def _critic_loss(
+    def critic_loss(
         self,
         model: SoftActorCriticModel,
         batch: Transitions,
-        encoded: EncodedObservations,
+        features: Any,
         alphas: Tensor,
         statistics: Statistics,
-    ) -> tuple[Tensor, Tensor, Callable[[Tensor], None]]:
-        """Loss of the critics, its gradient for their values, and what writes it on from there."""
+    ) -> Tensor:
+        """Loss of the critics, 0-d; `features` are what `critics.encode` makes of observations."""
         targets = self.soft_targets(model, batch, alphas)
         actions = model.actions
-        q, write_gradients = model.critics.vjp(encoded, actions.critic_input(batch.actions))
-        choices = actions.choices(batch.actions)
-        loss, d_q, errors = critic_loss_and_gradient(q, choices, targets, batch.weights)
+        q = model.critics.values(features, actions.critic_input(batch.actions))
+        loss, errors = critic_loss(q, actions.choices(batch.actions), targets, batch.weights)
         if batch.weights is not None:
             self.errors = errors.abs().mean(0)
         statistics.record(SACEvents.critic_loss, loss)
         statistics.record(SACEvents.critic_value, errors.mean() + targets.mean())
         if errors.shape[0] > 1:
             statistics.record(SACEvents.critic_spread, (errors.amax(0) - errors.amin(0)).mean())
-        return loss, d_q, write_gradients
+        return loss
 
-    def _policy_loss(
+    def policy_loss(
         self,
         model: SoftActorCriticModel,
         batch: Transitions,
         inputs: TensorTree,
-        encoded: EncodedObservations,
+        features: Any,
         alphas: Tensor,
         statistics: Statistics,
-    ) -> tuple[Tensor, tuple[Tensor | None, ...], Callable[..., None]]:
-        """Loss of policy and temperatures, gradients of its parts, and what writes these on.
-
-        The gradients are those of `soft_policy_loss_and_gradients` and of the temperatures.
-        """
-        params, write_policy = model.params_vjp(inputs, batch.obs)
-        sample, params_gradient = model.actions.sample_vjp(params, self._noise(model, params))
-        q, action_gradient = model.critics.action_vjp(encoded, sample.features)
-        terms = model.entropy_terms(sample, alphas)
-        loss, d_q, d_log_probs, costs = soft_policy_loss_and_gradients(q, terms)
+    ) -> Tensor:
+        """Loss of the policy and of temperatures that are tuned, 0-d; critics are constants."""
+        params = model.params_of(inputs, batch.obs)
+        sample = model.actions.sample(params, self._noise(model, params))
+        with constant(model.critics):
+            q = model.critics.values(features, sample.features)
+        loss = soft_policy_loss(q, model.entropy_terms(sample, alphas))
         entropies = model.actions.neg_log_probs(sample)
         statistics.record(SACEvents.policy_loss, loss)
         statistics.record(SACEvents.policy_entropy, entropies.sum(1).mean())
-        d_temperatures = None
         if self.config.entropy_tuning:
-            temperature_loss, d_temperatures = self._temperature_loss(
-                model, params, entropies, statistics
-            )
-            loss = loss + temperature_loss
-
-        def write(
-            d_q: Tensor, d_log_probs: Tensor, costs: Tensor | None, d_temperatures: Tensor | None
-        ) -> None:
-            d_features = action_gradient(d_q) if sample.features.shape[1] else None
-            write_policy(params_gradient(d_features, d_log_probs, costs))
-            if d_temperatures is not None:
-                add_gradient(model.log_temperatures, d_temperatures)
-
-        return loss, (d_q, d_log_probs, costs, d_temperatures), write
+            loss = loss + self._temperature_loss(model, params, entropies, statistics)
+        return loss
 
     def _temperature_loss(
         self,
@@ -208,15 +182,15 @@ class SACLearner(OffPolicyLearner[SACAlgorithmConfig]):
         params: Tensor,
         entropies: Tensor,
         statistics: Statistics,
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of the temperatures, 0-d, and its gradient, `[P]`."""
+    ) -> Tensor:
+        """Loss of the temperatures, 0-d."""
         targets = model.actions.target_entropies(
-            params, self.config.target_entropy_multiplier, DISCRETE_SHARE
+            params.detach(), self.config.target_entropy_multiplier, DISCRETE_SHARE
         )
-        loss, gradient = temperature_loss_and_gradient(model.log_temperatures, entropies, targets)
+        loss = temperature_loss(model.log_temperatures, entropies, targets)
         statistics.record(SACEvents.target_entropy, targets.sum(-1).mean())
         statistics.record(SACEvents.temperature_loss, loss)
-        return loss, gradient
+        return loss
 
     def _noise(self, model: SoftActorCriticModel, params: Tensor) -> Tensor:
         noise = model.distribution.draw_noise(

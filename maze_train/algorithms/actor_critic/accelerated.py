@@ -1,0 +1,289 @@
+"""A faster way to the gradients of A2C and PPO, for the networks and policies that most runs have.
+
+A reader can skip this file: `ActorCriticLearner.compute_loss_for_module` says what is computed, and
+autograd would give the same gradients. For small networks it takes longer than the arithmetic, so
+here they are derived by hand. `accelerates` says when; anything else takes the ordinary way.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import torch
+from torch.nn.functional import log_softmax
+
+from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+from maze_train.algorithms.actor_critic.events import ActorCriticEvents
+from maze_train.functional.policy_loss import MAX_LOG_RATIO
+from maze_train.functional.returns import normalize_advantages
+from maze_train.learner.learner import Learner
+from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.building import Policy
+from maze_train.nets.mlp_gradients import add_row_sum, forward_and_backward, has_gradients_by_hand
+from maze_train.nets.value_head import ValueHead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from maze_train.events import Statistics
+    from maze_train.learner.progress import Progress
+    from maze_train.nets.mlp_gradients import Backward
+    from maze_train.types import Tensor, TensorTree
+
+AnyLearner: TypeAlias = "AcceleratedLearner[Any, Any]"
+ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
+
+__all__ = ["AcceleratedLearner", "accelerates"]
+
+Experience = TypeVar("Experience")
+Prepared = TypeVar("Prepared")
+
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+LEAST_LOG_PROB = -1e4
+"""Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
+
+
+class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
+    """Computes losses and gradients of those modules by hand that `accelerates` names."""
+
+    config: Any
+    """Settings of an actor-critic."""
+    entropy_coef = 0.0
+    is_burning_in = False
+    """Whether the critic alone learns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.accelerated: set[str] = set()
+        """Modules whose gradients the next minibatch gets by hand."""
+        self._backward: list[Callable[[], None]] = []
+        super().__init__(*args, **kwargs)
+
+    @abstractmethod
+    def model(self, module_id: str) -> ActorCriticModel:
+        """A module under its type."""
+
+    @abstractmethod
+    def policy_loss(
+        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch, statistics: Statistics
+    ) -> Tensor:
+        """Loss of the policy, 0-d; see `ActorCriticLearner`."""
+
+    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Look which modules can be accelerated: networks and methods may have changed."""
+        super().before_gradient_based_update(progress, statistics)
+        learner = cast("AnyLearner", self)
+        self.accelerated = {key for key in self.modules if accelerates(learner, learner.model(key))}
+
+    def compute_losses(
+        self, minibatch: Mapping[str, ActorCriticBatch], statistics: Statistics
+    ) -> dict[str, Tensor]:
+        """The loss of each module; without a graph where `compute_gradients` does without."""
+        ordinary = {key: part for key, part in minibatch.items() if key not in self.accelerated}
+        losses = super().compute_losses(ordinary, statistics)
+        self._backward.clear()
+        for key, batch in minibatch.items():
+            if key in self.accelerated:
+                losses[key], backward = _loss_and_backward(self, key, batch, statistics)
+                self._backward.append(backward)
+        return losses
+
+    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
+        """Replace the gradients of the modules by those of their losses."""
+        super().compute_gradients(losses)
+        for backward in self._backward:
+            backward()
+
+
+def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
+    """Whether a module has gradients by hand: stock networks, families and losses, nothing else.
+
+    Networks of linear layers on vectors, a scalar critic without value clipping, and a family of
+    `FAMILIES`. A method that a subclass of the learner overrides turns it off. Types are
+    compared exactly, because a subclass may compute something else.
+    """
+    head, family, policy = model.value_head, model.distribution, model.policy
+    return (
+        all(_name(getattr(learner, method)) in names for method, names in STOCK.items())
+        and getattr(learner.config, "value_clip_range", 0.0) == 0.0
+        and getattr(learner.config, "loss_reduction", "mean") == "mean"
+        and (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)
+        and (model.memory, head.support) == (None, None)
+        and all(map(has_gradients_by_hand, (policy.net, model.critic)))
+        and (model.trunk is None or has_gradients_by_hand(model.trunk))
+        and _name(type(family)) in FAMILIES
+        # The network gives all parameters, or all but the deviations of a Gaussian.
+        and family.free_param_size in (0, family.critic_input_size)
+        and bool(family.free_param_size or family.num_choices)
+    )
+
+
+def _name(thing: Any) -> str:
+    """The full name of a class or method."""
+    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"
+
+
+@torch.no_grad()
+def _loss_and_backward(
+    learner: AnyLearner, module_id: str, batch: ActorCriticBatch, statistics: Statistics
+) -> tuple[Tensor, Callable[[], None]]:
+    """`compute_loss_for_module` without a graph, and what adds its gradients to `.grad`."""
+    config, events, size = learner.config, ActorCriticEvents, batch.size
+    model = learner.model(module_id)
+    features, trunk_backward = _features(model, batch.obs)
+    raw_values, critic_backward = forward_and_backward(model.critic, features)
+    errors = raw_values.squeeze(-1) - batch.targets
+    value_loss = errors.square().mean()
+    d_values = errors.mul_(2.0 / size).mul_(config.value_loss_coef).unsqueeze(-1)
+    statistics.record(events.value_loss, value_loss, size)
+    has_trunk = model.trunk is not None
+    loss = value_loss * config.value_loss_coef
+    if learner.is_burning_in:
+        return loss, lambda: trunk_backward([critic_backward(d_values, has_trunk)])
+
+    params, policy_backward = _params(model, features, batch.obs)
+    log_probs, entropy, params_gradient = FAMILIES[_name(type(model.distribution))](
+        params, cast("Tensor", batch.actions)
+    )
+    advantages = batch.advantages
+    if config.normalize_advantage:
+        advantages = normalize_advantages(advantages)
+    policy_loss = learner.policy_loss(log_probs, advantages, batch, statistics)
+    mean_entropy = entropy.mean()
+    statistics.record(events.policy_loss, policy_loss, size)
+    statistics.record(events.policy_entropy, mean_entropy, size)
+    loss = loss + (config.policy_loss_coef * policy_loss - learner.entropy_coef * mean_entropy)
+    d_log_probs = LOSSES[_name(learner.policy_loss)](learner, log_probs, advantages, batch)
+    d_params = params_gradient(
+        d_log_probs.mul_(config.policy_loss_coef), -learner.entropy_coef / size
+    )
+
+    def backward() -> None:
+        trunk_backward([policy_backward(d_params, has_trunk), critic_backward(d_values, has_trunk)])
+
+    return loss, backward
+
+
+def _features(
+    model: ActorCriticModel, obs: TensorTree
+) -> tuple[TensorTree, Callable[[list[Tensor | None]], None]]:
+    """What policy and critic read, and what takes the gradients of both for it."""
+    inputs = model.inputs(obs)
+    if model.trunk is None:
+        return inputs, lambda gradients: None
+    features, backward = forward_and_backward(model.trunk, inputs)
+
+    def trunk_backward(gradients: list[Tensor | None]) -> None:
+        parts = [part for part in gradients if part is not None]
+        backward(sum(parts[1:], parts[0]), False)
+
+    return features, trunk_backward
+
+
+def _params(
+    model: ActorCriticModel, features: TensorTree, obs: TensorTree
+) -> tuple[Tensor, Backward]:
+    """Parameters of the distribution, `[n, param_size]`, and what writes gradients."""
+    policy, masking = model.policy, model.masking
+    outputs, net_backward = forward_and_backward(policy.net, features)
+    if masking is not None:
+        masked = masking.apply(outputs, obs)
+        is_legal = masked == outputs
+        return masked, lambda grad, of_input: net_backward(grad * is_legal, of_input)
+    free_params, size = policy.free_params, outputs.shape[-1]
+    if free_params is None:
+        return outputs, net_backward
+    params = torch.cat([outputs, free_params.expand(*outputs.shape[:-1], -1)], dim=-1)
+
+    def backward(grad: Tensor, of_input: bool) -> Tensor | None:
+        add_row_sum(free_params, grad[..., size:])
+        return net_backward(grad[..., :size], of_input)
+
+    return params, backward
+
+
+def _categorical(params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, ParamsGradient]:
+    """Log-probabilities, entropies, and the gradient of Σ (g · log_prob + h · entropy).
+
+    ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H).
+    """
+    log_probs = log_softmax(params, -1)
+    probs = log_probs.exp()
+    finite = log_probs.clamp(min=LEAST_LOG_PROB)
+    entropy = (probs * finite).sum(-1).neg_()
+    index = actions.unsqueeze(-1)
+
+    def gradient(g: Tensor, h: float) -> Tensor:
+        columns = g.unsqueeze(-1)
+        result = (probs * columns).neg_().scatter_add_(-1, index, columns)
+        if h:
+            result.addcmul_(probs, finite + entropy.unsqueeze(-1), value=-h)
+        return result
+
+    return log_probs.gather(-1, index).squeeze(-1), entropy, gradient
+
+
+def _gaussian(params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, ParamsGradient]:
+    """The same with z = (a - μ) / σ and s = log σ, a free parameter.
+
+    ∂log p/∂μ = z / σ,  ∂log p/∂s = z² - 1,  ∂H/∂s = 1.
+    """
+    mean, log_std = params.chunk(2, -1)
+    dims = mean.shape[-1]
+    inverse_std = log_std.neg().exp_()
+    z = (actions.view_as(mean) - mean) * inverse_std
+    z_squared = z.square()
+    total_log_std = log_std.sum(-1)
+    log_prob = (z_squared.sum(-1) * -0.5).add_(-dims * HALF_LOG_2PI).sub_(total_log_std)
+
+    def gradient(g: Tensor, h: float) -> Tensor:
+        columns = g.unsqueeze(-1)
+        d_log_std = torch.addcmul(h - columns, columns, z_squared)
+        return torch.cat((z * inverse_std * columns, d_log_std), -1)
+
+    return log_prob, total_log_std + dims * (0.5 + HALF_LOG_2PI), gradient
+
+
+def _policy_gradient(
+    learner: AnyLearner, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
+) -> Tensor:
+    """Gradient of `policy_gradient_loss`: -A / n, `[n]`."""
+    return advantages * (-1.0 / advantages.numel())
+
+
+def _clipped_surrogate(
+    learner: Any, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
+) -> Tensor:
+    """Gradient of `clipped_surrogate_loss`: -ρ A / n where that is not clipped, else 0, `[n]`."""
+    log_ratios = log_probs - batch.old_log_probs
+    bounds = torch.add(advantages, advantages.abs(), alpha=learner.clip_range)
+    gains = log_ratios.clamp(max=MAX_LOG_RATIO).exp().mul_(advantages)
+    inside = (gains <= bounds) & (log_ratios <= MAX_LOG_RATIO)
+    return gains.mul_(inside).mul_(-1.0 / gains.numel())
+
+
+LEARNER = "maze_train.algorithms.actor_critic.learner.ActorCriticLearner"
+PPO = "maze_train.algorithms.ppo.learner.PPOLearner"
+IMPALA = "maze_train.algorithms.impala.learner.ImpalaLearner"
+LOSSES = {
+    f"{LEARNER}.policy_loss": _policy_gradient,
+    f"{PPO}.policy_loss": _clipped_surrogate,
+}
+"""Gradients of the losses of policies, by name, so that nothing is imported that a run lacks."""
+
+FAMILIES = {
+    "maze_train.distributions.categorical.Categorical": _categorical,
+    "maze_train.distributions.gaussian.DiagonalGaussian": _gaussian,
+}
+"""Families of action distributions by name."""
+
+STOCK = {
+    "compute_losses": [f"{__name__}.AcceleratedLearner.compute_losses"],
+    "compute_gradients": [f"{__name__}.AcceleratedLearner.compute_gradients"],
+    "compute_loss_for_module": [f"{name}.compute_loss_for_module" for name in (LEARNER, IMPALA)],
+    "outputs": [f"{name}.outputs" for name in (LEARNER, IMPALA)],
+    "value_loss": [f"{name}.value_loss" for name in (LEARNER, PPO)],
+    "policy_loss": list(LOSSES),
+}
+"""Methods that the gradients by hand are those of."""

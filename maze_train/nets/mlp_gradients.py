@@ -1,0 +1,142 @@
+"""Gradients of template networks by hand, for small networks on vectors and choices.
+
+Building and walking an automatic graph costs more there than the arithmetic. The gradients equal
+those of autograd, see `tests/nets/test_mlp_gradients.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from maze_train.nets.blocks import MLP
+from maze_train.nets.encoders import BoxEncoder, DictEncoder, OneHotEncoder
+from maze_train.nets.template import TemplateNet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["Backward", "add_row_sum", "forward_and_backward", "has_gradients_by_hand"]
+
+Backward: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"
+"""Takes dL/d output, adds dL/d parameters to their `.grad`, and returns dL/d input if asked."""
+
+aten = torch.ops.aten
+
+DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tanh": aten.tanh_backward,
+    "relu": lambda grad, y: aten.threshold_backward(grad, y, 0),
+    "elu": lambda grad, y: aten.elu_backward(grad, 1.0, 1.0, 1.0, True, y),
+    "leaky_relu": lambda grad, y: aten.leaky_relu_backward(grad, y, 0.01, True),
+    "gelu": aten.gelu_backward,
+    "silu": aten.silu_backward,
+}
+"""dL/dx of dL/dy and y = f(x); of x itself for `OF_INPUT`."""
+
+OF_INPUT = ("gelu", "silu")
+
+
+def has_gradients_by_hand(net: nn.Module) -> bool:
+    """Whether `forward_and_backward` computes what this network computes.
+
+    So it is for linear layers on vectors, choices, and Dicts of these. Types are compared exactly:
+    a subclass may compute something else.
+    """
+    if type(net) is TemplateNet:
+        encoder = net.encoder
+        branches = [*encoder.branches] if isinstance(encoder, DictEncoder) else []
+        leaves = [*encoder.encoders] if isinstance(encoder, DictEncoder) else [encoder]
+        return all(type(leaf) in (BoxEncoder, OneHotEncoder) for leaf in leaves) and all(
+            has_gradients_by_hand(part) for part in (*branches, net.layers)
+        )
+    return type(net) is MLP and all(type(layer) is nn.Linear for layer in net.layers)
+
+
+@torch.no_grad()
+def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backward]:
+    """Outputs of a network with gradients by hand, and the function that writes these.
+
+    Args:
+        net: The network, see `has_gradients_by_hand`.
+        obs: Observations, `[N, ...]`.
+
+    Returns:
+        Outputs `[N, output_size]` without a graph, and a function of dL/d outputs. There is no
+        gradient of observations of a Dict.
+    """
+    if isinstance(net, MLP):
+        assert isinstance(obs, torch.Tensor)
+        return _mlp(net, obs)
+    assert isinstance(net, TemplateNet)
+    if not isinstance(net.encoder, DictEncoder):
+        return _mlp(net.layers, net.encoder(obs))
+    assert isinstance(obs, dict)
+    parts = zip(net.encoder.keys, net.encoder.encoders, net.encoder.branches, strict=True)
+    branches = [forward_and_backward(branch, leaf(obs[key])) for key, leaf, branch in parts]
+    outputs, layers_backward = _mlp(net.layers, torch.cat([x for x, _ in branches], dim=-1))
+    sizes = net.encoder.sizes
+
+    def backward(grad: Tensor, of_input: bool) -> Tensor | None:
+        d_features = layers_backward(grad, True)
+        assert d_features is not None
+        pieces = torch.split(d_features, sizes, dim=-1)
+        for piece, (_, branch_backward) in zip(pieces, branches, strict=True):
+            branch_backward(piece.contiguous(), False)
+        return None
+
+    return outputs, backward
+
+
+def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
+    """`forward_and_backward` of linear layers and nonlinearities."""
+    weights, keeps_inputs = net.weights(), net.nonlinearity in OF_INPUT
+    derivative = DERIVATIVES[net.nonlinearity]
+    inputs, known = [], []
+    for i, (weight, bias) in enumerate(weights):
+        inputs.append(x)
+        x = F.linear(x, weight, bias)
+        if i < net.n_hidden:
+            linear_output = x
+            x = net.activation(x)
+            known.append(linear_output if keeps_inputs else x)
+
+    @torch.no_grad()
+    def backward(grad: Tensor, of_input: bool) -> Tensor | None:
+        for i in range(len(weights) - 1, -1, -1):
+            weight, bias = weights[i]
+            if i < net.n_hidden:
+                grad = derivative(grad, known[i])
+            _add_product(weight, grad.t(), inputs[i])
+            add_row_sum(bias, grad)
+            if i == 0 and not of_input:
+                return None
+            grad = grad.mm(weight)
+        return grad
+
+    return x, backward
+
+
+def _add_product(param: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add the matrix product of a and b to the gradient of a parameter, unless it is frozen."""
+    if not param.requires_grad:
+        return
+    if param.grad is None:
+        param.grad = a.mm(b)
+    else:
+        param.grad.addmm_(a, b)
+
+
+def add_row_sum(param: Tensor, rows: Tensor) -> None:
+    """Add the sum over rows `[N, D]` to the gradient of a parameter `[D]`, unless it is frozen."""
+    if not param.requires_grad:
+        return
+    total = rows.sum(0)
+    if param.grad is None:
+        param.grad = total
+    else:
+        param.grad.add_(total)

@@ -1,0 +1,180 @@
+"""Gradients by hand of A2C, PPO and IMPALA: those of the losses, and turned off by any change."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from gymnasium import spaces
+from update_problems import BOX, SETTINGS, B, N, T, make_model, make_rollout, snapshot
+
+from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
+from maze_train.algorithms.a2c.learner import A2CLearner
+from maze_train.algorithms.actor_critic.accelerated import accelerates
+from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
+from maze_train.algorithms.impala.learner import ImpalaLearner
+from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.distributions.categorical import Categorical
+from maze_train.learner.progress import Progress
+from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.trees import tree_map
+
+ALGORITHMS = {
+    "a2c": (A2CLearner, A2CAlgorithmConfig, {}),
+    "ppo": (PPOLearner, PPOAlgorithmConfig, {"batch_size": 8, "n_optimization_epochs": 3}),
+    "impala": (ImpalaLearner, ImpalaAlgorithmConfig, {}),
+}
+ACTIONS = {"discrete": spaces.Discrete(3), "box": spaces.Box(-1.0, 1.0, (2,))}
+PARTS = spaces.Dict({"x": BOX, "gear": spaces.Discrete(3)})
+TOLERANCES = {
+    torch.float64: {"rtol": 1e-9, "atol": 1e-11},
+    torch.float32: {"rtol": 1e-5, "atol": 1e-6},
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    """The same random numbers for each test, and single precision after it."""
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_learner(
+    algorithm="ppo", actions="discrete", ordinary=False, model=None, space=BOX, **settings
+):
+    """A learner; an ordinary one has a method of its own, which does what the parent's does."""
+    learner_class, config_class, defaults = ALGORITHMS[algorithm]
+    if ordinary:
+
+        class Ordinary(learner_class):
+            def outputs(self, *args):
+                return super().outputs(*args)
+
+        learner_class = Ordinary
+    model = make_model(space, ACTIONS[actions], **(model or {}))
+    given = {**SETTINGS, "lr": 0.01, "entropy_coef": 0.0625, **defaults, **settings}
+    return learner_class(model, config_class(**given), seed=3)
+
+
+def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **settings):
+    """One update by hand, and one by autograd: the same weights and statistics."""
+    model = {"normalization": ObservationNormalizationConfig(mode="running"), **(model or {})}
+    rollout = make_rollout(space, ACTIONS[actions])
+    obs = tree_map(lambda x: x.to(dtype) if x.is_floating_point() else x, rollout.obs)
+    if masks is not None:
+        obs = {**obs, "action_mask": masks}
+        last = torch.ones(len(rollout.final_positions), 3)
+        rollout = replace(rollout, final_obs={**rollout.final_obs, "action_mask": last})
+    rollout = replace(rollout, log_probs=-1.0 - torch.rand(T, B), obs=obs)
+    torch.set_default_dtype(dtype)  # what encoders make of integers
+    ends, rows = [], []
+    for ordinary in (False, True):
+        learner = make_learner(algorithm, actions, ordinary, model, space, **settings)
+        learner.module.to(dtype).normalizer.update(rollout.obs)
+        rows.append(learner.update(copy.deepcopy(rollout), Progress()).reduce())
+        assert learner.accelerated == (set() if ordinary else {"default"})
+        ends.append(snapshot(learner.module))
+    torch.testing.assert_close(ends[0], ends[1], **TOLERANCES[dtype])
+    assert rows[0] == pytest.approx(rows[1], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
+    """Weights and statistics after one update, with normalised observations."""
+    compare(dtype, algorithm, actions)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"critic_burn_in_epochs": 1},
+        {"model": {"shared_trunk": True}},
+        {"model": {"shared_trunk": True}, "critic_burn_in_epochs": 1},
+        {"space": PARTS},
+        {"space": PARTS, "model": {"shared_trunk": True}},
+        {"model": {"activation": "gelu"}, "normalize_advantage": False, "policy_loss_coef": 0.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_other_networks_and_settings(algorithm, changes):
+    """Shared layers, Dict observations, a critic that burns in."""
+    compare(torch.float64, algorithm, "box", **changes)
+
+
+def test_illegal_actions():
+    """Their logits get no gradient."""
+    space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})
+    masks = torch.tensor([1.0, 1.0, 0.0]).repeat(T + 1, B, 1)
+    masks[:-1].scatter_(2, make_rollout(space, ACTIONS["discrete"]).actions.unsqueeze(2), 1.0)
+    assert 0.2 < (masks == 0).float().mean() < 0.4
+    compare(torch.float64, "ppo", "discrete", space, masks=masks)
+
+
+class OwnFamily(Categorical):
+    """A family of a user."""
+
+
+MODELS = {
+    "memory": {"memory": MemoryConfig(size=4)},
+    "own policy": {"policy": {"_target_": "update_problems.OwnTemplate"}},
+    "own trunk": {"shared_trunk": True, "trunk": {"_target_": "update_problems.OwnTemplate"}},
+    "own critic": {"critic": {"_target_": "update_problems.OwnNet"}},
+    "categorical critic": {"value_support": [-3, 3]},
+    "own family": {"distributions": {"Discrete": {"_target_": f"{__name__}.OwnFamily"}}},
+}
+METHODS = (
+    *("compute_losses", "compute_gradients", "compute_loss_for_module"),
+    *("outputs", "value_loss", "policy_loss"),
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_other_networks_are_left_to_autograd(name):
+    """Whatever the gradients are not derived for."""
+    learner = make_learner(model=MODELS[name])
+    assert not accelerates(learner, learner.module)
+
+
+def test_other_families_and_settings_are_left_to_autograd():
+    """Deviations that depend on the state, clipped values, sums."""
+    family = {"Box": {"name": "diagonal_gaussian", "state_dependent_std": True}}
+    for other in (
+        make_learner("ppo", "box", model={"distributions": family}),
+        make_learner("ppo", value_clip_range=0.5),
+        make_learner("impala", loss_reduction="sum"),
+    ):
+        assert not accelerates(other, other.module)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_method_of_ones_own_turns_it_off(algorithm, method):
+    """Of a subclass, or set on the learner itself."""
+    learner = make_learner(algorithm)
+    assert accelerates(learner, learner.module)
+    original = getattr(learner, method)
+    setattr(learner, method, lambda *args: original(*args))
+    assert not accelerates(learner, learner.module)
+
+
+def test_an_own_loss_is_a_function_that_returns_a_tensor():
+    """A user's policy loss is differentiated: with a loss of zero the policy stays."""
+
+    class NoLoss(PPOLearner):
+        def policy_loss(self, log_probs, advantages, batch, statistics):
+            assert log_probs.requires_grad
+            return 0.0 * log_probs.sum()
+
+    config = PPOAlgorithmConfig(n_rollout_steps=T, batch_size=N)
+    learner = NoLoss(make_model(BOX, ACTIONS["discrete"]).float(), config)
+    before = snapshot(learner.module)
+    learner.update(make_rollout(BOX, ACTIONS["discrete"]), Progress())
+    for name, param in learner.module.named_parameters():
+        assert torch.equal(param, before[name]) is name.startswith("policy.")

@@ -1,0 +1,113 @@
+"""Gradients of template networks by hand are those of autograd."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze_train.nets.blocks import MLP
+from maze_train.nets.config import ACTIVATIONS, ModelConfig
+from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
+from maze_train.nets.template import TemplateNet
+from maze_train.trees import tree_map
+
+BOX = spaces.Box(-1, 1, (5,))
+IMAGE = spaces.Box(0, 255, (12, 12, 3), "uint8")
+
+
+@pytest.fixture(autouse=True)
+def _double_precision():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def template(space, **settings):
+    """A network for observations of a space, with one hidden layer."""
+    return TemplateNet(space, ModelConfig(**settings), [6], 3)
+
+
+def gradients_of(net):
+    """The gradients of all parameters; None where there is none."""
+    return [param.grad for param in net.parameters()]
+
+
+CASES = {
+    **{name: (MLP(5, [8, 6], name, output_size=3), torch.randn(7, 5)) for name in ACTIVATIONS},
+    "linear": (MLP(5, [], "tanh", output_size=3), torch.randn(7, 5)),
+    "box": (template(BOX), torch.randn(7, 5)),
+    "discrete": (template(spaces.Discrete(4)), torch.randint(0, 4, (7,))),
+    "dict": (
+        template(spaces.Dict({"a": BOX, "b": spaces.MultiDiscrete([2, 3])})),
+        {"a": torch.randn(7, 5), "b": torch.randint(0, 2, (7, 2))},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients_are_those_of_autograd(name):
+    """They are added to gradients that are there, and frozen parameters get none."""
+    net, obs = copy.deepcopy(CASES[name])
+    net = net.double()
+    obs = tree_map(lambda x: x.double() if x.is_floating_point() else x, obs)
+    assert has_gradients_by_hand(net)
+    outputs = net(obs)
+    weights = torch.randn_like(outputs)
+    (outputs * weights).sum().backward()
+    expected = [grad.clone() for grad in gradients_of(net)]
+    found, backward = forward_and_backward(net, obs)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, outputs.detach())
+    backward(weights, False)
+    torch.testing.assert_close(gradients_of(net), [2.0 * grad for grad in expected])
+    net.zero_grad()
+    frozen = [*net.parameters()][:2]
+    for param in frozen:
+        param.requires_grad_(False)
+    forward_and_backward(net, obs)[1](weights, False)
+    assert gradients_of(net)[:2] == [None, None]
+    torch.testing.assert_close(gradients_of(net)[2:], expected[2:])
+
+
+def test_gradients_of_inputs():
+    """On request, as layers on top of others need them."""
+    net, x = MLP(5, [8], "tanh", output_size=3), torch.randn(7, 5, requires_grad=True)
+    weights = torch.randn(7, 3)
+    (expected,) = torch.autograd.grad((net(x) * weights).sum(), x)
+    torch.testing.assert_close(forward_and_backward(net, x.detach())[1](weights, True), expected)
+
+
+def test_other_networks_have_none():
+    """Subclasses, layers that were replaced, and encoders with weights are left to autograd."""
+
+    class Doubled(MLP):
+        def forward(self, x):
+            return 2.0 * super().forward(x)
+
+    replaced = template(BOX)
+    nn.utils.parametrizations.weight_norm(replaced.layers.layers[0])
+    others = [
+        Doubled(5, [8], "tanh"),
+        nn.Sequential(nn.Linear(5, 3)),
+        replaced,
+        template(IMAGE),
+        template(spaces.Dict({"a": BOX, "b": IMAGE})),
+    ]
+    assert [has_gradients_by_hand(net) for net in others] == [False] * len(others)
+
+
+@pytest.mark.parametrize("nonlinearity", ACTIVATIONS)
+def test_an_mlp_computes_the_same_without_a_graph(nonlinearity):
+    """And so do its copies; its argument stays as it was."""
+    net, x = MLP(5, [8], nonlinearity, output_size=3), torch.randn(2, 7, 5)
+    before, outputs = x.clone(), net(x).detach()
+    for other in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        with torch.no_grad():
+            torch.testing.assert_close(other(x), outputs)
+    assert torch.equal(x, before)

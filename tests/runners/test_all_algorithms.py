@@ -1,0 +1,323 @@
+"""Runs of every algorithm, as a user makes them: what holds whatever is trained."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from own_envs import SpacesEnv
+from own_parts import ANY_SPACES, AnyEnv, KeptReplay
+from recorded import record
+from short_runs import ALGORITHMS, FORK, everything, rows, short_run, summary
+
+from maze_train import load_policy, train
+from maze_train.algorithms.es.learner import ESLearner
+from maze_train.algorithms.impala.learner import ImpalaLearner
+from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.errors import ConfigError, EnvError, MazeTrainError, ShapeError, TrainingError
+from maze_train.targets import locate
+from maze_train.training.config import TRIAL_STEPS
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+QUIET = {"tracking.progress": "quiet", "tracking.plot": False, "tracking.tensorboard": False}
+FAULTY = "own_envs.FaultyEnv"
+SHOWN, BUFFER = "algorithm.initial_demonstration_trajectories", "algorithm.replay_buffer"
+POLICY = "algorithm.initial_sampling_policy"
+KEPT = {"_target_": "own_parts.KeptReplay"}
+SOME = {"_target_": "own_parts.demonstrations"}
+
+
+# More settings, and a metric that differs between seeds.
+SEEDED: dict[str, tuple[dict[str, Any], str]] = {
+    "ppo": ({}, "train/policy_loss"),
+    "a2c": ({}, "train/policy_loss"),
+    "sac": ({}, "train/critic_loss"),
+    "impala": (
+        {"algorithm.replay_size": 5, "algorithm.broadcast_interval": 2},
+        "train/value_loss",
+    ),
+    "es": (
+        {"algorithm.deterministic": False, "algorithm.n_timesteps_per_update": 200},
+        "train/policy_grad_norm",
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", SEEDED)
+def test_the_seed_decides_every_number(algorithm: str) -> None:
+    """Equal seeds give equal metrics, to the last digit; others give others."""
+    more, metric = SEEDED[algorithm]
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        short_run(name, algorithm, seed=seed, **more)
+    assert rows("a") == rows("b")
+    assert [row[metric] for row in rows("a")] != [row[metric] for row in rows("c")]
+
+
+# What each algorithm reports, and what of it only where something is set or goes wrong.
+REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "ppo": (("actor_critic.events.ActorCriticEvents",), {"skipped_steps"}),
+    "impala": (
+        (
+            "impala.events.ImpalaEvents",
+            "impala.events.ActorEvents",
+            "impala.events.ActorTimeEvents",
+        ),
+        {"approximate_kl", "clip_fraction", "clip_range", "skipped_steps"},
+    ),
+    "sac": (
+        (
+            "sac.events.SACEvents",
+            "off_policy.events.ReplayEvents",
+            "off_policy.events.ReplayTimeEvents",
+        ),
+        {"skipped_steps"},
+    ),
+    "es": (("es.events.ESEvents", "es.events.PopulationEvents"), set()),
+}
+
+
+@pytest.mark.parametrize("algorithm", REPORTED)
+@pytest.mark.parametrize("action", ["box", "tuple"])
+def test_every_event_is_reported(algorithm: str, action: str) -> None:
+    """In the history and in the table; all numbers are finite."""
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}}
+    result = short_run(algorithm=algorithm, env=env)
+    groups, missing = REPORTED[algorithm]
+    events = [e.tag for name in groups for e in locate(f"maze_train.algorithms.{name}").events()]
+    row, written = result.history[-1], rows("run")[-1]
+    assert set(events) - row.keys() == {f"train/{name}" for name in missing}
+    clocks = {tag for tag in events if tag.startswith("time/")}
+    assert {tag for tag in events if tag in row} - clocks <= {k for k, v in written.items() if v}
+    assert all(math.isfinite(value) for row in result.history for value in row.values())
+    assert [int(r["env_steps"]) for r in rows("run")] == [r["env_steps"] for r in result.history]
+    assert row["env_steps"] == result.summary.env_steps == summary("run")["env_steps"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("case", ANY_SPACES)
+def test_every_space(algorithm: str, case: str) -> None:
+    """Metrics are finite, every action is one of its space, and the saved policy acts."""
+    more = {"model.image_encoder": "impala"} if case == "image" else {}
+    steps = {"es": 0, "sac": 96}.get(algorithm, 64)
+    limits = {"algorithm.n_epochs": 1} if algorithm == "es" else {}
+    env = partial(AnyEnv, *ANY_SPACES[case])
+    result = short_run(algorithm=algorithm, env=lambda: env(), total_steps=steps, **more, **limits)
+    assert all(math.isfinite(value) for value in result.history[-1].values())
+    policy, made = load_policy("run"), env()
+    assert policy.action_space == made.action_space
+    for deterministic in (True, False):
+        obs, _ = made.reset(seed=0)
+        for _ in range(2):
+            obs, *_ = made.step(policy.act(obs, deterministic))
+
+
+# -- trials --------------------------------------------------------------------------------------
+
+
+class CountingEnv(SpacesEnv):
+    """Episodes without end; notes the steps of every environment that is made."""
+
+    made: ClassVar[list[CountingEnv]] = []
+
+    def __init__(self) -> None:
+        super().__init__(length=10**9)
+        self.steps = 0
+        CountingEnv.made.append(self)
+
+    def step(self, action: Any) -> Any:
+        """Step and count."""
+        self.steps += 1
+        return super().step(action)
+
+
+TRIALS: dict[str, dict[str, Any]] = {
+    "sac": {"algorithm.update_to_data_ratio": 0.01},
+    "sacfd": {SHOWN: "data"},
+    "bc": {"runner.dataset": "data"},
+}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala", "sac", "sacfd", "es", "bc"])
+@pytest.mark.parametrize("normalization", ["none", "estimated"])
+def test_a_trial_makes_a_few_steps_of_each_environment(algorithm: str, normalization: str) -> None:
+    """In training, in an evaluation, for statistics before; one epoch that learns something."""
+    record(Path("data"), SpacesEnv(), n_episodes=2)
+    CountingEnv.made = []
+    settings = {"runner.fast_dev_run": True, "model.normalization.mode": normalization}
+    more = TRIALS.get(algorithm, {})
+    result = train(CountingEnv, algorithm, run_dir="run", seed=0, **QUIET, **settings, **more)
+    assert result.summary.epochs == 1
+    assert result.history[0]["train/gradient_steps"] >= 1
+    assert np.isfinite(result.history[0]["eval/episode_return_mean"])
+    parts = 1 if normalization == "none" else 2
+    assert 0 < max(env.steps for env in CountingEnv.made) <= parts * TRIAL_STEPS
+
+
+@pytest.mark.parametrize("length", [4, 32])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_a_trial_of_a_policy_with_a_memory(algorithm: str, length: int) -> None:
+    """Its sequences fit the short rollout, however long they would be."""
+    settings = {
+        "runner.fast_dev_run": True,
+        "model.memory.size": 4,
+        "algorithm.n_rollout_steps": 64,
+        "algorithm.sequence_length": length,
+    }
+    result = train("CartPole-v1", algorithm, run_dir="run", seed=0, **QUIET, **settings)
+    assert 0 < result.summary.env_steps <= 8 * TRIAL_STEPS
+    assert result.history[0]["train/gradient_steps"] >= 1
+
+
+# -- statistics of observations ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "learner_class", "mode", "begun", "of_training"),
+    [
+        ("impala", ImpalaLearner, "running", 64, 6 * 2 * 8 * 2),
+        ("es", ESLearner, "running", 1024, None),
+        ("es", ESLearner, "estimated", 1024, 0),
+    ],
+)
+def test_statistics_of_observations_begin_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: str,
+    learner_class: Any,
+    mode: str,
+    begun: int,
+    of_training: int | None,
+) -> None:
+    """With environments of their own, which are closed when training begins."""
+    original, open_envs = learner_class.preprocess, []
+
+    def noted(*args: Any) -> Any:
+        open_envs.append(SpacesEnv.open_envs)
+        return original(*args)
+
+    monkeypatch.setattr(learner_class, "preprocess", noted)
+    more = {"model.normalization.mode": mode, "model.normalization.n_steps": 64}
+    result = short_run(algorithm=algorithm, **more, **{"evaluation.n_episodes": 0})
+    assert open_envs == [4] * 6
+    normalizer = result.policy.model.normalizer
+    if of_training is None:  # those until the best policy: two updates of eight episodes an epoch
+        of_training = result.summary.best_epoch * 2 * 8 * 5
+    assert float(normalizer.count) == begun + of_training
+    assert bool(normalizer.frozen) == (mode == "estimated")
+
+
+# -- what goes wrong -----------------------------------------------------------------------------
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("ppo", {"algorithm.batch_size": 33}, "larger than the rollout of 32 samples"),
+    ("ppo", {"model.distributions": {"Discrete": "diagonal_gaussian"}}, "needs a Box"),
+    ("ppo", {"model.distributions": {"discrete": "categorical"}}, "mean 'Discrete'"),
+    ("ppo", {"algorithm.optimizer": {"_target_": "torch.optim.Adm"}}, "mean Adam"),
+    ("ppo", {"env": "CratPole-v1"}, "CartPole-v1"),
+    ("ppo", {"env": {"_target_": "own_envs.SpacesEn"}}, "mean SpacesEnv"),
+    ("ppo", {"algorithm.device": "cuda:99"}, "algorithm.device = 'cuda:99': not usable here"),
+    ("ppo", {"algorithm.device": "cpu:x"}, "algorithm.device"),
+    (
+        "ppo",
+        {"evaluation.evaluators": [{"_target_": "maze_train.seeding.draw_seed"}]},
+        "a maze_train.Evaluator",
+    ),
+    ("ppo", {"tracking.writers": [{"_target_": "own_envs.make_en"}]}, r"writers\[0\]._target_"),
+    ("ppo", {"total_steps": 0}, "nothing would end this run"),
+    ("ppo", {"algorithm.sequence_length": 4}, "sequence_length = 4: .* set model.memory"),
+    ("ppo", {"run_dir": " "}, "run_dir"),
+    ("impala", {"algorithm.sequence_length": 4}, r"sequence_length = 4: .*model\.memory"),
+    ("impala", {**FORK, "algorithm.num_actors": 3}, r"algorithm\.num_actors = 3"),
+    ("impala", {**FORK, "model.distributions": {"Discrete": "beta"}}, r"model\.distributions"),
+    ("es", {**FORK, "algorithm.noise_table_size": 20}, r"noise_table_size = 20: .*parameters"),
+    ("es", {"algorithm.policy_wrapper": {"_target_": "torch.nn.Identity"}}, "policy_wrapper = "),
+    ("es", {**FORK, "model.distributions": {"Discrete": "beta"}}, r"model\.distributions"),
+    ("es", {"env": {"id": "CartPole-v1", "backend": "envpool"}}, r"env\.backend = 'envpool'"),
+    ("sac", {"runner": "ray"}, r"runner = 'ray'"),
+    ("sac", {"model.memory.cell": "lstm"}, r"model\.memory"),
+    ("sac", {"model.shared_trunk": True}, r"model\.shared_trunk = True"),
+    ("sac", {"total_steps": 32}, r"initial_buffer_size = 32: nothing would be learned"),
+    ("sac", {BUFFER: {"_target_": "own_parts.NoBuffer"}}, r"algorithm\.replay_buffer.*'NoBuffer'"),
+    ("sac", {BUFFER: {"_target_": "own_parts.AlwaysFirst"}}, r"algorithm\.replay_buffer"),
+    ("sac", {BUFFER: {"_target_": "builtins.dict", "zip": 1}}, r"algorithm\.replay_buffer"),
+    ("sac", {BUFFER: {**KEPT, "bond": 1.0}}, r"algorithm\.replay_buffer: .*'bond'"),
+    (
+        "sac",
+        {BUFFER: {"_target_": "maze_train.PrioritizedReplayBuffer", "alpha": -1}},
+        r"algorithm\.replay_buffer\.alpha = -1: .*>= 0",
+    ),
+    ("sac", {POLICY: {"_target_": "own_parts.Always"}}, rf"{POLICY}.*AlwaysFirst"),
+    ("sac", {POLICY: {"_target_": "own_parts.AlwaysFirst", "act": 1}}, rf"{POLICY}: .*'act'"),
+    ("sac", {POLICY: {"_target_": "own_parts.OwnPPOConfig"}}, rf"{POLICY} = .*a method act"),
+    ("sac", {SHOWN: {**SOME, "n_episodes": 0}}, rf"{SHOWN} = .*holds no episodes: expected at"),
+    ("sac", {SHOWN: {**SOME, "n_episodes": 400}}, r"holds .* of the 1200 transitions of the demon"),
+    ("sac", {SHOWN: SOME}, rf"{SHOWN}: .*'n_episodes'"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "overrides", "message"), REFUSED)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, algorithm: str, overrides: dict[str, Any], message: str
+) -> None:
+    """A wrong configuration raises, names the setting, and creates nothing on disk."""
+    KeptReplay.made.clear()
+    with pytest.raises(ConfigError, match=message):
+        short_run(**{"algorithm": algorithm, "run_dir": "run", **overrides})
+    assert everything(tmp_path) == []
+
+
+def test_demonstrations_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    """Before anything is written, naming the trajectory."""
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}}
+    with pytest.raises(ShapeError, match=r"trajectory 0 has the arrays .*expected .*place"):
+        short_run(algorithm="sac", env=env, **{SHOWN: {**SOME, "n_episodes": 1}})
+    assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "place"),
+    [*((name, {}) for name in ALGORITHMS), pytest.param("es", FORK, marks=pytest.mark.slow)],
+)
+def test_an_environment_that_raises(algorithm: str, place: dict[str, Any]) -> None:
+    """Its own error comes through, with the seed of the episode; the summary says so."""
+    with pytest.raises(EnvError, match=r"with seed \d+: .*the wheel came off"):
+        short_run(algorithm=algorithm, env={"_target_": FAULTY, "kwargs": {"at": 13}}, **place)
+    assert summary("run")["stop_reason"] == "error"
+
+
+@pytest.mark.parametrize("fault", ["nan_reward", "nan_observation"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_number_that_is_none_ends_the_run(algorithm: str, fault: str) -> None:
+    """NaN in rewards or observations ends the run; the message says where to look."""
+    env = {"_target_": FAULTY, "kwargs": {"fault": fault, "at": 13}}
+    with pytest.raises(MazeTrainError, match=r"at step 3 of the episode.*(reward|observation)"):
+        short_run(algorithm=algorithm, env=env)
+    assert summary("run")["stop_reason"] == "error"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "learner_class"), [("sac", SACLearner), ("impala", ImpalaLearner)]
+)
+def test_learning_fails_while_workers_act(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, learner_class: Any
+) -> None:
+    """The error comes through, workers and environments end, the summary says so."""
+    original, calls = learner_class.compute_loss_for_module, []
+
+    def failing(*args: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 5:
+            raise TrainingError("the loss came off")
+        return original(*args)
+
+    monkeypatch.setattr(learner_class, "compute_loss_for_module", failing)
+    with pytest.raises(TrainingError, match="the loss came off"):
+        short_run(algorithm=algorithm, **FORK)
+    assert summary("run")["stop_reason"] == "error"
+    assert multiprocessing.active_children() == []
