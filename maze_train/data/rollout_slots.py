@@ -98,6 +98,11 @@ class RolloutLayout:
         self.nbytes = _padded(self._starts[-1], PAGE)
         """Bytes of one slot, a multiple of the size of a page."""
 
+    def slots(self, memory: Any) -> list[RolloutSlot]:
+        """As many slots as fit into memory that has a `buffer` of `nbytes` bytes."""
+        count = memory.nbytes // self.nbytes
+        return [self.slot(memory.buffer, i * self.nbytes) for i in range(count)]
+
     def slot(self, memory: Any, offset: int) -> RolloutSlot:
         """A slot of `nbytes` bytes.
 

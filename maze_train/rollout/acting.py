@@ -69,7 +69,7 @@ class RecurrentModel(Protocol):
 
 
 class Actor:
-    """Asks a model for distribution parameters, and keeps what it remembers of each environment.
+    """Asks a model for distribution parameters, and keeps the hidden state of each environment.
 
     Args:
         model: The model; asked for its weights as they are at each step.
@@ -85,20 +85,22 @@ class Actor:
     ) -> None:
         self.model = model
         self.state_size = int(getattr(model, "state_size", 0))
-        self.state = torch.zeros(num_envs, self.state_size, device=device)
+        self.hidden_state = torch.zeros(num_envs, self.state_size, device=device)
 
     def params(self, obs: TensorTree) -> Tensor:
         """Distribution parameters for the next observations, `[n, param_size]`."""
         if not self.state_size:
             return cast("ActingModel", self.model).policy_params(obs)
-        params, self.state = cast("RecurrentModel", self.model).policy_step(obs, self.state)
+        params, self.hidden_state = cast("RecurrentModel", self.model).policy_step(
+            obs, self.hidden_state
+        )
         return params
 
     def forget(self, which: Array) -> None:
         """Empty the memory of environments in which an episode ended, `[n]` bool."""
         if self.state_size and which.any():
-            self.state = self.state.clone()
-            self.state[torch.from_numpy(which).to(self.state.device)] = 0.0
+            self.hidden_state = self.hidden_state.clone()
+            self.hidden_state[torch.from_numpy(which).to(self.hidden_state.device)] = 0.0
 
 
 def env_actions(distribution: ActionSampler, actions: TensorTree) -> ArrayTree:

@@ -3,49 +3,52 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, replace
+from collections import deque
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from maze_train.data.joining import join_rollouts
-from maze_train.rollout.collector import RolloutCollector
+from maze_train.errors import ConfigError
+from maze_train.rollout.actor_worker import ActorPolicy, ActorWorker
 from maze_train.rollout.episodes import FinishedEpisodes
-from maze_train.rollout.weights import WeightsReader, WeightsWriter, weights_nbytes
-from maze_train.workers.pool import warn
+from maze_train.rollout.weights import WeightsWriter, weights_nbytes
+from maze_train.trees import tree_map
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.pool import WorkerFailedError, check_spaces, warn, worker_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import nn
 
     from maze_train.data.rollout import Rollout
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.types import Array
+    from maze_train.data.rollout_slots import RolloutSlot
+    from maze_train.rollout.actor_worker import ActorEnvs, MakeActorEnv
+    from maze_train.workers.places import Place
 
-__all__ = [
-    "DistributedActors",
-    "GatheredRollouts",
-    "RolloutActor",
-    "SequentialDistributedActors",
-    "StepCounts",
-]
+__all__ = ["DistributedActors", "GatheredRollouts", "StepCounts"]
+
+CALLS = {"collect": "a step of a rollout"}
+"""Names of calls in messages."""
+
+POLL_S = 0.1
+"""Longest sleep of the learner, in seconds, while it waits for actors."""
 
 
 @dataclass
 class StepCounts:
-    """Counts of the steps of actors: made = trained + queued + under way + dropped."""
+    """Counts of the steps of all actors: made = trained + queued + under way + dropped.
+
+    Dropped are those that were lost with an actor or an episode, or in flight when a run stopped.
+    """
 
     made: int = 0
-    """Steps of all environments of all actors."""
-
     trained: int = 0
-    """Those that were handed to the learner."""
-
     dropped: int = 0
-    """Those that were lost with an actor or an episode, or in flight when a run stopped."""
 
     @property
     def in_flight(self) -> int:
@@ -74,99 +77,123 @@ class GatheredRollouts:
 
 
 @dataclass(frozen=True)
-class ActorSettings:
-    """Settings of one actor, besides its environments and its policy."""
+class QueuedRollout:
+    """A rollout that waits in a slot."""
 
-    num_steps: int
-    """T."""
-
-    env_seed: int
-    """Seed of the episodes."""
-
-    action_seed: int
-    """Seed of the actions."""
-
-    allow_new_episodes: bool = False
-    """See `RolloutCollector`."""
+    actor: int
+    slot: int
+    num_samples: int
+    episodes: FinishedEpisodes
+    finished: float
 
 
-class RolloutActor:
-    """Environments, a policy with the newest weights, and what it collects with them.
+class DistributedActors:
+    """Actors of one learner, in this process or elsewhere.
+
+    Each actor has a few slots of memory for its rollouts. In this process, actors take turns: a
+    rollout is collected when the learner asks for it, so none ever waits, and the numbers are the
+    same each time. Elsewhere, actors act while the learner learns. An actor fills one slot after
+    the other and announces each with a few bytes; when all of them wait for the learner, it pauses.
+    Nobody holds a lock that a process could leave behind.
+
+    In this process, what an environment raises goes through. Elsewhere, an actor that raises, dies
+    or hangs ends training with a `WorkerError`. With `on_worker_failure="restart"` it is started
+    again with new episodes and a line on stderr; the steps of the rollout that it was collecting
+    are dropped and counted.
 
     Args:
-        env: The environments, E of them.
-        model: The policy; its parameters become those that the learner publishes.
-        weights: Memory that a `WeightsWriter` writes.
-        settings: Length of the rollouts, seeds.
-        on_step: Called after each step of the environments, see `RolloutCollector`.
+        make_env: Builds the environments of one actor, where it lives.
+        num_actors: How many actors.
+        num_envs: Environments of each actor.
+        num_steps: Steps T of each environment per rollout.
+        seed_of: Gives the seed of a named stream of random numbers.
+        place: Where actors live; they are as many as there are to be, whatever it says. None: in
+            this process.
+        queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
+            actor; each actor may have a further one under way.
+        allow_new_episodes: See `RolloutCollector`.
+
+    Raises:
+        SpaceError: If the environments differ in their spaces.
+        WorkerError: If an environment can not be built, or an actor dies or hangs.
     """
 
     def __init__(
         self,
-        env: MazeVectorEnv,
-        model: nn.Module,
-        weights: Any,
-        settings: ActorSettings,
-        on_step: Callable[[], object] | None = None,
+        make_env: MakeActorEnv,
+        num_actors: int,
+        num_envs: int,
+        num_steps: int,
+        seed_of: Callable[[str], int],
+        place: Place | None = None,
+        *,
+        queue_size: int = 0,
+        allow_new_episodes: bool = False,
     ) -> None:
-        self.model = model
-        self.weights = WeightsReader(model, weights)
-        self.collector = RolloutCollector(
-            env,
-            settings.num_steps,
-            env_seed=settings.env_seed,
-            action_seed=settings.action_seed,
-            allow_new_episodes=settings.allow_new_episodes,
-            records_log_probs=True,
-            on_step=on_step,
-        )
-
-    def act(self) -> tuple[Rollout, FinishedEpisodes]:
-        """One rollout with the newest weights, and the episodes that ended in it.
-
-        Its memory is that of the next rollout.
-        """
-        seq_no = self.weights.load()
-        rollout, episodes = self.collector.collect(self.model)  # type: ignore[arg-type]  # an ActingModel
-        seq_nos = torch.full((rollout.num_envs,), seq_no, dtype=torch.int64)
-        return replace(rollout, weights_seq_no=seq_nos), episodes
-
-
-class DistributedActors(ABC):
-    """Actors of one learner, wherever they live.
-
-    Args:
-        num_actors: How many.
-        num_steps: Steps T of each environment per rollout.
-        seed_of: Gives the seed of a named stream of random numbers.
-    """
-
-    def __init__(self, num_actors: int, num_steps: int, seed_of: Callable[[str], int]) -> None:
-        self.num_actors = num_actors
-        self.num_steps = num_steps
+        self.num_actors, self.num_envs, self.num_steps = num_actors, num_envs, num_steps
+        self.num_slots = 1 + -(-queue_size // num_actors)
         self.counts = StepCounts()
-        self._seed_of = seed_of
-        self._writer: WeightsWriter | None = None
-        # How often each actor began anew, after a failure or with a run that is continued: with
-        # other random numbers then.
-        self._generations = [0] * num_actors
-        # News between two calls of `gather`.
-        self._news = FinishedEpisodes()
         self.has_weights = False
+        self._seed_of = seed_of
+        self._allow_new_episodes = allow_new_episodes
+        self._writer: WeightsWriter | None = None
+        # How often each actor began anew, with other random numbers.
+        self._generations = [0] * num_actors
+        self._news = FinishedEpisodes()  # between two calls of `gather`
+        self._queue: deque[QueuedRollout] = deque()
+        self._turn = 0
+        self._made_before = 0  # steps, before this object was
+        # Steps of each actor whose rollouts arrived, or were dropped.
+        self._settled = [0] * num_actors
+        self._has_begun = False
+        self._is_acting = [False] * num_actors
+        self._memories: list[Any] = []
+        self._slots: list[list[RolloutSlot]] = []
+        makers = [partial(ActorWorker, Portable(make_env, "env"), num_envs)] * num_actors
+        names = worker_names("actor", num_actors, num_envs)
+        self._pool = (place or ThisProcess()).pool(makers, names, CALLS)
+        self._is_remote = not self._pool.workers
+        described = self._pool.call_all("describe")
+        self._envs: ActorEnvs = described[0]
+        try:
+            for i, envs in enumerate(described):
+                check_spaces(i * num_envs, envs.spaces, self.spaces)
+        except BaseException:
+            self.close()
+            raise
 
     @property
-    @abstractmethod
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
+        return self._envs.spaces
 
-    @abstractmethod
+    @property
+    def worker_restarts(self) -> int:
+        """Number of times actors were started again."""
+        return self._pool.restarts
+
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
-        """Give the actors their policy.
+        """Give the actors their policy, and memory for their rollouts.
 
         Args:
             model: The model that the learner updates.
             make_model: Builds a model of the same layout, in whatever process.
         """
+        self._weights = self._pool.allocate(weights_nbytes(model))
+        self._writer = WeightsWriter(model, self._weights.buffer)
+        distribution: Any = model.distribution
+        mode = distribution.mode(torch.zeros(1, distribution.param_size))
+        self._policy = ActorPolicy(
+            make_model=Portable(make_model, "model"),
+            actions=tree_map(lambda x: x[0].cpu(), mode),
+            state_size=int(getattr(model, "state_size", 0)),
+            num_steps=self.num_steps,
+            allow_new_episodes=self._allow_new_episodes,
+        )
+        layout = self._policy.layout(self._envs, self.num_envs)
+        for _ in range(self.num_actors):
+            self._memories.append(self._pool.allocate(self.num_slots * layout.nbytes))
+            self._slots.append(layout.slots(self._memories[-1]))
 
     def publish(self, weights_seq_no: int) -> None:
         """Let actors act with the weights of the learner as they are, from their next rollout on.
@@ -178,7 +205,30 @@ class DistributedActors(ABC):
         self._writer.publish(weights_seq_no)
         self.has_weights = True
 
-    @abstractmethod
+    def _let_act(self, actor: int) -> None:
+        """Give an actor its policy; elsewhere, also all slots that hold nothing."""
+        self._is_acting[actor] = True
+        name = f"actors/{actor}/{self._generations[actor]}"
+        seeds = [self._seed_of(f"{name}/{kind}") for kind in ("episodes", "actions")]
+        memory = self._memories[actor]
+        self._pool.call(actor, "set_policy", self._policy, *seeds, self._weights, memory)
+        if not self._is_remote:
+            self._pool.receive(actor)
+            return
+        waiting = {queued.slot for queued in self._queue if queued.actor == actor}
+        for slot in range(self.num_slots):
+            if slot not in waiting:
+                self._pool.call(actor, "collect", slot)
+
+    def _begin_to_act(self) -> None:
+        """Let all act, unless they do."""
+        if not self._has_begun:
+            self._has_begun = True
+            for actor in range(self.num_actors):
+                self._let_act(actor)
+
+    # -- the queue -------------------------------------------------------------------------------
+
     def gather(self, count: int, idle: Callable[[], None]) -> GatheredRollouts:
         """The next rollouts, in the order in which they were finished.
 
@@ -186,144 +236,163 @@ class DistributedActors(ABC):
             count: How many.
             idle: Called again and again while there is nothing to do but wait; what it raises goes
                 through, and nothing is lost then.
+
+        Raises:
+            ConfigError: If there is no room for so many rollouts.
+            WorkerError: If an actor fails and is not started again, or they are closed.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the actors; calling it again does nothing."""
-
-    def _settings(self, index: int, *, allow_new_episodes: bool = False) -> ActorSettings:
-        """The settings of an actor, with seeds of its own for each time that it begins anew."""
-        name = f"actors/{index}/{self._generations[index]}"
-        return ActorSettings(
-            num_steps=self.num_steps,
-            env_seed=self._seed_of(f"{name}/episodes"),
-            action_seed=self._seed_of(f"{name}/actions"),
-            allow_new_episodes=allow_new_episodes,
+        if count > self.num_actors * self.num_slots:
+            raise ConfigError(
+                "queue_size",
+                f"expected at least {count - self.num_actors}, so that {count} rollouts can be "
+                "taken at once",
+                self.num_slots * self.num_actors - self.num_actors,
+            )
+        self._begin_to_act()
+        if self._is_remote:
+            self._look(0.0)
+        before, started = len(self._queue), time.perf_counter()
+        while len(self._queue) < count:
+            if self._is_remote:
+                self._look(POLL_S)
+                idle()
+            else:
+                self._take_turns(count)
+        waited_s = time.perf_counter() - started
+        taken = [self._queue.popleft() for _ in range(count)]
+        rollout = join_rollouts(
+            [self._slots[queued.actor][queued.slot].rollout() for queued in taken]
         )
+        episodes, self._news = self._news, FinishedEpisodes()
+        for queued in taken:
+            episodes.extend(queued.episodes)
+            self.counts.trained += queued.num_samples
+            # Rows of lost episodes are no steps to learn from.
+            self.counts.dropped += self.num_envs * self.num_steps - queued.num_samples
+            if self._is_remote and self._is_acting[queued.actor]:
+                self._pool.call(queued.actor, "collect", queued.slot)
+        self._count_made()
+        return GatheredRollouts(rollout, episodes, before, len(self._queue), waited_s)
+
+    def _take_turns(self, count: int) -> None:
+        """Let the next actors of this process collect a rollout each."""
+        for i in range(count):
+            actor, self._turn = self._turn, (self._turn + 1) % self.num_actors
+            self._take_in(actor, self._ask(actor, "collect", i // self.num_actors))
+
+    def _ask(self, actor: int, method: str, *args: Any) -> Any:
+        """The result of a method of an actor of this process."""
+        self._pool.call(actor, method, *args)
+        return self._pool.receive(actor)
+
+    def _look(self, timeout_s: float) -> None:
+        """Take in what actors elsewhere have to say, and repair those that failed."""
+        # All that there is: an actor may have finished several rollouts since it was looked at.
+        while ready := self._pool.ready(timeout_s):
+            timeout_s = 0.0
+            for actor in ready:
+                try:
+                    self._take_in(actor, self._pool.receive(actor))
+                except WorkerFailedError as failure:
+                    self._repair(failure.with_traceback(None))
+        self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
+
+    def _take_in(self, actor: int, told: Any) -> None:
+        """Take in a result: of a rollout, or of a new actor the environments."""
+        if not self._is_acting[actor]:
+            check_spaces(actor * self.num_envs, told.spaces, self.spaces)
+            self._let_act(actor)
+        elif told is not None:
+            self._settled[actor] += self.num_envs * self.num_steps
+            self._queue.append(QueuedRollout(actor, *told))
+
+    def _count_made(self) -> None:
+        self.counts.made = self._made_before + sum(map(self._pool.steps, range(self.num_actors)))
+
+    def _repair(self, failure: WorkerFailedError) -> None:
+        """Start an actor again, or end training.
+
+        Raises:
+            MazeTrainError: If it is not to be started again.
+        """
+        actor = failure.index
+        self._pool.stop(actor)
+        # Only now it makes no further step.
+        lost = self._pool.steps(actor) - self._settled[actor]
+        self._settled[actor] += lost
+        self.counts.dropped += lost
+        self._is_acting[actor] = False
+        told = f"{failure.text}; {lost} steps of its rollout are dropped"
+        try:
+            self._pool.restart(failure, told, "and its environments begin new episodes")
+        except BaseException:
+            self.close()
+            raise
+        self._pool.call(actor, "describe")
+        self._news.worker_restarts += 1
+        self._news.lost += self.num_envs
+        self._generations[actor] += 1
+
+    # -- ending, state ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the actors; what is in flight is dropped and counted. Again it does nothing."""
+        try:
+            self._pool.close()
+        finally:
+            self._count_made()
+            self.counts.dropped += self.counts.in_flight
+            self._queue.clear()
+            for memory in self._memories:
+                memory.close()
+            if self._writer is not None:
+                self._weights.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, published weights, and how often actors began anew."""
+        """Counts, published weights, how often actors began anew; in this process, all of them.
+
+        Of actors elsewhere, environments and rollouts in flight are not kept.
+        """
+        collectors = None
+        if not self._is_remote:
+            self._begin_to_act()
+            collectors = [self._ask(actor, "state_dict") for actor in range(self.num_actors)]
+        self._count_made()
+        assert self._writer is not None, "call begin first"
         return {
             "counts": asdict(self.counts),
             "generations": list(self._generations),
-            "weights": None if not self.has_weights else self._weights_state(),
+            "weights": self._writer.state_dict() if self.has_weights else None,
+            "collectors": collectors,
+            "turn": self._turn,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Continue from `state`, before the first rollout.
+
+        Environments begin new episodes unless both these actors and those of the state live in the
+        process of the learner.
+        """
         self.counts = StepCounts(**state["counts"])
+        self._made_before = self.counts.made
         self._generations = list(state["generations"])
         if state["weights"] is not None:
             assert self._writer is not None, "call begin first"
             self._writer.load_state_dict(state["weights"])
             self.has_weights = True
+        if self._is_remote or state["collectors"] is None:
+            self._begin_anew()
+            return
+        self._turn = state["turn"]
+        self._begin_to_act()
+        for actor, collector in enumerate(state["collectors"]):
+            self._ask(actor, "load_state_dict", collector)
 
-    def _take_news(self) -> FinishedEpisodes:
-        news, self._news = self._news, FinishedEpisodes()
-        return news
-
-    def _begin_anew(self, num_envs: int) -> None:
+    def _begin_anew(self) -> None:
         """Go on with new episodes in all environments, without what was in flight."""
         dropped = self.counts.in_flight
         self.counts.dropped += dropped
         self._generations = [generation + 1 for generation in self._generations]
-        self._news.lost += num_envs
+        self._news.lost += self.num_actors * self.num_envs
         lost = f", and {dropped} steps that were in flight are dropped" if dropped else ""
         warn(f"the environments of the actors begin new episodes{lost}")
-
-    def _weights_state(self) -> dict[str, Any]:
-        assert self._writer is not None
-        return self._writer.state_dict()
-
-
-class SequentialDistributedActors(DistributedActors):
-    """Actors that take turns in this process: the same numbers each time.
-
-    A rollout is collected when the learner asks for it, so none ever waits.
-
-    Args:
-        envs: The environments of each actor; the caller closes them.
-        num_steps: Steps T of each environment per rollout.
-        seed_of: Gives the seed of a named stream of random numbers.
-        allow_new_episodes: See `RolloutCollector`.
-    """
-
-    def __init__(
-        self,
-        envs: Sequence[MazeVectorEnv],
-        num_steps: int,
-        seed_of: Callable[[str], int],
-        *,
-        allow_new_episodes: bool = False,
-    ) -> None:
-        super().__init__(len(envs), num_steps, seed_of)
-        self._envs = list(envs)
-        self._allow_new_episodes = allow_new_episodes
-        self._actors: list[RolloutActor] = []
-        self._make_model: Callable[[], nn.Module] | None = None
-        self._memory: Array = np.empty(0, np.uint8)
-        self._turn = 0
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self._envs[0].env_observation_space, self._envs[0].single_action_space
-
-    def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
-        """Give the actors their policy."""
-        self._memory = np.zeros(weights_nbytes(model), np.uint8)
-        self._writer = WeightsWriter(model, self._memory)
-        self._make_model = make_model
-        self._make_actors()
-
-    def _make_actors(self) -> None:
-        assert self._make_model is not None
-        self._actors = [
-            RolloutActor(
-                env,
-                self._make_model(),
-                self._memory,
-                self._settings(i, allow_new_episodes=self._allow_new_episodes),
-            )
-            for i, env in enumerate(self._envs)
-        ]
-
-    def gather(self, count: int, idle: Callable[[], None]) -> GatheredRollouts:
-        """Let the next actors in turn collect a rollout each."""
-        started = time.perf_counter()
-        rollouts, episodes = [], self._take_news()
-        for _ in range(count):
-            actor = self._actors[self._turn]
-            rollout, finished = actor.act()
-            # A copy, because an actor may have several turns.
-            rollouts.append(join_rollouts([rollout]))
-            episodes.extend(finished)
-            self._turn = (self._turn + 1) % self.num_actors
-            made, trained = rollout.rewards.numel(), rollout.num_samples
-            self.counts.made += made
-            self.counts.trained += trained
-            self.counts.dropped += made - trained
-        waited_s = time.perf_counter() - started
-        return GatheredRollouts(join_rollouts(rollouts), episodes, 0, 0, waited_s)
-
-    def close(self) -> None:
-        """Nothing: the environments belong to others."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything: where the environments stand, too."""
-        collectors = [actor.collector.state_dict() for actor in self._actors]
-        return {**super().state_dict(), "collectors": collectors, "turn": self._turn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; where it is one of actors in processes, with new episodes."""
-        super().load_state_dict(state)
-        if state["collectors"] is None:
-            self._begin_anew(sum(env.num_envs for env in self._envs))
-        # With the seeds of their generation, for those that have not begun.
-        self._make_actors()
-        if state["collectors"] is None:
-            return
-        self._turn = state["turn"]
-        for actor, collector in zip(self._actors, state["collectors"], strict=True):
-            actor.collector.load_state_dict(collector)

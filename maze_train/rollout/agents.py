@@ -1,4 +1,4 @@
-"""Agents that act in slots of environments: models, policies of users, random actions.
+"""Agents that act in slots of environments: policies of users, random actions.
 
 Each row is an episode of its own: what is done there follows from the policy, the seed that the
 episode began with, and what was observed in it.
@@ -8,113 +8,32 @@ from __future__ import annotations
 
 import copy
 import inspect
-from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from maze_train.envs.slots import EpisodeError
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
-from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.nets.policy_model import PolicyModel
-from maze_train.nets.population import build_population, row_blocks
-from maze_train.rollout.members import MemberActions
+from maze_train.rollout.slot_agent import SlotAgent
 from maze_train.seeding import Seeds
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.random_actions import masks_of_parts, random_action
-from maze_train.spaces.tensors import as_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gymnasium import spaces
-    from torch import nn
 
     from maze_train.envs.slots import EnvSlots
-    from maze_train.types import Array, ArrayTree, TensorTree
+    from maze_train.rollout.slot_agent import EpisodeTask
+    from maze_train.types import Array, ArrayTree
 
-__all__ = [
-    "ModelAgent",
-    "PolicyAgent",
-    "RandomAgent",
-    "SlotAgent",
-    "UniformPolicy",
-    "built_policy",
-    "first_observations",
-]
+__all__ = ["PolicyAgent", "RandomAgent", "UniformPolicy", "built_policy"]
 
 
-class SlotAgent(Protocol):
-    """Chooses the actions of the first slots."""
-
-    def begin(self, row: int, seed: int) -> None:
-        """Begin an episode, which the environment of this row has just begun.
-
-        Args:
-            row: Which slot.
-            seed: Seed of what the agent does by chance in the episode, in [0, 2^32).
-        """
-        ...
-
-    def act(self, count: int, slots: EnvSlots) -> ArrayTree:
-        """Actions of the first slots, in new memory.
-
-        Args:
-            count: How many slots.
-            slots: The environments, with what they observe.
-
-        Returns:
-            `[rows, ...]` with at least `count` rows, or a flat dict of such arrays when the action
-            space is a Dict or Tuple.
-        """
-        ...
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two rows with all that belongs to them."""
-        ...
-
-
-class ModelAgent:
-    """A model acts, with a copy of the weights that it has now.
-
-    Actions do not depend on what else is played, nor on the row, to the bit; see `nets.population`.
-
-    Args:
-        model: An `ActingModel` or `RecurrentModel` that is a module; it is copied to the CPU, in
-            the mode of evaluation.
-        rows: Number of slots, >= 1.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
-    """
-
-    def __init__(self, model: nn.Module, rows: int, deterministic: bool = True) -> None:
-        own: Any = copy.deepcopy(acting_part(model)).cpu().eval()
-        self._population = build_population(own, rows)
-        trained = [p.detach().reshape(-1) for p in own.parameters() if p.requires_grad]
-        if trained:
-            self._population.weights[:] = torch.cat(trained).numpy()
-        self._actions = MemberActions(own.distribution, rows, deterministic=deterministic)
-
-    def begin(self, row: int, seed: int) -> None:
-        """Begin an episode, see `SlotAgent`."""
-        self._population.forget(row)
-        self._actions.begin(row, seed)
-
-    def act(self, count: int, slots: EnvSlots) -> ArrayTree:
-        """Actions of the first slots, see `SlotAgent`."""
-        obs = first_observations(slots, count)
-        with torch.no_grad(), one_thread():
-            return self._actions.choose(self._population.params(count, obs), count)
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two rows, see `SlotAgent`."""
-        self._population.swap(i, j)
-        self._actions.swap(i, j)
-
-
-class PolicyAgent:
+class PolicyAgent(SlotAgent):
     """Policies of users act, one for each slot, so that they may remember.
 
     A policy has a method `act(observation)`, or is called itself. It gets a copy of one observation
@@ -149,14 +68,14 @@ class PolicyAgent:
                 self._policies[0].name,
             )
 
-    def begin(self, row: int, seed: int) -> None:
+    def begin(self, row: int, task: EpisodeTask) -> None:
         """Begin an episode, see `SlotAgent`.
 
         Raises:
             EpisodeError: If the policy raises.
         """
         try:
-            self._policies[row].reset(seed)
+            self._policies[row].reset(task.action_seed)
         except Exception as error:
             raise self._fault(row, f"{type(error).__name__}: {error}") from error
 
@@ -345,45 +264,3 @@ def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array | None:
         found: Array = array.astype(dtype)
     kept = np.isfinite(found) if dtype.kind == "f" else found == array
     return found if np.all(kept) and leaf.contains(found) else None
-
-
-def acting_part(model: nn.Module) -> nn.Module:
-    """An actor-critic without its critic, and any other model as it is."""
-    # The exact type: a subclass may act in another way.
-    if type(model) is not ActorCriticModel:
-        return model
-    return PolicyModel(
-        model.policy,
-        model.trunk,
-        memory=model.memory,
-        normalizer=model.normalizer,
-        masking=model.masking,
-    )
-
-
-def first_observations(slots: EnvSlots, count: int) -> TensorTree:
-    """The observations of the first slots, with rows up to a whole block of them.
-
-    Args:
-        slots: The environments, with at least `row_blocks(count)` rows.
-        count: How many slots.
-
-    Returns:
-        Observations as networks read them, `[row_blocks(count), ...]`.
-    """
-    columns: Any = {key: column[: row_blocks(count)] for key, column in slots.obs.items()}
-    return as_tensors(slots.single_observation_space, columns.get("", columns))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread of PyTorch: several may add up in another order."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

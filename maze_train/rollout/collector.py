@@ -117,7 +117,7 @@ class RolloutCollector:
             if not on_cpu:
                 obs = tree_map(lambda x: x.to(self.device, non_blocking=True), obs)
             if actor.state_size:
-                storage.write_state(step, actor.state)
+                storage.write_state(step, actor.hidden_state)
             params = actor.params(obs)
             if self._records_log_probs:
                 kept_params.append(params)
@@ -136,7 +136,7 @@ class RolloutCollector:
                 ended = terminated | truncated
                 actor.forget(ended if ignored is None else ended | ignored)
         if actor.state_size:
-            storage.write_state(self.num_steps, actor.state)
+            storage.write_state(self.num_steps, actor.hidden_state)
         rollout = storage.rollout()
         if kept_params:
             # All at once, while the weights are those that acted: step by step it would cost more.
@@ -154,7 +154,7 @@ class RolloutCollector:
         if self._actor is None or self._storage is None or self._actor.model is not model:
             self._actor = Actor(model, self.num_envs, self.device)
             if self._memory is not None:
-                self._actor.state, self._memory = self._memory.to(self.device), None
+                self._actor.hidden_state, self._memory = self._memory.to(self.device), None
             self._storage = RolloutStorage(
                 self.env.single_observation_space,
                 self.num_steps,
@@ -197,7 +197,7 @@ class RolloutCollector:
 
         Valid between two rollouts.
         """
-        memory = self._memory if self._actor is None else self._actor.state
+        memory = self._memory if self._actor is None else self._actor.hidden_state
         return {
             "generator": self.generator.get_state(),
             "episodes": self.episodes.state_dict(),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from maze_train.checks import check_at_least
-from maze_train.envs.slots import EnvSlots, EpisodeError
+from maze_train.envs.slots import EpisodeError
 from maze_train.errors import EnvError
-from maze_train.nets.population import row_blocks
 from maze_train.rollout.episodes import success_of
 from maze_train.rollout.recording import EpisodeRecording
 from maze_train.rollout.video import (
@@ -23,20 +21,15 @@ from maze_train.rollout.video import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
-
-    import gymnasium
+    from collections.abc import Callable, Iterable
 
     from maze_train.data.trajectories import Trajectory
-    from maze_train.rollout.agents import SlotAgent
+    from maze_train.envs.slots import EnvSlots
+    from maze_train.rollout.members import ObservationMoments
+    from maze_train.rollout.slot_agent import EpisodeTask, SlotAgent
     from maze_train.types import ArrayTree
 
-    Job = tuple[int, int]
-    MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
-    MakeAgent = Callable[[EnvSlots], SlotAgent]
-
-__all__ = ["EpisodePlayer", "PlaySettings", "PlayedEpisode", "action_seed_of", "build_player"]
+__all__ = ["EpisodePlayer", "PlaySettings", "PlayedEpisode"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +61,17 @@ class PlayedEpisode:
     """Whether it was given up, since a number in it was not finite; the others say how far it
     came."""
 
-    trajectory: Trajectory | None
+    trajectory: Trajectory | None = None
     """Observations and actions, where they are recorded and the episode was not lost."""
 
-    video: str | None
+    video: str | None = None
     """Path of its video, where there is one."""
+
+    fitness: float = math.nan
+    """Undiscounted sum of the rewards as the agent gets them."""
+
+    moments: ObservationMoments | None = None
+    """Moments of the observations, where the agent takes them."""
 
 
 @dataclass(frozen=True)
@@ -101,22 +100,11 @@ class PlaySettings:
         check_at_least("action_seed", self.action_seed, 0)
 
 
-def action_seed_of(action_seed: int, seed: int) -> int:
-    """Seed of what an agent does by chance in an episode, in [0, 2^32).
-
-    Args:
-        action_seed: See `PlaySettings`.
-        seed: Seed of the episode, >= 0.
-    """
-    return int(np.random.SeedSequence([action_seed, seed]).generate_state(1)[0])
-
-
 @dataclass
 class _Playing:
     """An episode that is being played."""
 
-    number: int
-    seed: int
+    task: EpisodeTask
     recording: EpisodeRecording | None
     video: VideoWriter | None
 
@@ -125,13 +113,14 @@ class EpisodePlayer:
     """Plays episodes in one process, as many at a time as there are slots.
 
     Args:
-        slots: Environments with `row_blocks(len(slots))` rows; closed with the player.
+        slots: Environments with `row_blocks(len(slots))` rows; closed by their owner.
         agent: Chooses the actions.
         settings: How episodes are played.
         on_step: Called after each step with the number of environments that were stepped.
 
     Attributes:
         slots: The environments.
+        agent: The agent.
 
     Raises:
         EnvError: If there are to be videos, but the environments have another render mode.
@@ -143,14 +132,13 @@ class EpisodePlayer:
         slots: EnvSlots,
         agent: SlotAgent,
         settings: PlaySettings,
-        on_step: Callable[[int], object] = lambda steps: None,
+        on_step: Callable[[int], object],
     ) -> None:
-        self.slots = slots
+        self.slots, self.agent = slots, agent
         self._on_step = on_step
-        self._agent = agent
         self._settings = settings
-        self._is_closed = False
-        self._waiting: deque[Job] = deque()
+        self._keeps_steps = settings.record or settings.video_dir is not None
+        self._waiting: deque[EpisodeTask] = deque()
         self._playing: list[_Playing] = []
         if settings.video_dir is not None:
             ffmpeg_path()
@@ -163,13 +151,9 @@ class EpisodePlayer:
         """Episodes that are played or wait."""
         return len(self._playing) + len(self._waiting)
 
-    def add(self, jobs: Iterable[tuple[int, int]]) -> None:
-        """Add episodes, which play in this order as soon as there are slots.
-
-        Args:
-            jobs: Number and seed of each.
-        """
-        self._waiting.extend(jobs)
+    def add(self, tasks: Iterable[EpisodeTask]) -> None:
+        """Add episodes, which play in this order as soon as there are slots."""
+        self._waiting.extend(tasks)
 
     def drop(self) -> None:
         """Forget the episodes that are played and wait; unfinished videos are removed."""
@@ -187,31 +171,34 @@ class EpisodePlayer:
             RunDirectoryError: If a video can not be written.
         """
         while self._waiting and len(self._playing) < len(self.slots):
-            self._start(*self._waiting.popleft())
+            self._start(self._waiting.popleft())
         count = len(self._playing)
         if not count:
             return []
-        actions = self._agent.act(count, self.slots)
-        self._note_actions(actions)
+        actions = self.agent.act(count, self.slots)
+        if self._keeps_steps:
+            self._note_actions(actions)
         ended = self.slots.step(count, actions)
         self._on_step(count)
-        self._note_step(set(ended))
+        if self._keeps_steps:
+            self._note_step(set(ended))
         results = [self._result(slot) for slot in ended]
         for slot in reversed(ended):
             self._vacate(slot)
         return results
 
-    def _start(self, number: int, seed: int) -> None:
+    def _start(self, task: EpisodeTask) -> None:
         """Begin an episode in the first free slot."""
         slot, settings, slots = len(self._playing), self._settings, self.slots
-        slots.start(slot, seed)
-        self._agent.begin(slot, action_seed_of(settings.action_seed, seed))
-        playing = _Playing(number, seed, None, None)
+        slots.start(slot, task.seed)
+        self.agent.begin(slot, task)
+        playing = _Playing(task, None, None)
         self._playing.append(playing)
         if settings.record:
             playing.recording = EpisodeRecording(slots, slot)
-        if settings.video_dir is not None and number % settings.video_every == 0:
-            path = Path(settings.video_dir, f"episode_{number:06d}_seed_{seed}.mp4")
+        if settings.video_dir is not None and task.number % settings.video_every == 0:
+            name = f"episode_{task.number:06d}_seed_{task.seed}.mp4"
+            path = Path(settings.video_dir, name)
             playing.video = VideoWriter(path, self._fps)
             self._film(slot, playing.video)
 
@@ -249,8 +236,8 @@ class EpisodePlayer:
         info = slots.final_infos.get(slot, {})
         counted = {"r": slots.returns[slot], "l": slots.lengths[slot]}
         return PlayedEpisode(
-            number=playing.number,
-            seed=playing.seed,
+            number=playing.task.number,
+            seed=playing.task.seed,
             episode_return=float(info.get("episode", counted)["r"]),
             length=int(slots.lengths[slot]),
             success=success_of(info),
@@ -259,6 +246,8 @@ class EpisodePlayer:
             lost=bool(slots.lost[slot]),
             trajectory=trajectory,
             video=None if video is None else str(video.path),
+            fitness=float(slots.returns[slot]),
+            moments=self.agent.moments(slot),
         )
 
     def _trajectory(self, slot: int) -> Trajectory | None:
@@ -279,41 +268,4 @@ class EpisodePlayer:
         if slot != last:
             self._playing[slot] = playing
             self.slots.swap(slot, last)
-            self._agent.swap(slot, last)
-
-    def close(self) -> None:
-        """Close the environments and remove unfinished videos; again it does nothing."""
-        self.drop()
-        if not self._is_closed:
-            self._is_closed = True
-            self.slots.close()
-
-
-def build_player(
-    env_factories: Sequence[MakeEnv],
-    make_agent: MakeAgent,
-    settings: PlaySettings,
-    on_non_finite: str = "raise",
-    on_step: Callable[[int], object] = lambda steps: None,
-    first: int = 0,
-) -> EpisodePlayer:
-    """Environments, the agent, and what plays; nothing is left open when something fails.
-
-    Args:
-        env_factories: One function per slot, each of which returns a new environment.
-        make_agent: Builds what acts in the slots.
-        settings: How episodes are played.
-        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
-        on_step: See `EpisodePlayer`.
-        first: Number of the first environment in messages.
-
-    Raises:
-        MazeTrainError: If one of them can not be built.
-    """
-    rows = row_blocks(len(env_factories))
-    slots = EnvSlots(env_factories, rows, first=first, on_non_finite=on_non_finite)
-    try:
-        return EpisodePlayer(slots, make_agent(slots), settings, on_step)
-    except BaseException:
-        slots.close()
-        raise
+            self.agent.swap(slot, last)

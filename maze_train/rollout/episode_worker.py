@@ -1,117 +1,170 @@
-"""Workers that play episodes, many at a time, and report those that ended."""
+"""Workers that play episodes, many at a time, and the pool of them."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
-from maze_train.rollout.episode_player import build_player
+from maze_train.envs.slots import EnvSlots
+from maze_train.nets.population import row_blocks
+from maze_train.rollout.episode_player import EpisodePlayer, PlayedEpisode
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.pool import worker_names
+from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import gymnasium
 
-    from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.agents import SlotAgent
-    from maze_train.rollout.episode_player import PlayedEpisode, PlaySettings
-    from maze_train.workers.messages import Portable
+    from maze_train.rollout.episode_player import PlaySettings
+    from maze_train.rollout.slot_agent import EpisodeTask, SlotAgent
+    from maze_train.workers.places import Place
     from maze_train.workers.pool import WorkerContext
 
-__all__ = ["PlayerWorker", "play_on"]
+    MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
-Task = TypeVar("Task", contravariant=True)
-Result = TypeVar("Result")
+__all__ = ["PlayerPool", "PlayerWorker"]
 
 LONGEST_S = 0.05
 """Seconds after which a call returns, unless a step takes longer."""
 
-
-class Plays(Protocol[Task, Result]):
-    """Plays episodes step by step."""
-
-    @property
-    def load(self) -> int:
-        """Episodes that are played or wait."""
-        ...
-
-    def add(self, tasks: Iterable[Task], /) -> None:
-        """Add episodes to play."""
-        ...
-
-    def step(self) -> list[Result]:
-        """One step of every episode; returns those that ended."""
-        ...
-
-
-def play_on(player: Plays[Task, Result], tasks: Iterable[Task], tell_s: float) -> list[Result]:
-    """Take episodes over, and play for a while.
-
-    Args:
-        player: The player.
-        tasks: Further episodes.
-        tell_s: Seconds for which results wait for others, while there is something to play: each
-            message takes time from those who play.
-
-    Returns:
-        Episodes that ended.
-    """
-    player.add(tasks)
-    began, results = time.monotonic(), list[Result]()
-    while player.load:
-        results += player.step()
-        spent = time.monotonic() - began
-        if spent > (tell_s if results else LONGEST_S):
-            break
-    return results
+CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
+"""Names of calls in messages."""
 
 
 class PlayerWorker:
-    """A worker of `RolloutPlayer`, see `TaskQueue`.
+    """A worker of `PlayerPool`, see `TaskQueue`.
 
     Args:
         factories: Functions that build its environments.
-        make_agent: Builds what acts in their slots.
         settings: How episodes are played.
         on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        report_s: Seconds for which results wait for others, while there is something to play: each
+            message to another process takes time from those who play.
         context: Where it lives.
     """
 
     def __init__(
         self,
-        factories: Portable[Sequence[Callable[[], gymnasium.Env[Any, Any]]]],
-        make_agent: Portable[Callable[[EnvSlots], SlotAgent]],
+        factories: Portable[Sequence[MakeEnv]],
         settings: PlaySettings,
         on_non_finite: str,
+        report_s: float,
         context: WorkerContext,
     ) -> None:
-        self._is_remote = context.is_remote
-        self._player = build_player(
+        count = len(factories.value)
+        self._slots = EnvSlots(
             factories.value,
-            make_agent.value,
-            settings,
-            on_non_finite,
-            context.count,
-            first=context.index * len(factories.value),
+            row_blocks(count),
+            first=context.index * count,
+            on_non_finite=on_non_finite,
         )
+        self._settings = settings
+        self._report_s = report_s if context.is_remote else 0.0
+        self._context = context
+        self._player: EpisodePlayer | None = None
 
     def describe(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        slots = self._player.slots
-        return slots.env_observation_space, slots.single_action_space
+        return self._slots.env_observation_space, self._slots.single_action_space
 
-    def begin_round(self) -> None:
-        """Forget earlier episodes."""
+    def set_agent(self, make_agent: Portable[Callable[..., SlotAgent]], *args: Any) -> None:
+        """Get what acts.
+
+        Args:
+            make_agent: Builds it; called with the slots.
+            *args: Further arguments of `make_agent`.
+        """
+        agent = make_agent.value(self._slots, *args)
+        self._player = EpisodePlayer(self._slots, agent, self._settings, self._context.count)
+
+    def begin_round(self, *args: Any) -> None:
+        """Forget earlier episodes, and tell the agent that a round begins."""
+        assert self._player is not None, "set_agent() comes first"
         self._player.drop()
+        self._player.agent.begin_round(*args)
 
-    def advance(self, tasks: list[tuple[int, int]]) -> list[PlayedEpisode]:
-        """Play for a while; tasks are numbers and seeds of further episodes."""
-        return play_on(self._player, tasks, LONGEST_S if self._is_remote else 0.0)
+    def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
+        """Play for a while, further episodes too; returns those that ended."""
+        player = self._player
+        assert player is not None, "set_agent() comes first"
+        player.add(tasks)
+        began, results = time.monotonic(), list[PlayedEpisode]()
+        while player.load:
+            results += player.step()
+            spent = time.monotonic() - began
+            if spent > (self._report_s if results else LONGEST_S):
+                break
+        return results
 
     def drop(self) -> None:
         """Forget all episodes; unfinished videos are removed."""
-        self._player.drop()
+        if self._player is not None:
+            self._player.drop()
 
     def close(self) -> None:
-        """Close the environments."""
-        self._player.close()
+        """Close the environments; unfinished videos are removed."""
+        self.drop()
+        self._slots.close()
+
+
+class PlayerPool:
+    """Workers that play episodes in a place, and the episodes that are done.
+
+    Args:
+        env_factory: Builds an environment.
+        num_envs: Environments of all workers together, >= 1, rounded up to equally many in each.
+        settings: How episodes are played.
+        place: Where they are played; None: in this process.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        report_s: See `PlayerWorker`.
+
+    Attributes:
+        waiting: Episodes that are done and were not taken, by number.
+    """
+
+    def __init__(
+        self,
+        env_factory: MakeEnv,
+        num_envs: int,
+        settings: PlaySettings,
+        place: Place | None,
+        on_non_finite: str,
+        report_s: float = LONGEST_S,
+    ) -> None:
+        place = place or ThisProcess()
+        count = self._num_workers = place.num_workers(num_envs)
+        slots = -(-num_envs // count)
+        factories = Portable([env_factory] * slots, "env")
+        names = worker_names("worker", count, slots)
+        make_worker = partial(PlayerWorker, factories, settings, on_non_finite, report_s)
+        self._pool = place.pool([make_worker] * count, names, CALLS)
+        self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
+        self.waiting: dict[int, PlayedEpisode] = {}
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self._queue.spaces
+
+    @property
+    def worker_restarts(self) -> int:
+        """Number of times workers were started again."""
+        return self._pool.restarts
+
+    @property
+    def steps_made(self) -> int:
+        """Environment steps made so far, those included that are not needed any more."""
+        return sum(map(self._pool.steps, range(self._num_workers)))
+
+    def _note(self, episode: PlayedEpisode) -> None:
+        """Let an episode that ended wait for its turn."""
+        self.waiting[episode.number] = episode
+
+    def close(self) -> None:
+        """Close the environments and remove unfinished videos; calling it again does nothing."""
+        self._pool.close()

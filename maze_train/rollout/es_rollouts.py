@@ -5,37 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from maze_train.errors import ConfigError
-from maze_train.rollout.members import MemberResult, PairDraws
-from maze_train.rollout.player import worker_names
-from maze_train.rollout.population import PopulationWorker
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.episode_worker import PlayerPool
+from maze_train.rollout.members import PairDraws
+from maze_train.rollout.population import MemberAgent
+from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.workers.messages import Portable
-from maze_train.workers.places import LocalProcesses, ThisProcess
-from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    import gymnasium
     from torch import nn
 
+    from maze_train.rollout.episode_player import PlayedEpisode
+    from maze_train.rollout.episode_worker import MakeEnv
     from maze_train.rollout.noise_table import SharedNoiseTable
     from maze_train.rollout.population import MemberSettings
     from maze_train.workers.places import Place
 
-    MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
+__all__ = ["ESDistributedRollouts", "ESRolloutResult", "trained_size"]
 
-__all__ = [
-    "ESDistributedRollouts",
-    "ESDummyDistributedRollouts",
-    "ESRolloutResult",
-    "ESSubprocDistributedRollouts",
-    "trained_size",
-]
+REPORT_S = 0.005
+"""Seconds for which results wait for others, while members play."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class ESRolloutResult:
     noise_index: int
     """Index of its noise ε in the noise table."""
 
-    members: tuple[MemberResult, MemberResult]
+    members: tuple[PlayedEpisode, PlayedEpisode]
     """Results of θ + σε and θ - σε."""
 
     @property
@@ -62,7 +57,7 @@ class ESRolloutResult:
         return sum(member.length for member in self.members)
 
 
-class ESDistributedRollouts:
+class ESDistributedRollouts(PlayerPool):
     """Plays the pairs of an iteration in any order, and returns their results in order.
 
     The result of a pair follows from the policy, the deviation of the noise, the iteration and the
@@ -75,10 +70,10 @@ class ESDistributedRollouts:
 
     Args:
         env_factory: Builds an environment.
-        num_envs: Environments of all workers together, at least one each.
+        num_envs: Environments of all workers together, >= 1, rounded up to equally many in each.
         noise_table: The noise.
         settings: How members act.
-        place: Where they play.
+        place: Where they play; None: in this process.
         on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Raises:
@@ -99,34 +94,9 @@ class ESDistributedRollouts:
     ) -> None:
         self.noise_table = noise_table
         self.settings = settings
-        place = ThisProcess() if place is None else place
-        self._num_workers = place.num_workers(num_envs)
-        slots = -(-num_envs // self._num_workers)
-        factories = Portable([env_factory] * slots, "env")
-        self._pool = place.pool(
-            [partial(PopulationWorker, factories, on_non_finite)] * self._num_workers,
-            worker_names(self._num_workers, slots),
-            {"advance": "a step of an episode"},
-        )
-        self._queue: TaskQueue[MemberResult] = TaskQueue(self._pool, slots, attrgetter("member"))
         self._draws: PairDraws | None = None
         self._writer: WeightsWriter | None = None
-        self._results: dict[int, MemberResult] = {}
-
-    @property
-    def steps_made(self) -> int:
-        """Environment steps made so far, those of unused episodes included."""
-        return sum(map(self._pool.steps, range(self._num_workers)))
-
-    @property
-    def worker_restarts(self) -> int:
-        """Number of times workers were started again."""
-        return self._pool.restarts
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self._queue.spaces
+        super().__init__(env_factory, num_envs, PlaySettings(), place, on_non_finite, REPORT_S)
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
         """Get the policy, before the first iteration.
@@ -145,13 +115,8 @@ class ESDistributedRollouts:
         self._draws = PairDraws(self.settings.seed, self.noise_table, dim)
         self._weights = self._pool.allocate(weights_nbytes(model))
         self._writer = WeightsWriter(model, self._weights.buffer)
-        self._queue.set_up(
-            "set_policy",
-            Portable(make_model, "model"),
-            self._weights,
-            self.noise_table,
-            self.settings,
-        )
+        make_agent = Portable(partial(MemberAgent, make_model), "model")
+        self._queue.set_up("set_agent", make_agent, self._weights, self.noise_table, self.settings)
 
     def generate_rollouts(
         self,
@@ -176,73 +141,34 @@ class ESDistributedRollouts:
         assert self._draws is not None, "begin() comes first"
         assert self._writer is not None
         draws = self._draws
-        self._results.clear()
+
+        def task_of(member: int) -> EpisodeTask:
+            drawn = draws.draw(iteration, member // 2)
+            return EpisodeTask(member, drawn.env_seed, drawn.action_seed, drawn.noise_index)
+
+        self.waiting.clear()
         self._writer.publish(iteration)
         self._queue.begin(
-            iteration,
-            noise_stddev,
-            task_of=int,
-            seed_of=lambda member: draws.draw(iteration, member // 2).env_seed,
+            noise_stddev, task_of=task_of, seed_of=lambda member: task_of(member).seed
         )
         try:
             for pair in count():
                 # All that can play at once, so that none waits for the next question.
                 ahead = 0 if pair < expected else self._queue.capacity // 2
                 limit = 2 * max(expected, pair + 1 + ahead)
-                while not {2 * pair, 2 * pair + 1} <= self._results.keys():
+                while not {2 * pair, 2 * pair + 1} <= self.waiting.keys():
                     self._queue.advance(limit, self._note)
                     idle()
-                members = (self._results.pop(2 * pair), self._results.pop(2 * pair + 1))
+                members = (self.waiting.pop(2 * pair), self.waiting.pop(2 * pair + 1))
                 yield ESRolloutResult(pair, draws.draw(iteration, pair).noise_index, members)
         finally:
             self._queue.drop()
 
-    def _note(self, result: MemberResult) -> None:
-        self._results[result.member] = result
-
     def close(self) -> None:
         """Close the environments; calling it again does nothing."""
-        self._pool.close()
+        super().close()
         if self._writer is not None:
             self._weights.close()
-
-
-class ESDummyDistributedRollouts(ESDistributedRollouts):
-    """All members play in this process; see `ESDistributedRollouts`."""
-
-
-class ESSubprocDistributedRollouts(ESDistributedRollouts):
-    """Members play in processes of this machine, several at a time in each.
-
-    Args:
-        env_factory: Builds an environment.
-        n_workers: How many processes, >= 1; never more than environments.
-        num_envs: Environments of all processes together.
-        noise_table: The noise.
-        settings: How members act.
-        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
-        **processes: Further settings of `LocalProcesses`.
-    """
-
-    def __init__(
-        self,
-        env_factory: MakeEnv,
-        n_workers: int,
-        num_envs: int,
-        noise_table: SharedNoiseTable,
-        settings: MemberSettings,
-        *,
-        on_non_finite: str = "raise",
-        **processes: Any,
-    ) -> None:
-        super().__init__(
-            env_factory,
-            num_envs,
-            noise_table,
-            settings,
-            LocalProcesses(n_workers, **processes),
-            on_non_finite=on_non_finite,
-        )
 
 
 def trained_size(model: nn.Module) -> int:

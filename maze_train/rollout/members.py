@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MemberActions",
-    "MemberResult",
     "ObservationMoments",
     "PairDraw",
     "PairDraws",
@@ -44,32 +43,6 @@ class ObservationMoments:
 
     var: np.ndarray[Any, np.dtype[np.float64]]
     """Variances with divisor `count`."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberResult:
-    """The episode of one member of the population."""
-
-    member: int
-    """Number of the member: 2 k for θ + σε of pair k, 2 k + 1 for θ - σε."""
-
-    fitness: float
-    """Undiscounted sum of the rewards that the member got."""
-
-    episode_return: float
-    """The same of raw rewards, where the environment reports it."""
-
-    length: int
-    """Number of steps."""
-
-    success: float
-    """1.0 or 0.0 if the last info has `is_success`, else NaN."""
-
-    lost: bool
-    """Whether the episode was given up: a number in it was not finite."""
-
-    moments: ObservationMoments | None
-    """Moments of the observations, where they are normalised."""
 
 
 @dataclass(frozen=True, slots=True)

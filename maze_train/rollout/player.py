@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import operator
-from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError, EnvError
 from maze_train.files import remove_leftovers
 from maze_train.rollout.episode_player import PlayedEpisode, PlaySettings
-from maze_train.rollout.episode_worker import PlayerWorker
+from maze_train.rollout.episode_worker import PlayerPool
+from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.rollout.video import ffmpeg_path
 from maze_train.workers.messages import Portable
-from maze_train.workers.places import ThisProcess
-from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.agents import SlotAgent
+    from maze_train.rollout.slot_agent import SlotAgent
     from maze_train.workers.places import Place
 
     MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
@@ -37,7 +36,7 @@ WINDOW = 2
 time: what is done waits in memory until it is its turn."""
 
 
-class RolloutPlayer:
+class RolloutPlayer(PlayerPool):
     """Plays the episodes of given seeds in any order, and returns them in the order of the seeds.
 
     An episode follows from the policy, its seed and the settings, to the bit: not from who plays
@@ -84,34 +83,10 @@ class RolloutPlayer:
         if settings.video_dir is not None:
             ffmpeg_path()
         self.settings = settings
-        self.waiting: dict[int, PlayedEpisode] = {}
         self._round = 0
         self._is_closed = False
-        place = ThisProcess() if place is None else place
-        count = place.num_workers(concurrency)
-        slots = -(-concurrency // count)
-        factories, agent = Portable([env_factory] * slots, "env"), Portable(make_agent, "policy")
-        make_worker = partial(PlayerWorker, factories, agent, settings, on_non_finite)
-        self._pool = place.pool(
-            [make_worker] * count, worker_names(count, slots), {"advance": "a step of an episode"}
-        )
-        self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
-        self._num_workers = count
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self._queue.spaces
-
-    @property
-    def worker_restarts(self) -> int:
-        """Number of times workers were started again."""
-        return self._pool.restarts
-
-    @property
-    def steps_made(self) -> int:
-        """Environment steps made so far, those included that are not needed any more."""
-        return sum(map(self._pool.steps, range(self._num_workers)))
+        super().__init__(env_factory, concurrency, settings, place, on_non_finite)
+        self._queue.set_up("set_agent", Portable(make_agent, "policy"))
 
     def play(
         self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
@@ -138,31 +113,33 @@ class RolloutPlayer:
         return self._played(checked, self._round, on_step)
 
     def _played(
-        self, seeds: list[int], number: int, on_step: Callable[[int], object] | None
+        self, seeds: list[int], round_: int, on_step: Callable[[int], object] | None
     ) -> Generator[PlayedEpisode, None, None]:
-        self._check_round(number)
+        self._check_round(round_)
         waiting = self.waiting = dict[int, PlayedEpisode]()
         self._queue.drop()
-        self._queue.begin(task_of=lambda place: (place, seeds[place]), seed_of=seeds.__getitem__)
+        action_seed = self.settings.action_seed
+
+        def task_of(number: int) -> EpisodeTask:
+            seed = seeds[number]
+            return EpisodeTask(number, seed, action_seed_of(action_seed, seed))
+
+        self._queue.begin(task_of=task_of, seed_of=seeds.__getitem__)
         made = self.steps_made
         try:
-            for place in range(len(seeds)):
-                limit = min(place + WINDOW * self._queue.capacity, len(seeds))
-                while place not in waiting:
-                    self._check_round(number)
+            for number in range(len(seeds)):
+                limit = min(number + WINDOW * self._queue.capacity, len(seeds))
+                while number not in waiting:
+                    self._check_round(round_)
                     self._queue.advance(limit, self._note)
                     before, made = made, self.steps_made
                     if on_step is not None:
                         on_step(made - before)
-                yield waiting[place]
-                del waiting[place]
+                yield waiting[number]
+                del waiting[number]
         finally:
-            if self._round == number:
+            if self._round == round_:
                 self._queue.drop()
-
-    def _note(self, episode: PlayedEpisode) -> None:
-        """Let an episode that ended wait for its turn."""
-        self.waiting[episode.number] = episode
 
     def _check_round(self, number: int) -> None:
         if self._is_closed or not len(self._pool):
@@ -176,7 +153,7 @@ class RolloutPlayer:
     def close(self) -> None:
         """Close the environments and remove unfinished videos; calling it again does nothing."""
         self._is_closed = True
-        self._pool.close()
+        super().close()
         video_dir = self.settings.video_dir
         if video_dir is not None:
             remove_leftovers(Path(video_dir))  # of processes that were killed
@@ -188,12 +165,14 @@ class RolloutPlayer:
         self.close()
 
 
-def worker_names(count: int, num_envs: int) -> list[str]:
-    """Names of workers with so many environments each, for messages."""
-    return [
-        f"worker {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
-        for i in range(count)
-    ]
+def action_seed_of(action_seed: int, seed: int) -> int:
+    """Seed of what an agent does by chance in an episode, in [0, 2^32).
+
+    Args:
+        action_seed: See `PlaySettings`.
+        seed: Seed of the episode, >= 0.
+    """
+    return int(np.random.SeedSequence([action_seed, seed]).generate_state(1)[0])
 
 
 def checked_seeds(seeds: Iterable[Any]) -> list[int]:

@@ -11,7 +11,8 @@ from torch import nn
 from maze_train.checks import check_at_least
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.errors import ConfigError
-from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent
+from maze_train.rollout.agents import PolicyAgent, RandomAgent
+from maze_train.rollout.model_agents import ModelAgent
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.workers.places import LocalProcesses, ThisProcess
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from maze_train.data.trajectories import Trajectory
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.agents import SlotAgent
     from maze_train.rollout.player import MakeAgent, PlayedEpisode
+    from maze_train.rollout.slot_agent import SlotAgent
 
 __all__ = [
     "RolloutGenerator",

@@ -23,16 +23,18 @@ __all__ = ["WeightsReader", "WeightsWriter", "weights_nbytes"]
 CACHE_LINE = 64
 HEADER_NBYTES = CACHE_LINE
 CURRENT, STAMPS = 0, 1
-"""Places in the header: which of the two buffers is the newest, and a stamp for each of them, which
-is odd while the buffer is written."""
+"""Entries of the header: which of the two buffers is the newest, and a stamp for each of them.
+
+A stamp is odd while the buffer is written.
+"""
 
 SEQ_NO_NBYTES = CACHE_LINE
 """Bytes before the weights of a buffer, with the number of updates that they have seen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Place of one tensor in a buffer."""
+class TensorSlice:
+    """Where one tensor lies in a buffer."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -46,7 +48,7 @@ class Place:
 
 def weights_nbytes(model: nn.Module) -> int:
     """Bytes that `WeightsWriter` and `WeightsReader` need for a model."""
-    return HEADER_NBYTES + 2 * _buffer_nbytes(_places(acting_state(model)))
+    return HEADER_NBYTES + 2 * _buffer_nbytes(_slices(acting_state(model)))
 
 
 def acting_state(model: nn.Module) -> dict[str, Tensor]:
@@ -63,18 +65,18 @@ def acting_state(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _places(state: Mapping[str, Tensor]) -> dict[str, Place]:
-    """Places of the tensors of a state, in its order."""
-    places, start = {}, SEQ_NO_NBYTES
+def _slices(state: Mapping[str, Tensor]) -> dict[str, TensorSlice]:
+    """Slices of the tensors of a state, in its order."""
+    slices, start = {}, SEQ_NO_NBYTES
     for key, value in state.items():
         stop = start + value.numel() * value.element_size()
-        places[key] = Place(value.shape, value.dtype, start, stop)
+        slices[key] = TensorSlice(value.shape, value.dtype, start, stop)
         start = -(-stop // CACHE_LINE) * CACHE_LINE
-    return places
+    return slices
 
 
-def _buffer_nbytes(places: Mapping[str, Place]) -> int:
-    last = max((place.stop for place in places.values()), default=SEQ_NO_NBYTES)
+def _buffer_nbytes(slices: Mapping[str, TensorSlice]) -> int:
+    last = max((part.stop for part in slices.values()), default=SEQ_NO_NBYTES)
     return -(-last // CACHE_LINE) * CACHE_LINE
 
 
@@ -86,9 +88,9 @@ class _SharedWeights:
     ever waits for a lock, so that no process can leave one behind.
     """
 
-    def __init__(self, places: Mapping[str, Place], memory: Any) -> None:
-        self.places = dict(places)
-        self.nbytes = _buffer_nbytes(places)
+    def __init__(self, slices: Mapping[str, TensorSlice], memory: Any) -> None:
+        self.slices = dict(slices)
+        self.nbytes = _buffer_nbytes(slices)
         self.header: Array = np.ndarray(HEADER_NBYTES // 8, np.int64, buffer=memory)
         self.buffers = [
             torch.from_numpy(
@@ -119,9 +121,9 @@ class WeightsWriter:
 
     def __init__(self, model: nn.Module, memory: Any) -> None:
         self._model = model
-        self._shared = _SharedWeights(_places(acting_state(model)), memory)
+        self._shared = _SharedWeights(_slices(acting_state(model)), memory)
         self._views = [
-            {key: place.view(buffer) for key, place in self._shared.places.items()}
+            {key: part.view(buffer) for key, part in self._shared.slices.items()}
             for buffer in self._shared.buffers
         ]
 
@@ -130,11 +132,11 @@ class WeightsWriter:
         """Make the weights as they are now those that readers get."""
         # Asked for anew each time: a module may replace its buffers.
         state = acting_state(self._model)
-        for key, place in self._shared.places.items():
-            if state[key].shape != place.shape:
+        for key, part in self._shared.slices.items():
+            if state[key].shape != part.shape:
                 raise TrainingError(
                     f"{key} of the model has the shape {list(state[key].shape)}, had "
-                    f"{list(place.shape)} at the start: what is sent to actors keeps its shape"
+                    f"{list(part.shape)} at the start: what is sent to actors keeps its shape"
                 )
 
         def write(target: int) -> None:
@@ -180,14 +182,14 @@ class WeightsReader:
     def __init__(self, model: nn.Module, memory: Any) -> None:
         self._model = model
         state = acting_state(model)
-        self._shared = _SharedWeights(_places(state), memory)
+        self._shared = _SharedWeights(_slices(state), memory)
         self._private = torch.zeros(self._shared.nbytes, dtype=torch.uint8)
         self._seen = (-1, -1)
         self.weights_seq_no = -1
         parameters = dict(model.named_parameters(remove_duplicate=False))
         self._buffers: dict[str, Tensor] = {}
-        for key, place in self._shared.places.items():
-            view = place.view(self._private)
+        for key, part in self._shared.slices.items():
+            view = part.view(self._private)
             if key in parameters:
                 parameters[key].data = view
             else:

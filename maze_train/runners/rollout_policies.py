@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.rollout_config import RANDOM
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
-from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent, built_policy
+from maze_train.rollout.agents import PolicyAgent, RandomAgent, built_policy
+from maze_train.rollout.model_agents import ModelAgent
 from maze_train.rollout.rollout_generator import (
     agent_maker,
     check_policy_spaces,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.agents import SlotAgent
+    from maze_train.rollout.slot_agent import SlotAgent
     from maze_train.runners.saved_policies import SavedPolicy
 
 __all__ = ["RolloutPolicy", "chosen_policy"]

@@ -63,7 +63,7 @@ def build_actor_env(
     num_envs: int,
     first_env: int = 0,
     *,
-    can_be_restored: bool = False,  # no checkpoint asks for those of processes
+    can_be_restored: bool,
 ) -> MazeVectorEnv:
     """The environments of an actor, all stepped in its process."""
     if config.backend != "gymnasium":

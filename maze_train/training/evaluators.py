@@ -173,7 +173,7 @@ class RolloutEvaluator(Evaluator):
         return returns, lengths, successes
 
     def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
-        device = actor.state.device
+        device = actor.hidden_state.device
         tensors = as_tensors(env.single_observation_space, obs)
         params = actor.params(tree_map(lambda x: x.to(device), tensors))
         distribution = actor.model.distribution

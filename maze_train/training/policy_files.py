@@ -218,7 +218,7 @@ class TrainedPolicy:
         if ended is None:
             self._actor = None
         elif self._actor is not None:
-            flags, n = np.asarray(ended, np.bool_), len(self._actor.state)
+            flags, n = np.asarray(ended, np.bool_), len(self._actor.hidden_state)
             if flags.shape != (n,):
                 raise ShapeError(f"ended has shape {list(flags.shape)}, expected [{n}]")
             self._actor.forget(flags)
@@ -272,7 +272,7 @@ class TrainedPolicy:
 
     def _actor_for(self, n: int) -> Actor:
         """Return the actor for n environments; for another number of them a new one is made."""
-        if self._actor is None or len(self._actor.state) != n:
+        if self._actor is None or len(self._actor.hidden_state) != n:
             self._actor = Actor(self.model, n, device_of(self.model))
         return self._actor
 

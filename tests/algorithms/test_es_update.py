@@ -20,8 +20,9 @@ from maze_train.learner.config import Schedule
 from maze_train.learner.progress import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
+from maze_train.rollout.episode_player import PlayedEpisode
 from maze_train.rollout.es_rollouts import ESRolloutResult
-from maze_train.rollout.members import MemberResult, ObservationMoments
+from maze_train.rollout.members import ObservationMoments
 from maze_train.rollout.noise_table import SharedNoiseTable
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -95,13 +96,16 @@ def theta_of(model):
 
 def member(number, fitness, moments=None):
     """The episode of a member; what is no fitness has no part in an update."""
-    return MemberResult(
-        member=number,
-        fitness=fitness,
+    return PlayedEpisode(
+        number=number,
+        seed=0,
         episode_return=-100.0,
         length=7 * number + 1,
         success=math.nan,
+        terminated=True,
+        truncated=False,
         lost=False,
+        fitness=fitness,
         moments=moments,
     )
 

@@ -493,7 +493,7 @@ def test_a_wrapper_of_a_memory():
     obs = observations(BOX)
     actor.params(obs)
     params = actor.params(obs)
-    assert actor.state[:, -1].tolist() == [2.0] * N
+    assert actor.hidden_state[:, -1].tolist() == [2.0] * N
     torch.testing.assert_close(params, 2 * acts(wrap(None, "memory"), obs)[1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import signal
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from actor_envs import ActorEnv, is_first
+from actor_envs import ActorEnv
 from gymnasium import spaces
 from torch import nn
 
@@ -19,15 +20,21 @@ from maze_train.envs.slots import EnvSlots
 from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import find_normalizer, row_blocks
+from maze_train.rollout.episode_player import EpisodePlayer, PlaySettings
+from maze_train.rollout.es_rollouts import trained_size
+from maze_train.rollout.members import PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.rollout.population import ESRolloutWorkerWrapper, MemberSettings
+from maze_train.rollout.population import MemberAgent, MemberSettings
+from maze_train.rollout.slot_agent import EpisodeTask
+from maze_train.rollout.weights import WeightsWriter, weights_nbytes
+from maze_train.workers.pool import PrivateMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from maze_train.rollout.episode_player import PlayedEpisode
     from maze_train.rollout.es_rollouts import ESRolloutResult
-    from maze_train.rollout.members import MemberResult
 
     MakeEnv = Callable[[], Any]
 
@@ -117,30 +124,6 @@ class SpoiltEnv(WalkEnv):
         if self.is_bad and self.t == 3:
             return (obs, math.inf, *rest) if self.where == "reward" else (obs * np.nan, 1.0, *rest)
         return (obs, reward, *rest)
-
-
-class FailsOnceEnv(UnequalEnv):
-    """Does something at a step of its process; only one of all environments does, and once.
-
-    Args:
-        how: `raise`, `hang` or `kill`.
-        at: Which of its steps, all episodes taken together.
-        marker: A file that says that one did; None: all of them do.
-    """
-
-    def __init__(self, how: str, at: int, marker: Path | None) -> None:
-        super().__init__()
-        self.how, self.at, self.marker = how, at, marker
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step, or fail."""
-        if self.steps + 1 == self.at and (self.marker is None or is_first(self.marker)):
-            if self.how == "raise":
-                raise RuntimeError("the wheel came off")
-            if self.how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(600.0)
-        return super().step(action)
 
 
 class EndlessEnv(UnequalEnv):
@@ -277,49 +260,56 @@ def make_slots(make: MakeEnv, count: int, on_non_finite: str = "raise") -> EnvSl
     return EnvSlots([make] * count, row_blocks(count), on_non_finite=on_non_finite)
 
 
-def make_worker(
-    make: MakeEnv,
-    num_slots: int,
-    model: nn.Module,
-    settings: MemberSettings = PLAIN,
-    *,
-    on_non_finite: str = "raise",
-    on_step: Callable[[int], object] | None = None,
-) -> ESRolloutWorkerWrapper:
-    """Members in this process."""
-    slots = make_slots(make, num_slots, on_non_finite)
-    return ESRolloutWorkerWrapper(slots, model, make_table(), settings, on_step)
+class Members:
+    """Members of a population in slots of this process.
+
+    Args:
+        make: Builds an environment.
+        num_slots: Members that play at a time.
+        model: The policy.
+        settings: How members act.
+        on_non_finite: What to do about numbers that are not finite.
+    """
+
+    def __init__(
+        self,
+        make: MakeEnv,
+        num_slots: int,
+        model: nn.Module,
+        settings: MemberSettings = PLAIN,
+        on_non_finite: str = "raise",
+    ) -> None:
+        slots, table = make_slots(make, num_slots, on_non_finite), make_table()
+        memory = PrivateMemory(weights_nbytes(model))
+        self._writer = WeightsWriter(model, memory.buffer)
+        self._draws = PairDraws(settings.seed, table, trained_size(model))
+        self.agent = MemberAgent(lambda: copy.deepcopy(model), slots, memory, table, settings)
+        self.player = EpisodePlayer(slots, self.agent, PlaySettings(), lambda steps: None)
+
+    def begin(self, members: Any, iteration: int = 2, sigma: float = SIGMA) -> None:
+        """Begin an iteration with the policy as it is now, with some of its members."""
+        self._writer.publish(iteration)
+        self.player.drop()
+        self.agent.begin_round(sigma)
+        for member in members:
+            drawn = self._draws.draw(iteration, member // 2)
+            numbers = (drawn.env_seed, drawn.action_seed, drawn.noise_index)
+            self.player.add([EpisodeTask(member, *numbers)])
+
+    def play(self, members: Any, **iteration: Any) -> dict[int, PlayedEpisode]:
+        """Play some members of an iteration; results by member, in the order of their ends."""
+        self.begin(members, **iteration)
+        found = [result for _ in iter(lambda: self.player.load, 0) for result in self.player.step()]
+        assert len(found) == len({result.number for result in found})
+        return {result.number: result for result in found}
 
 
-def finish(worker: ESRolloutWorkerWrapper) -> dict[int, MemberResult]:
-    """Play until all members are done; results by member."""
-    found: dict[int, MemberResult] = {}
-    while worker.load:
-        for result in worker.step():
-            assert result.member not in found
-            found[result.member] = result
-    assert worker.step() == []
-    return found
-
-
-def play(
-    worker: ESRolloutWorkerWrapper,
-    members: Any,
-    iteration: int = 2,
-    sigma: float = SIGMA,
-) -> dict[int, MemberResult]:
-    """Play some members of an iteration; results by member."""
-    worker.begin(iteration, sigma)
-    worker.add(members)
-    return finish(worker)
-
-
-def bits(result: MemberResult) -> tuple[Any, ...]:
+def bits(result: PlayedEpisode) -> tuple[Any, ...]:
     """All that a result says, to the bit."""
     moments = result.moments
     rest = () if moments is None else (moments.count, moments.mean.tobytes(), moments.var.tobytes())
     numbers = np.array([result.fitness, result.episode_return, result.success]).tobytes()
-    return (result.member, numbers, result.length, result.lost, *rest)
+    return (result.number, numbers, result.length, result.lost, *rest)
 
 
 def pair_bits(result: ESRolloutResult) -> tuple[Any, ...]:

@@ -13,7 +13,8 @@ import numpy as np
 from actor_envs import ActorEnv
 from es_problems import EndlessEnv, UnequalEnv, WalkEnv, model_for
 
-from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent
+from maze_train.rollout.agents import PolicyAgent, RandomAgent
+from maze_train.rollout.model_agents import ModelAgent
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.trees import tree_leaves
 

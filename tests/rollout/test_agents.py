@@ -17,9 +17,10 @@ from maze_train.envs.slots import EpisodeError
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
-from maze_train.rollout.agents import ModelAgent, PolicyAgent, RandomAgent, UniformPolicy
+from maze_train.rollout.agents import PolicyAgent, RandomAgent, UniformPolicy
+from maze_train.rollout.model_agents import ModelAgent
+from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.training.policy_files import TrainedPolicy
-from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
     from maze_train.envs.slots import EnvSlots
@@ -38,7 +39,7 @@ def acting(make: Any, make_policy: Any, count: int = 3) -> Any:
     slots = started(make, count)
     agent = PolicyAgent(make_policy, slots)
     for slot in range(count):
-        agent.begin(slot, slot)
+        agent.begin(slot, EpisodeTask(0, 0, slot))
     return agent.act(count, slots)
 
 
@@ -87,25 +88,9 @@ class Book:
         return 1
 
 
-class Named(Book):
-    def reset(self, *, options: Any = None, seed: int = 7) -> None:
-        self.calls.append(seed)
-
-
-class Unnamed(Book):
-    def reset(self, number: int, /) -> None:
-        self.calls.append(number)
-
-
-class Without(Book):
-    def reset(self) -> None:
-        self.calls.append("reset")
-
-
-class Optional(Book):
-    def reset(self, ended: Any = None) -> None:
-        assert ended is None
-        self.calls.append("reset")
+def reset_of(reset: Any) -> Any:
+    """A policy with a method `reset`."""
+    return type("Policy", (Book,), {"reset": reset})
 
 
 class Builtin(Book):
@@ -116,13 +101,27 @@ class Builtin(Book):
         self.reset = {}.clear
 
 
+def reset_by_name(self: Any, *, options: Any = None, seed: int = 7) -> None:
+    """Keyword."""
+    self.calls.append(seed)
+
+
+def reset_by_place(self: Any, number: int, /) -> None:
+    """One argument."""
+    self.calls.append(number)
+
+
+def reset_alone(self: Any, ended: Any = None) -> None:
+    """No seed."""
+    self.calls.append(ended or "reset")
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        (Named, [41, "act", "act", 42]),
-        (Unnamed, [41, "act", "act", 42]),
-        (Without, ["reset", "act", "act", "reset"]),
-        (Optional, ["reset", "act", "act", "reset"]),
+        (reset_of(reset_by_name), [41, "act", "act", 42]),
+        (reset_of(reset_by_place), [41, "act", "act", 42]),
+        (reset_of(reset_alone), ["reset", "act", "act", "reset"]),
         (Builtin, ["act", "act"]),
         (Book, ["act", "act"]),
     ],
@@ -138,23 +137,12 @@ def test_the_beginning_of_episodes(policy: Any, expected: list[Any]) -> None:
     slots = started(WalkEnv)
     agent = PolicyAgent(make_policy, slots)
     assert len(built) == 3
-    agent.begin(1, 41)
+    agent.begin(1, EpisodeTask(0, 0, 41))
     agent.swap(1, 0)
     agent.act(1, slots)
     agent.act(1, slots)
-    agent.begin(0, 42)
+    agent.begin(0, EpisodeTask(0, 0, 42))
     assert [one.calls for one in built] == [[], expected, []]
-
-
-def test_trained_policies_are_policies_of_users_too() -> None:
-    """Also those whose reset takes something else than a seed."""
-    slots = started(WalkEnv)
-    found = slots.env_observation_space, slots.single_action_space
-    model = model_for(WalkEnv)
-    agent = PolicyAgent(lambda: TrainedPolicy(model, *found), slots)
-    agent.begin(0, 5)
-    expected = ModelAgent(model, 3).act(3, slots)
-    np.testing.assert_array_equal(agent.act(3, slots), tree_map(lambda x: x[:3], expected))
 
 
 @pytest.mark.parametrize(
@@ -256,9 +244,9 @@ def test_policies_that_raise() -> None:
 
     slots = started(WalkEnv)
     agent = PolicyAgent(Fails, slots)
-    agent.begin(0, 0)
+    agent.begin(0, EpisodeTask(0, 0, 0))
     with pytest.raises(EpisodeError, match=r"Fails failed .* seed 11: ValueError: not this one"):
-        agent.begin(1, 1)
+        agent.begin(1, EpisodeTask(0, 0, 1))
     with pytest.raises(EpisodeError, match=r"Fails failed at step 1 .* seed 10: Key") as caught:
         agent.act(3, slots)
     assert isinstance(caught.value.__cause__, KeyError)
@@ -269,7 +257,7 @@ def test_what_is_no_policy() -> None:
     slots = started(WalkEnv)
     with pytest.raises(ConfigError, match=r"^policy = 5: expected a method act"):
         PolicyAgent(lambda: 5, slots)
-    shared = Named()
+    shared = reset_of(reset_by_name)()
     with pytest.raises(ConfigError, match=r"same object twice; let it build a new one"):
         PolicyAgent(lambda: shared, slots)
     with pytest.raises(ConfigError, match="building it failed: ZeroDivisionError"):
@@ -310,7 +298,7 @@ def test_random_actions_lie_in_the_space(kind: str) -> None:
     slots = started(partial(WalkEnv, "box", kind), 8)
     agent = RandomAgent(slots)
     for slot in range(8):
-        agent.begin(slot, slot)
+        agent.begin(slot, EpisodeTask(0, 0, slot))
     drawn = [agent.act(8, slots) for _ in range(40)]
     if kind == "discrete":
         assert set(np.ravel(drawn)) == {1, 2, 3}

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from scripted_envs import ScriptedEnv, number_of
+from scripted_envs import ScriptedEnv
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.envs.foreign import ForeignVectorEnv
@@ -194,28 +194,6 @@ def test_the_environment_gets_clipped_actions_and_storage_keeps_the_sample():
     torch.testing.assert_close(rollout.obs[1:, :, 2][goes_on], sent[goes_on])
 
 
-def test_discrete_actions_are_stored_from_zero_and_sent_from_start():
-    """The agent counts from 0, the environment from `start`."""
-    collector, model = make_collector(actions="discrete")
-    rollout, _ = collector.collect(model)
-    assert set(rollout.actions.flatten().tolist()) == {0, 1, 2}
-    goes_on = ~(rollout.terminated | rollout.truncated)
-    sent = rollout.obs[1:, :, 2][goes_on]
-    assert sent.tolist() == (rollout.actions[goes_on] + 1).tolist()
-
-
-def test_nested_actions_arrive_in_their_form():
-    """Tuple and Dict actions reach the environment as it declares them."""
-    collector, model = make_collector(actions="nested")
-    rollout, _ = collector.collect(model)
-    assert sorted(rollout.actions) == ["0", "1/force"]
-    goes_on = ~(rollout.terminated | rollout.truncated)
-    for t, i in goes_on.nonzero().tolist():
-        force = rollout.actions["1/force"][t, i].clamp(-0.5, 0.5).numpy()
-        expected = number_of((rollout.actions["0"][t, i], {"force": force}))
-        assert float(rollout.obs[t + 1, i, 2]) == pytest.approx(expected, rel=1e-5)
-
-
 def test_episodes_are_followed_across_rollouts():
     """Returns and lengths count the steps of earlier rollouts; successes are those told."""
     collector, model = make_collector()
@@ -249,17 +227,6 @@ def test_a_rollout_is_written_into_the_same_memory():
     second, _ = collector.collect(model)
     assert places == [second.obs.data_ptr(), second.actions.data_ptr(), second.rewards.data_ptr()]
     assert second.num_samples == T * B
-
-
-def test_the_action_generator_is_state():
-    """A restored collector draws the actions that the first would have drawn."""
-    first, model = make_collector()
-    first.collect(model)
-    state = first.state_dict()
-    noise = model.distribution.draw_noise((T, B), first.generator)
-    second, _ = make_collector(action_seed=99)
-    second.load_state_dict(state)
-    assert torch.equal(model.distribution.draw_noise((T, B), second.generator), noise)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -352,19 +319,13 @@ def test_vector_environments_of_others_begin_new_episodes():
     assert not torch.equal(seen[0], beginning)
 
 
-def calls_of(env):
-    """The names of the halves of steps, in the order in which they are called from now on."""
-    calls = []
-    step_async, step_wait = env.step_async, env.step_wait
-    env.step_async = lambda actions: (calls.append("step_async"), step_async(actions))
-    env.step_wait = lambda: (calls.append("step_wait"), step_wait())[1]
-    return calls
-
-
 def test_what_is_done_meanwhile_is_done_in_the_last_step():
     """Once for each rollout: after the last actions were sent, before they are waited for."""
     collector, model = make_collector()
-    calls = calls_of(collector.env)
+    env, calls = collector.env, []
+    step_async, step_wait = env.step_async, env.step_wait
+    env.step_async = lambda actions: (calls.append("step_async"), step_async(actions))
+    env.step_wait = lambda: (calls.append("step_wait"), step_wait())[1]
     for _ in range(2):
         calls.clear()
         collector.collect(model, meanwhile=lambda: calls.append("meanwhile"))

@@ -13,14 +13,11 @@ from scripted_envs import ScriptedEnv, number_of
 from maze_train import SequentialVectorEnv
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ShapeError, SpaceError
-from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import ModelConfig
 from maze_train.nets.masking import ActionMasking
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.spaces.describe import flatten_value
 from maze_train.spaces.masks import mask_layout
-from maze_train.training.policy_files import TrainedPolicy
 from maze_train.trees import tree_leaves, tree_map
 
 N = 20_000
@@ -240,28 +237,6 @@ def make_collector(num_envs=3, num_steps=8, **settings):
     return RolloutCollector(env, num_steps, env_seed=5, action_seed=7)
 
 
-@pytest.mark.parametrize("actions", ["discrete", "box", "nested"])
-def test_random_rollouts(actions):
-    """The collector stores what the environment got, as the agent would have it."""
-    collector = make_collector(actions=actions)
-    env = collector.env
-    distribution = distribution_for(env.single_action_space, {"Box": "squashed_gaussian"})
-    policy = RandomPolicy(distribution, env.single_action_space)
-    rollout, _ = collector.collect(policy)
-    sent = distribution.to_env(rollout.actions)
-    goes_on = ~(rollout.terminated | rollout.truncated)
-    assert int(goes_on.sum()) > 5
-    for t, i in goes_on.nonzero().tolist():
-        action = tree_map(lambda x, t=t, i=i: x[t, i].numpy(), sent)
-        if actions == "nested":
-            action = (action["0"], {"force": action["1/force"]})
-        assert float(rollout.obs[t + 1, i, 2]) == pytest.approx(number_of(action), rel=1e-5)
-    # The same again: the seed of the collector decides.
-    again, _ = make_collector(actions=actions).collect(policy)
-    for a, b in zip(tree_leaves(rollout.actions), tree_leaves(again.actions), strict=True):
-        assert torch.equal(a, b)
-
-
 class Recording:
     """Acts as a function of the observations says, and keeps what it was given."""
 
@@ -359,28 +334,6 @@ def test_given_policies_see_forms_and_types_of_the_space():
         assert (names["word"].dtype, names["word"].shape) == (np.dtype(np.int8), (2, 3))
         assert (names["n"].dtype, names["n"].shape) == (np.dtype(np.int64), (2,))
     assert rollout.actions.tolist() == [[1, 1]] * 3
-
-
-@pytest.mark.parametrize("actions", ["discrete", "box", "nested"])
-def test_trained_policies_can_be_given(actions):
-    """What a trained policy does deterministically is what is stored."""
-    collector = make_collector(actions=actions)
-    env = collector.env
-    model = build_actor_critic(
-        ModelConfig(hidden_sizes=[8]), env.single_observation_space, env.single_action_space, 0
-    )
-    trained = TrainedPolicy(model, env.env_observation_space, env.single_action_space)
-    policy = GivenPolicy(
-        trained, model.distribution, env.env_observation_space, env.single_action_space
-    )
-    rollout, _ = collector.collect(policy)
-    with torch.no_grad():
-        expected = model.distribution.to_env(
-            model.distribution.mode(model.policy_params(rollout.obs[:-1]))
-        )
-    sent = model.distribution.to_env(rollout.actions)
-    for a, b in zip(tree_leaves(sent), tree_leaves(expected), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)

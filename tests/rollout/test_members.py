@@ -15,38 +15,30 @@ from es_problems import (
     PLAIN,
     SAMPLED,
     SIGMA,
+    Members,
     SpoiltEnv,
     UnequalEnv,
     WalkEnv,
     bits,
-    finish,
-    make_slots,
     make_table,
-    make_worker,
     model_for,
-    play,
-    set_version,
 )
 from gymnasium.wrappers import TransformReward
 from reference_population import SlowMember, slow_draw, slow_members
 
 from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.errors import ConfigError, EnvError
 from maze_train.nets.population import find_normalizer
 from maze_train.rollout.members import MemberActions, PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import (
-    ESAbortException,
-    ESRolloutWorkerWrapper,
     MemberSettings,
 )
-from maze_train.trees import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maze_train.rollout.members import MemberResult
+    from maze_train.rollout.episode_player import PlayedEpisode
 
 NOISY = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.7)
 BOTH = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.2)
@@ -83,7 +75,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 
 def assert_like(
-    found: MemberResult, expected: SlowMember, *, exactly: bool, var_rel: float = 1e-12
+    found: PlayedEpisode, expected: SlowMember, *, exactly: bool, var_rel: float = 1e-12
 ) -> None:
     """A result is that of the slow loop."""
     rel = 1e-12 if exactly else 1e-4
@@ -109,11 +101,13 @@ def assert_like(
 
 @every_case
 def test_members_do_what_a_plain_loop_does(case: str) -> None:
-    """Returns, lengths, successes and moments of observations are those of the slow reference."""
+    """Returns, lengths, successes and moments of observations are those of the slow reference.
+
+    However many slots, in whatever order, with whomever: results are the same to the bit.
+    """
     make, policy, how = CASES[case]
     model = model_for(make, policy)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = play(make_worker(make, 3, model, HOW[how]), MEMBERS)
+    found = Members(make, 3, model, HOW[how]).play(MEMBERS)
     assert found.keys() == set(MEMBERS)
     expected = slow_members(make, model, make_table(), HOW[how], MEMBERS, 2, SIGMA)
     # Elsewhere real-valued actions are in the rewards, with all their digits.
@@ -121,61 +115,16 @@ def test_members_do_what_a_plain_loop_does(case: str) -> None:
     for member in MEMBERS:
         assert_like(found[member], expected[member], exactly=exactly)
     assert len({result.fitness for result in found.values()}) > len(MEMBERS) / 2
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key]), key
-
-
-def test_sums_are_those_of_the_rewards() -> None:
-    """Exactly, in their order."""
-    model = model_for(WalkEnv)
-    found = play(make_worker(WalkEnv, 2, model), range(20))
-    expected = slow_members(WalkEnv, model, make_table(), PLAIN, range(20), 2, SIGMA)
-    assert [found[i].fitness for i in range(20)] == [expected[i].fitness for i in range(20)]
-    lengths = [found[i].length for i in range(20)]
-    assert min(lengths) < 20
-    assert max(lengths) > 100
-
-
-@every_case
-def test_it_makes_no_difference_who_plays_beside(case: str) -> None:
-    """However many slots, in whatever order, with whomever: results are the same to the bit."""
-    make, policy, how = CASES[case]
-    model = model_for(make, policy)
-    expected = play(make_worker(make, 1, model, HOW[how]), range(9))
     rng = np.random.default_rng(1)
-    for num_slots in (2, 3, 8, 40) if case in MANY_SLOTS else (3, 8):
-        worker = make_worker(make, num_slots, model, HOW[how])
+    for num_slots in (1, 2, 8, 40) if case in MANY_SLOTS else (1, 8):
+        members = Members(make, num_slots, model, HOW[how])
         # Where others played before, members do not find what these left.
-        play(worker, range(50, 53), iteration=1)
-        for members in (rng.permutation(9).tolist(), [7, 2]):
-            found = play(worker, members)
-            assert found.keys() == set(members)
-            for member in members:
-                assert bits(found[member]) == bits(expected[member]), (num_slots, member)
-
-
-def test_members_that_are_added_later() -> None:
-    """They play as soon as there is a slot, and do the same."""
-    model = model_for(WalkEnv, "normalised")
-    expected = play(make_worker(WalkEnv, 5, model), range(9))
-    worker = make_worker(WalkEnv, 4, model)
-    worker.begin(2, SIGMA)
-    worker.add([3])
-    found = {}
-    for late in ([1], [0, 7], [], [8, 2, 6, 4, 5]):
-        for result in worker.step():
-            found[result.member] = result
-        worker.add(late)
-    assert worker.load == 9 - len(found)
-    found |= finish(worker)
-    assert {i: bits(found[i]) for i in range(9)} == {i: bits(expected[i]) for i in range(9)}
-    assert worker.load == 0
-
-
-def test_members_play_in_the_order_in_which_they_were_added() -> None:
-    """Nobody overtakes: with one slot they end in this order."""
-    worker = make_worker(WalkEnv, 1, model_for(WalkEnv))
-    assert list(play(worker, [4, 1, 9, 0])) == [4, 1, 9, 0]
+        members.play(range(50, 53), iteration=1)
+        for order in (rng.permutation(MEMBERS).tolist(), [131, 2]):
+            others = members.play(order)
+            assert others.keys() == set(order)
+            for member in order:
+                assert bits(others[member]) == bits(found[member]), (num_slots, member)
 
 
 # -- pairs ---------------------------------------------------------------------------------------
@@ -197,12 +146,11 @@ def test_pairs_share_noise_and_seeds() -> None:
     model = model_for(WalkEnv)
     make = type("Book", (BookEnv,), {"seeds": []})
     table = make_table()
-    worker = ESRolloutWorkerWrapper(make_slots(make, 6), model, table, PLAIN)
-    worker.begin(3, SIGMA)
-    worker.add([0, 1, 4, 5, 2, 3])
-    worker.step()
-    dim = worker._population.dim
-    weights = worker._population.weights[:6].copy()
+    members = Members(make, 6, model)
+    members.begin([0, 1, 4, 5, 2, 3], iteration=3)
+    members.player.step()
+    dim = members.agent._population.dim
+    weights = members.agent._population.weights[:6].copy()
     theta = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
     for k, pair in enumerate((0, 2, 1)):
         index, env_seed, _ = slow_draw(PLAIN.seed, 3, pair, table.count, dim)
@@ -214,57 +162,20 @@ def test_pairs_share_noise_and_seeds() -> None:
     assert len(set(make.seeds)) == 3
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_without_perturbation_both_of_a_pair_do_the_same(how: str) -> None:
-    """They act with the same random numbers; those of other pairs and iterations are others."""
-    model = model_for(WalkEnv, "normalised")
-    worker = make_worker(WalkEnv, 4, model, HOW[how])
-    found = play(worker, range(12), sigma=0.0)
-    for pair in range(6):
-        plus, minus = found[2 * pair], found[2 * pair + 1]
-        assert bits(replace(minus, member=plus.member)) == bits(plus)
-    other = play(worker, range(12), sigma=0.0, iteration=3)
-    fitness = {result.fitness for results in (found, other) for result in results.values()}
-    assert len(fitness) == 12
-
-
-def test_the_policy_is_that_of_the_beginning() -> None:
-    """What becomes of it meanwhile makes no difference before the next iteration."""
-    model = model_for(WalkEnv)
-    worker = make_worker(WalkEnv, 2, model)
-    expected: dict[int, Any] = {}
-    for version in (1, 2):
-        results = play(make_worker(WalkEnv, 2, model_for(WalkEnv, version=version)), range(6))
-        expected[version] = {i: bits(results[i]) for i in range(6)}
-    assert expected[1] != expected[2]
-    set_version(model, 1)
-    worker.begin(2, SIGMA)
-    worker.add(range(6))
-    found = {}
-    for _ in range(3):
-        for result in worker.step():
-            found[result.member] = result
-    set_version(model, 2)
-    found |= finish(worker)
-    again = play(worker, range(6))
-    for version, results in ((1, found), (2, again)):
-        assert {i: bits(results[i]) for i in range(6)} == expected[version]
-
-
 def test_statistics_of_observations_are_those_of_the_model() -> None:
     """Those that it has when members act, which take nothing into them."""
     model = model_for(WalkEnv, "normalised")
     normalizer = find_normalizer(model)
     assert normalizer is not None
-    worker = make_worker(WalkEnv, 3, model)
-    before = play(worker, range(6))
+    members = Members(WalkEnv, 3, model)
+    before = members.play(range(6))
     count = float(normalizer.count)
-    assert {i: bits(result) for i, result in play(worker, range(6)).items()} == {
+    assert {i: bits(result) for i, result in members.play(range(6)).items()} == {
         i: bits(result) for i, result in before.items()
     }
     assert float(normalizer.count) == count
     normalizer.update(5 * torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) - 3)
-    after = play(worker, range(6))
+    after = members.play(range(6))
     expected = slow_members(WalkEnv, model, make_table(), PLAIN, range(6), 2, SIGMA)
     for member in range(6):
         assert_like(after[member], expected[member], exactly=True)
@@ -274,10 +185,10 @@ def test_statistics_of_observations_are_those_of_the_model() -> None:
 def test_moments_that_nobody_wants() -> None:
     """Where statistics are frozen, members do the same and observations are not counted."""
     model = model_for(WalkEnv, "normalised")
-    worker = make_worker(WalkEnv, 3, model)
-    before = play(worker, range(6))
+    members = Members(WalkEnv, 3, model)
+    before = members.play(range(6))
     model.normalizer.freeze()
-    after = play(worker, range(6))
+    after = members.play(range(6))
     for member in range(6):
         assert before[member].moments is not None
         assert bits(after[member]) == bits(replace(before[member], moments=None))
@@ -291,7 +202,7 @@ def test_moments_of_large_numbers() -> None:
             return 1e5 + 0.25 * np.round(super().observe())
 
     model = model_for(Far, "normalised")
-    found = play(make_worker(Far, 3, model), range(6))
+    found = Members(Far, 3, model).play(range(6))
     expected = slow_members(Far, model, make_table(), PLAIN, range(6), 2, SIGMA)
     for member in range(6):
         # Differences of squares would be off by a ten-thousandth.
@@ -299,57 +210,6 @@ def test_moments_of_large_numbers() -> None:
 
 
 # -- actions -------------------------------------------------------------------------------------
-
-
-def chosen(actions: MemberActions, params: torch.Tensor, steps: int) -> list[Any]:
-    """What members do in some steps, each a list of rows per leaf."""
-    found = []
-    for _ in range(steps):
-        leaves = tree_leaves(actions.choose(params, len(params)))
-        found.append([leaf.copy() for leaf in leaves])
-    return found
-
-
-@pytest.mark.parametrize("actions", ["discrete", "box", "dict"])
-@pytest.mark.parametrize("how", HOW)
-def test_noise_of_actions_follows_from_the_seed(actions: str, how: str) -> None:
-    """It begins anew with an episode, moves with a swap, and is that of no other member."""
-    family = distribution_for(ActorEnv("box", actions).action_space)
-    settings = HOW[how]
-
-    def make() -> MemberActions:
-        return MemberActions(
-            family,
-            4,
-            deterministic=settings.deterministic,
-            noise_stddev=settings.action_noise_stddev,
-        )
-
-    params = 0.01 * torch.randn(1, family.param_size, generator=torch.Generator().manual_seed(0))
-    params = params.expand(32, -1)
-    one, other = make(), make()
-    for row, seed in enumerate((7, 8, 7, 9)):
-        one.begin(row, seed)
-        other.begin(row, seed)
-    first = chosen(one, params[:4], 150)
-    chosen(other, params[:4], 70)
-    other.swap(0, 3)
-    other.swap(3, 1)
-    rest = chosen(other, params[:4], 80)
-    other.begin(2, 8)
-    anew = chosen(other, params[:4], 150)
-    for k in range(len(first[0])):
-        column = np.stack([leaves[k] for leaves in first])
-        np.testing.assert_array_equal(column[:, 0], column[:, 2])
-        np.testing.assert_array_equal(
-            np.stack([leaves[k] for leaves in rest]), column[70:, [3, 0, 2, 1]]
-        )
-        np.testing.assert_array_equal(np.stack([leaves[k][2] for leaves in anew]), column[:, 1])
-        is_real = column.dtype.kind == "f"
-        varies = not settings.deterministic or (is_real and settings.action_noise_stddev > 0)
-        assert (column[:, 0] != column[:, 1]).any() == varies
-        assert (column[1:, 0] != column[:-1, 0]).any() == varies
-        assert (column[64:128, 0] != column[:64, 0]).any() == varies
 
 
 def test_noise_is_added_before_actions_are_clipped() -> None:
@@ -373,71 +233,6 @@ def test_noise_is_added_before_actions_are_clipped() -> None:
 # -- ends that are none --------------------------------------------------------------------------
 
 
-def test_aborting() -> None:
-    """The next step raises, until that is taken back; then members go on where they were."""
-    model = model_for(WalkEnv)
-    expected = play(make_worker(WalkEnv, 3, model), range(8))
-    worker = make_worker(WalkEnv, 3, model)
-    worker.begin(2, SIGMA)
-    worker.add(range(8))
-    found = {result.member: result for _ in range(4) for result in worker.step()}
-    load = worker.load
-    worker.set_abort()
-    for _ in range(2):
-        with pytest.raises(ESAbortException):
-            worker.step()
-    assert worker.load == load
-    worker.clear_abort()
-    found |= finish(worker)
-    assert {i: bits(found[i]) for i in range(8)} == {i: bits(expected[i]) for i in range(8)}
-
-
-def test_aborting_while_members_play() -> None:
-    """What is called after each step may ask for it, and is told how many were stepped."""
-    counts: list[int] = []
-    model = model_for(UnequalEnv)
-    worker = make_worker(UnequalEnv, 3, model, on_step=counts.append)
-    found = play(worker, range(7))
-    assert sum(counts) == sum(result.length for result in found.values())
-    assert counts[0] == 3
-    assert counts[-1] >= 1
-    assert counts == sorted(counts, reverse=True)
-    worker._on_step = lambda count: worker.set_abort()
-    worker.begin(2, SIGMA)
-    worker.add(range(7))
-    worker.step()
-    with pytest.raises(ESAbortException):
-        worker.step()
-
-
-@pytest.mark.parametrize("drops", ["drop", "begin"])
-def test_dropping(drops: str) -> None:
-    """Nobody plays or waits any more, and nothing is left of an abort."""
-    model = model_for(WalkEnv, "normalised memory")
-    worker = make_worker(WalkEnv, 3, model, SAMPLED)
-    expected = play(worker, range(6))
-    assert (len(worker), worker.iteration) == (3, 2)
-    worker.begin(4, SIGMA)
-    worker.add(range(9))
-    for _ in range(5):
-        worker.step()
-    worker.set_abort()
-    if drops == "drop":
-        worker.drop()
-        assert worker.load == 0
-        assert worker.step() == []
-    found = play(worker, range(6))
-    assert {i: bits(found[i]) for i in range(6)} == {i: bits(expected[i]) for i in range(6)}
-
-
-def test_before_the_first_iteration() -> None:
-    """There is nothing to do."""
-    worker = make_worker(WalkEnv, 2, model_for(WalkEnv))
-    assert worker.iteration == -1
-    assert worker.load == 0
-    assert worker.step() == []
-
-
 @pytest.mark.parametrize("where", ["obs", "reward"])
 def test_lost_members(where: str) -> None:
     """They are told from others, which play on as if nothing had happened."""
@@ -447,49 +242,14 @@ def test_lost_members(where: str) -> None:
     assert {result.lost for result in slow.values()} == {False, True}
     expected = None
     for num_slots in (1, 4, 20):
-        worker = make_worker(make, num_slots, model, on_non_finite="skip")
-        found = play(worker, range(20))
+        members = Members(make, num_slots, model, on_non_finite="skip")
+        found = members.play(range(20))
         for member in range(20):
             assert_like(found[member], slow[member], exactly=True)
             assert math.isfinite(found[member].fitness)
         ours = {i: bits(found[i]) for i in range(20)}
         assert ours == (expected or ours)
         expected = ours
-
-
-@pytest.mark.parametrize("where", ["obs", "reward", "first"])
-def test_numbers_that_are_not_finite(where: str) -> None:
-    """They are an error that names the seed, unless their episodes are to be given up."""
-    make = partial(SpoiltEnv, where)
-    model = model_for(make)
-    worker = make_worker(make, 3, model, on_non_finite="skip" if where == "first" else "raise")
-    seeds = [slow_draw(5, 2, pair, 5000, worker._population.dim)[1] for pair in range(10)]
-    bad = [seed for seed in seeds if is_bad(seed)]
-    with pytest.raises(EnvError, match="expected a finite number") as caught:
-        play(worker, range(20))
-    assert any(f"seed {seed}:" in str(caught.value) for seed in bad)
-
-
-def is_bad(seed: int) -> bool:
-    """Whether `SpoiltEnv` spoils the episode of a seed."""
-    env = SpoiltEnv("none")
-    env.reset(seed=seed)
-    return env.is_bad
-
-
-def test_an_environment_that_raises() -> None:
-    """The message has the seed with which the episode can be played again."""
-
-    class Breaks(WalkEnv):
-        def step(self, action: Any) -> Any:
-            if self.t == 2:
-                raise RuntimeError("the wheel came off")
-            return super().step(action)
-
-    worker = make_worker(Breaks, 1, model_for(Breaks))
-    _, seed, _ = slow_draw(5, 2, 3, 5000, worker._population.dim)
-    with pytest.raises(EnvError, match=f"at step 3 of the episode with seed {seed}: RuntimeError"):
-        play(worker, [6])
 
 
 def test_raw_returns() -> None:
@@ -499,22 +259,11 @@ def test_raw_returns() -> None:
         return TransformReward(MonitoringWrapper(WalkEnv()), lambda reward: -2.0 * reward)
 
     model = model_for(WalkEnv)
-    found = play(make_worker(make, 3, model), range(6))
+    found = Members(make, 3, model).play(range(6))
     expected = slow_members(WalkEnv, model, make_table(), PLAIN, range(6), 2, SIGMA)
     for member, result in found.items():
         assert result.episode_return == pytest.approx(expected[member].fitness, rel=1e-12)
         assert result.fitness == pytest.approx(-2 * expected[member].fitness, rel=1e-12)
-
-
-def test_a_noise_table_that_is_too_small() -> None:
-    """It has to hold more numbers than the policy has parameters."""
-    model = model_for(WalkEnv)
-    dim = sum(p.numel() for p in model.parameters())
-    slots = make_slots(WalkEnv, 1)
-    with pytest.raises(ConfigError, match=r"noise_table_size = \d+: expected more than"):
-        ESRolloutWorkerWrapper(slots, model, SharedNoiseTable(dim), PLAIN)
-    worker = ESRolloutWorkerWrapper(slots, model, SharedNoiseTable(dim + 1), PLAIN)
-    assert play(worker, range(4)).keys() == {0, 1, 2, 3}
 
 
 # -- random numbers of pairs ---------------------------------------------------------------------
@@ -547,18 +296,6 @@ def test_draws_follow_from_iteration_and_pair(table: SharedNoiseTable) -> None:
         drawn = draws.draw(*keys[i])
         assert (drawn.noise_index, drawn.env_seed, drawn.action_seed) == expected[keys[i]]
         assert draws.draw(*keys[i]) == drawn
-
-
-def test_draws_differ(table: SharedNoiseTable) -> None:
-    """Between pairs, blocks, iterations and seeds of runs."""
-    found = [
-        PairDraws(seed, table, 10).draw(iteration, pair)
-        for seed in (0, 1)
-        for iteration in (0, 1, 64)
-        for pair in range(130)
-    ]
-    assert len({drawn.env_seed for drawn in found}) == len(found)
-    assert len({drawn.action_seed for drawn in found}) == len(found)
 
 
 def test_ranges_of_draws(table: SharedNoiseTable) -> None:

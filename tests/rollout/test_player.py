@@ -1,20 +1,30 @@
-"""Episodes of one process: a function of policy and seed, to the bit; recorded as they were."""
+"""Episodes: a function of policy and seed, to the bit, wherever they are played; recordings."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import re
+import signal
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from actor_envs import BrokenLaterEnv, ExitsEnv, OddOneOutEnv
+from cases import everyday
+from es_problems import DiesWhileStartingEnv
 from gymnasium import spaces
+from leftovers import has_ended, left_of, run_owner
 from player_problems import (
     PROBLEMS,
     RECORDED,
     ActorEnv,
     EndlessEnv,
     FailsForSeedEnv,
+    PictureEnv,
     ReusingEnv,
     UnequalEnv,
     WalkEnv,
@@ -25,22 +35,85 @@ from player_problems import (
 
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper
-from maze_train.errors import ConfigError, EnvError
+from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.spaces.describe import flatten_value, unflatten_value
 from maze_train.trees import tree_map
+from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from maze_train.data.trajectories import Trajectory
 
 SEEDS = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 3, 12345678901]
+PATIENCE_S = 60.0
+SHORT_S = 1.0
+"""Seconds after which a process counts as hung, where that is tested."""
+
+slow = pytest.mark.slow
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
 
 
-def sequential(make: Any, make_agent: Any = RandomAgent, **kwargs: Any) -> RolloutPlayer:
-    """A player that records, unless it is told otherwise."""
-    settings = kwargs.pop("settings", RECORDED)
-    return RolloutPlayer(make, make_agent, settings, **kwargs)
+def player_of(
+    make: Any,
+    make_agent: Any = RandomAgent,
+    settings: PlaySettings = RECORDED,
+    *,
+    n_workers: int = 0,
+    concurrency: int = 4,
+    on_non_finite: str = "raise",
+    **processes: Any,
+) -> RolloutPlayer:
+    """A player that records, in this process (`n_workers` = 0) or in others."""
+    processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
+    place = LocalProcesses(n_workers, **processes) if n_workers else None
+    return RolloutPlayer(
+        make, make_agent, settings, place, concurrency=concurrency, on_non_finite=on_non_finite
+    )
+
+
+@pytest.fixture
+def start(no_file_is_left: None) -> Iterator[Any]:
+    """Starts players, with two processes unless told otherwise; afterwards nothing is left."""
+    started: list[RolloutPlayer] = []
+
+    def start(*args: Any, n_workers: int = 2, **settings: Any) -> RolloutPlayer:
+        started.append(player_of(*args, n_workers=n_workers, **settings))
+        return started[-1]
+
+    yield start
+    while started:
+        started.pop().close()
+
+
+def processes_of(player: RolloutPlayer) -> list[Any]:
+    """The processes of a player."""
+    return player._pool.processes  # type: ignore[attr-defined]  # a pool of processes
+
+
+def take(player: RolloutPlayer, seeds: Any) -> list[Any]:
+    """Bits of all episodes."""
+    return [bits(episode) for episode in player.play(seeds)]
+
+
+class Enough:
+    """Called meanwhile, it interrupts after some calls.
+
+    Args:
+        calls: How many.
+    """
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def __call__(self, steps: int) -> None:
+        self.calls -= 1
+        if not self.calls:
+            raise KeyboardInterrupt
 
 
 # -- the same numbers ----------------------------------------------------------------------------
@@ -55,10 +128,26 @@ def test_neighbours_make_no_difference(kind: str) -> None:
     assert expected[3][2:8] == expected[9][2:8]  # the same seed
     assert len({episode[2] for episode in expected}) == len(set(SEEDS))
     for concurrency in (3, 8):
-        with sequential(make, make_agent, concurrency=concurrency) as player:
+        with player_of(make, make_agent, concurrency=concurrency) as player:
             assert [bits(episode) for episode in player.play(SEEDS)] == expected
             again = [bits(episode)[1:] for episode in player.play(SEEDS[::-1])]
             assert again == [episode[1:] for episode in expected[::-1]]
+
+
+@pytest.mark.parametrize("kind", everyday(3, PROBLEMS))
+def test_processes_make_no_difference(start: Any, kind: str) -> None:
+    """One or two, with several episodes each; also when they are asked again."""
+    make, make_agent = PROBLEMS[kind]()
+    expected = play_alone(make, make_agent, range(12))
+    for n_workers, concurrency in ((1, 3), (2, 8)):
+        player = start(make, make_agent, n_workers=n_workers, concurrency=concurrency)
+        steps: list[int] = []
+        episodes = [bits(episode) for episode in player.play(range(12), steps.append)]
+        assert episodes == expected
+        assert sum(steps) == player.steps_made == sum(episode[3] for episode in expected)
+        assert take(player, range(5)) == expected[:5]
+        assert player.worker_restarts == 0
+        assert player.spaces == (make().observation_space, make().action_space)
 
 
 def test_threads_make_no_difference() -> None:
@@ -80,7 +169,7 @@ def test_the_action_seed(kind: str) -> None:
     found: list[Any] = []
     for action_seed in (0, 0, 1):
         settings = PlaySettings(record=True, action_seed=action_seed)
-        with sequential(make, make_agent, settings=settings) as player:
+        with player_of(make, make_agent, settings=settings) as player:
             found.append([episode.trajectory for episode in player.play(range(3))])
     for a, b, c in zip(*found, strict=True):
         np.testing.assert_array_equal(a.actions, b.actions)
@@ -94,7 +183,7 @@ def test_weights_are_those_of_the_beginning() -> None:
     make, make_agent = model_problem("box", "discrete", "own")
     expected = play_alone(make, make_agent, range(6))
     model = make_agent.args[0].train()
-    with sequential(make, make_agent) as player:
+    with player_of(make, make_agent) as player:
         with torch.no_grad():
             for param in model.parameters():
                 param += 1.0
@@ -135,7 +224,7 @@ def test_recorded_episodes_can_be_replayed(kind: str) -> None:
     """Observations with the true last one, actions as the environment got them, rewards."""
     make, make_agent = PROBLEMS[kind]()
     ends = set()
-    with sequential(make, make_agent, concurrency=3) as player:
+    with player_of(make, make_agent, concurrency=3) as player:
         observation, action = player.spaces
         for episode in player.play(range(12)):
             trajectory = episode.trajectory
@@ -155,30 +244,19 @@ def test_recorded_episodes_can_be_replayed(kind: str) -> None:
     assert ends >= {(True, False)}
 
 
-def test_both_ends_are_recorded() -> None:
-    """Terminated and truncated, whatever follows in the slot."""
-    ends = set()
-    with sequential(partial(ActorEnv, "dict", "dict"), concurrency=2) as player:
-        for episode in player.play(range(20)):
-            assert episode.trajectory is not None
-            check_replay(partial(ActorEnv, "dict", "dict"), episode.trajectory)
-            ends.add((episode.trajectory.terminated, episode.trajectory.truncated))
-    assert ends == {(True, False), (False, True)}
-
-
 def test_memory_that_is_used_again() -> None:
     """Observations and actions are copies, those after the last step too."""
     make = partial(WalkEnv, "box", "box")
     reusing = partial(ReusingEnv, "box", "box")
     expected = play_alone(make, RandomAgent, range(8))
     assert play_alone(reusing, RandomAgent, range(8)) == expected
-    with sequential(reusing, concurrency=3) as player:
+    with player_of(reusing, concurrency=3) as player:
         assert [bits(episode) for episode in player.play(range(8))] == expected
 
 
 def test_nothing_is_recorded_that_is_not_asked_for() -> None:
     """Numbers are the same."""
-    with sequential(WalkEnv, settings=PlaySettings()) as player:
+    with player_of(WalkEnv, settings=PlaySettings()) as player:
         found = list(player.play(range(5)))
     assert all(episode.trajectory is episode.video is None for episode in found)
     expected = play_alone(WalkEnv, RandomAgent, range(5))
@@ -191,7 +269,7 @@ def test_raw_returns_and_successes() -> None:
     def scaled() -> Any:
         return RewardScalingWrapper(MonitoringWrapper(WalkEnv()), 100.0)
 
-    with sequential(WalkEnv) as plain, sequential(scaled) as other:
+    with player_of(WalkEnv) as plain, player_of(scaled) as other:
         pairs = list(zip(plain.play(range(9)), other.play(range(9)), strict=True))
     for raw, seen in pairs:
         assert seen.episode_return == raw.episode_return
@@ -201,21 +279,22 @@ def test_raw_returns_and_successes() -> None:
     assert {0.0} < {*np.nan_to_num(successes, nan=-1.0)} <= {-1.0, 0.0, 1.0}
 
 
-# -- what is wrong -------------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------
 
 
-def test_lost_episodes() -> None:
+@every_place
+def test_lost_episodes(start: Any, n_workers: int) -> None:
     """They are told as lost, without a trajectory; or they are an error that names the seed."""
     make = partial(FailsForSeedEnv, "nan", 4)
-    with sequential(make, concurrency=3, on_non_finite="skip") as player:
-        found = list(player.play(range(8)))
+    player = start(make, n_workers=n_workers, on_non_finite="skip")
+    found = list(player.play(range(8)))
     assert [episode.lost for episode in found] == [k == 4 for k in range(8)]
     assert [episode.trajectory is None for episode in found] == [k == 4 for k in range(8)]
-    assert found[4].length == 2
-    assert not found[4].terminated
-    assert not found[4].truncated
-    with sequential(make) as player, pytest.raises(EnvError, match=r"step 2 .*seed 4: .* nan"):
+    assert (found[4].length, found[4].terminated, found[4].truncated) == (2, False, False)
+    player = start(make, n_workers=n_workers, on_worker_failure="restart")
+    with pytest.raises(EnvError, match=r"step 2 .*seed 4: .* nan"):
         list(player.play(range(8)))
+    assert player.worker_restarts == 0  # which would be no remedy
 
 
 class LastIsBadEnv(ActorEnv):
@@ -228,19 +307,19 @@ class LastIsBadEnv(ActorEnv):
 
 def test_a_last_observation_that_is_not_finite() -> None:
     """A trajectory with it would be of no use, so the episode is lost, or that is an error."""
-    with sequential(LastIsBadEnv, on_non_finite="skip") as player:
+    with player_of(LastIsBadEnv, on_non_finite="skip") as player:
         found = list(player.play(range(3)))
     assert all(episode.lost and episode.trajectory is None for episode in found)
-    with sequential(LastIsBadEnv) as player, pytest.raises(EnvError, match=r"seed 0: .*last obs"):
+    with player_of(LastIsBadEnv) as player, pytest.raises(EnvError, match=r"seed 0: .*last obs"):
         list(player.play([0]))
-    with sequential(LastIsBadEnv, settings=PlaySettings()) as player:
+    with player_of(LastIsBadEnv, settings=PlaySettings()) as player:
         assert not any(episode.lost for episode in player.play(range(3)))
 
 
 def test_an_environment_that_raises() -> None:
     """The error names the seed; the episodes before it are there, and others can be played."""
     make = partial(FailsForSeedEnv, "raise", 5)
-    with sequential(make, concurrency=2) as player:
+    with player_of(make, concurrency=2) as player:
         episodes = player.play(range(9))
         found = [next(episodes).number for _ in range(3)]
         with pytest.raises(EnvError, match=r"step 2 of the episode with seed 5: RuntimeError"):
@@ -249,26 +328,32 @@ def test_an_environment_that_raises() -> None:
         assert [episode.seed for episode in player.play([7, 8])] == [7, 8]
 
 
-def test_a_policy_that_raises() -> None:
+def fails(observation: Any) -> Any:
+    """A policy that is no good."""
+    raise KeyError("speed")
+
+
+@every_place
+def test_a_policy_that_raises(start: Any, n_workers: int) -> None:
     """The error names policy, seed and step."""
-
-    def fails(observation: Any) -> Any:
-        raise KeyError("speed")
-
-    with sequential(WalkEnv, partial(PolicyAgent, lambda: fails)) as player:
-        words = r"policy test_player\..*fails failed at step 1 of the episode with seed 11: KeyErr"
-        with pytest.raises(EnvError, match=words) as caught:
-            list(player.play([11]))
-    assert isinstance(caught.value.__cause__, KeyError)
+    player = start(
+        WalkEnv, partial(PolicyAgent, lambda: fails), n_workers=n_workers, max_worker_restarts=0
+    )
+    words = r"policy test_player\.fails failed at step 1 of the episode with seed \d+: KeyError"
+    with pytest.raises(EnvError, match=words) as caught:
+        list(player.play(range(12)))
+    if n_workers:
+        words = r"(?s)^worker \d .*In the worker process:.*KeyError: 'speed'"
+        assert re.search(words, str(caught.value))
+    else:
+        assert isinstance(caught.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "7", None])
 def test_seeds_have_to_be_integers(bad: Any) -> None:
     """That is told at once."""
-    with (
-        sequential(WalkEnv) as player,
-        pytest.raises(ConfigError, match=r"^seeds\[1\] = .*expected an integer >= 0"),
-    ):
+    words = r"^seeds\[1\] = .*expected an integer >= 0"
+    with player_of(WalkEnv) as player, pytest.raises(ConfigError, match=words):
         player.play([0, bad])
 
 
@@ -279,7 +364,12 @@ def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="action_seed"):
         PlaySettings(action_seed=-1)
     with pytest.raises(ConfigError, match="concurrency"):
-        sequential(WalkEnv, concurrency=0)
+        player_of(WalkEnv, concurrency=0)
+
+
+def refuses(slots: Any) -> Any:
+    """An agent that can not be built."""
+    raise ConfigError("policy", "expected another one")
 
 
 def test_an_agent_that_can_not_be_built() -> None:
@@ -290,12 +380,108 @@ def test_an_agent_that_can_not_be_built() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    def refuses(slots: Any) -> Any:
-        raise ConfigError("policy", "expected another one")
-
     with pytest.raises(ConfigError, match="another one"):
-        sequential(Closing, refuses, concurrency=3)
+        player_of(Closing, refuses, concurrency=3)
     assert len(closed) == 3
+
+
+@slow
+def test_what_can_not_be_built(tmp_path: Path) -> None:
+    """Errors of settings are told as what they are, others with the process; none is left."""
+    marker = tmp_path / "broken"
+    marker.touch()
+    with pytest.raises(ConfigError, match="another one"):
+        player_of(WalkEnv, refuses, n_workers=2)
+    with pytest.raises(WorkerError, match=r"^worker 0 .*ValueError: no such level"):
+        player_of(partial(BrokenLaterEnv, marker), n_workers=2)
+    with pytest.raises(SpaceError, match="all environments must have equal"):
+        player_of(partial(OddOneOutEnv, tmp_path / "one"), n_workers=2, concurrency=2)
+    with pytest.raises(ConfigError, match=r"policy.*can not be sent to a worker process"):
+        player_of(WalkEnv, partial(refuses, (k for k in "ab")), n_workers=2)
+    with pytest.raises(ConfigError, match="n_workers"):
+        player_of(WalkEnv, n_workers=-1)
+    assert multiprocessing.active_children() == []
+
+
+@slow
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
+def test_killed_processes(
+    start: Any, victims: list[int], after: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of episodes; others play them again, and nobody sees a difference."""
+    make, make_agent = PROBLEMS["user"]()
+    player = start(make, make_agent, on_worker_failure="restart")
+    episodes = player.play(range(40))
+    found = [bits(next(episodes)) for _ in range(after + 1)]
+    for victim in victims:
+        os.kill(processes_of(player)[victim].pid, signal.SIGKILL)
+    found += [bits(episode) for episode in episodes]
+    assert found == play_alone(make, make_agent, range(40))
+    assert player.worker_restarts == len(victims)
+    told = capfd.readouterr().err
+    assert told.count("are played again, with the same numbers") == len(victims)
+    assert re.search(rf"warning: worker {victims[0]} .*SIGKILL.*with the seeds \d+", told)
+
+
+@slow
+def test_a_process_that_dies_while_it_starts_again(start: Any, tmp_path: Path) -> None:
+    """It is started once more."""
+    player = start(partial(DiesWhileStartingEnv, tmp_path), on_worker_failure="restart")
+    episodes = player.play(range(200))
+    found = [bits(next(episodes))]
+    (tmp_path / "kill").touch()
+    processes_of(player)[0].kill()
+    while player.worker_restarts < 2:
+        found.append(bits(next(episodes)))
+    assert found == play_alone(UnequalEnv, RandomAgent, range(len(found)))
+
+
+FAILURES = {
+    "raise": r"step 2 of the episode with seed 5: RuntimeError: the wheel came off",
+    "kill": r"died in a step of an episode \(signal SIGKILL.*it had the episodes with the seed.*5",
+    "hang": r"hangs: .* a step of an episode within timeout_s = 1 seconds, and was killed; .*5",
+}
+
+
+@slow
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_failure(
+    start: Any, how: str, again: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The episode is played again; if it fails again, that ends the run with its error."""
+    make = partial(FailsForSeedEnv, how, 5, None if again else tmp_path / "failed")
+    player = start(make, on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=100)
+    pids = [process.pid for process in processes_of(player)]
+    expected = play_alone(partial(FailsForSeedEnv, how, -1), RandomAgent, range(12))
+    found: list[Any] = []
+    if again:
+        with pytest.raises(WorkerError, match=FAILURES[how]) as caught:
+            found += map(bits, player.play(range(12)))
+        told = str(caught.value)
+        assert "it failed when it was played again, too" in told
+        assert all(has_ended(pid) for pid in pids)
+        assert multiprocessing.active_children() == []
+        with pytest.raises(EnvError, match="this player is closed"):
+            list(player.play([1]))
+    else:
+        found += map(bits, player.play(range(12)))
+        told = capfd.readouterr().err
+        assert len(found) == 12
+    assert found == expected[: len(found)]
+    assert re.search(FAILURES[how], told)
+    assert player.worker_restarts == (2 if again and how != "raise" else 1)
+    assert ("In the worker process:" in told) == (how == "raise")
+
+
+@slow
+def test_an_environment_that_exits(start: Any) -> None:
+    """It is an error of the environment, whose number is that among all."""
+    player = start(ExitsEnv)
+    words = r"worker 1 \(environments 2 to 3\): environment [23] failed at step 2 .*SystemExit: 0"
+    with pytest.raises(WorkerError, match=words):
+        list(player.play(range(12)))
 
 
 # -- one after the other -------------------------------------------------------------------------
@@ -322,11 +508,10 @@ def test_few_episodes_are_begun_ahead() -> None:
         book: list[Any] = []  # noqa: RUF012
 
     steps: list[int] = []
-    with sequential(Noted, concurrency=4) as player:
+    with player_of(Noted, concurrency=4) as player:
         episodes = player.play(range(100), steps.append)
         next(episodes)
-        assert Noted.book == list(range(len(Noted.book)))
-        assert len(Noted.book) <= 8
+        assert Noted.book == list(range(8))
         for number in range(1, 9):
             assert next(episodes).number == number
             assert len(Noted.book) <= number + 8
@@ -334,54 +519,45 @@ def test_few_episodes_are_begun_ahead() -> None:
         assert sum(steps) == player.steps_made == 300 + 99 * 2
 
 
-def test_episodes_that_wait_are_kept() -> None:
+@every_place
+def test_episodes_that_wait_are_kept(start: Any, n_workers: int) -> None:
     """Those that are done when playing ends early, until the next call; taken ones are not."""
-
-    class Noted(Begun):
-        book: list[Any] = []  # noqa: RUF012
-        longest = 10**9
+    make = partial(PictureEnv, endless=(9,))
+    player = start(make, n_workers=n_workers)
 
     def enough(steps: int) -> None:
-        if len(player.waiting) == 15:
+        if len(player.waiting) >= 4:
             raise KeyboardInterrupt
 
-    with sequential(Noted, concurrency=8) as player:
-        with pytest.raises(KeyboardInterrupt):
-            next(player.play(range(20), enough))
-        found = sorted(player.waiting.items())
-        assert [k for k, episode in found if episode.trajectory] == list(range(1, 16))
-        episodes = player.play([1, 2, 3])
-        assert next(episodes).number == 0
-        assert [0 in player.waiting, *(e.number for e in episodes)] == [True, 1, 2]
-        assert player.waiting == {}
+    with pytest.raises(KeyboardInterrupt):
+        next(player.play([9, *range(8)], enough))
+    expected = play_alone(make, RandomAgent, range(8))
+    assert len(player.waiting) >= 4
+    for number, episode in player.waiting.items():
+        assert bits(episode)[1:] == expected[number - 1][1:]
+    episodes = player.play([1, 2, 3])
+    assert next(episodes).number == 0
+    assert [0 in player.waiting, *(e.number for e in episodes)] == [True, 1, 2]
+    assert player.waiting == {}
 
 
-def test_episodes_that_are_not_wanted_any_more() -> None:
-    """Another call begins anew; the episodes of the first one are gone, and that is told."""
-    with sequential(WalkEnv, concurrency=2) as player:
+@every_place
+def test_episodes_that_are_not_wanted_any_more(start: Any, n_workers: int) -> None:
+    """Another call begins anew, and news of the first one are not taken for its own."""
+    player = start(UnequalEnv, n_workers=n_workers)
+    expected = play_alone(UnequalEnv, RandomAgent, range(100, 112))
+    for _ in range(5):
         first = player.play(range(50))
         next(first)
-        second = player.play(range(50))
-        assert next(second).number == 0
+        second = player.play(range(100, 112))
+        found = [bits(next(second))]
         with pytest.raises(EnvError, match=r"called off, since play\(\) was called again"):
-            list(first)
-        assert [episode.number for episode in second] == list(range(1, 50))
-        assert list(player.play([])) == []
+            next(first)
+        assert found + [bits(episode) for episode in second] == expected
+    assert list(player.play([])) == []
 
 
-def test_what_is_called_meanwhile_may_raise() -> None:
-    """It goes through, and another call is fine."""
-
-    def enough(steps: int) -> None:
-        raise KeyboardInterrupt
-
-    with sequential(EndlessEnv) as player:
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                next(player.play([0], enough))
-
-
-def test_closing() -> None:
+def test_closing_in_one_process() -> None:
     """It can be done twice; afterwards nothing is played."""
     closed: list[Any] = []
 
@@ -389,7 +565,7 @@ def test_closing() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    player = sequential(Closing, concurrency=2)
+    player = player_of(Closing, concurrency=2)
     episodes = player.play(range(9))
     next(episodes)
     player.close()
@@ -399,3 +575,125 @@ def test_closing() -> None:
         list(episodes)
     with pytest.raises(EnvError, match="this player is closed"):
         list(player.play([0]))
+
+
+@slow
+def test_processes_that_have_nothing_to_do(start: Any) -> None:
+    """They do not count as hung, nor while nobody listens to them."""
+    player = start(UnequalEnv, n_workers=2, concurrency=2, timeout_s=0.4)
+    for _ in range(2):
+        episodes = player.play(range(20))
+        next(episodes)
+        time.sleep(0.6)
+        assert len(list(episodes)) == 19
+        time.sleep(0.6)
+    assert player.worker_restarts == 0
+
+
+@slow
+def test_closing(start: Any) -> None:
+    """At any time, several times; processes survive signals of a job until then."""
+    for plays in (False, True):
+        player = start(EndlessEnv)
+        pids = [process.pid for process in processes_of(player)]
+        os.kill(pids[0], signal.SIGINT)
+        os.kill(pids[1], signal.SIGTERM)
+        if plays:
+            with pytest.raises(KeyboardInterrupt):
+                next(player.play(range(9), Enough(3)))
+        player.close()
+        player.close()
+        assert all(has_ended(pid) for pid in pids)
+
+
+# -- videos --------------------------------------------------------------------------------------
+
+
+@slow
+def test_videos(start: Any, tmp_path: Path) -> None:
+    """The same files as in one process; those of killed processes are removed."""
+    pytest.importorskip("imageio_ffmpeg")
+    make = partial(PictureEnv, endless=(9,))
+    here, there = (
+        PlaySettings(video_dir=str(tmp_path / name), video_every=3) for name in ("here", "there")
+    )
+    expected = play_alone(make, RandomAgent, range(8), here)
+    player = start(make, settings=there, on_worker_failure="restart")
+    found = take(player, range(8))
+    assert [episode[:7] for episode in found] == [episode[:7] for episode in expected]
+    names = [f"episode_{k:06d}_seed_{k}.mp4" for k in (0, 3, 6)]
+    for name in names:
+        ours, theirs = ((tmp_path / where / name).read_bytes() for where in ("here", "there"))
+        assert ours == theirs
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
+
+    def kill(steps: int) -> None:
+        if list((tmp_path / "there").glob(".*.tmp")):
+            for process in processes_of(player):
+                process.kill()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(player.play([9], kill))
+    player.close()
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
+
+
+@every_place
+def test_videos_of_what_can_not_be_seen(tmp_path: Path, n_workers: int) -> None:
+    """That is told before anything is played."""
+    pytest.importorskip("imageio_ffmpeg")
+    settings = PlaySettings(video_dir=str(tmp_path))
+    with pytest.raises(EnvError, match='build the environment with render_mode="rgb_array"'):
+        player_of(WalkEnv, RandomAgent, settings, n_workers=n_workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the end of the process ----------------------------------------------------------------------
+
+PARENT = """
+import sys
+from functools import partial
+from player_problems import *
+from maze_train.rollout.agents import RandomAgent
+from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.workers.places import LocalProcesses
+
+if __name__ == "__main__":
+    make = partial(PictureEnv, endless=range(8))
+    settings = PlaySettings(video_dir=sys.argv[2] if len(sys.argv) > 2 else None)
+    place = LocalProcesses(2, start_method=sys.argv[1])
+    with RolloutPlayer(make, RandomAgent, settings, place, concurrency=4) as player:
+        pids = [process.pid for process in player._pool.processes]
+        made = 0
+        def tell(steps):
+            global made
+            if made < 100 <= made + steps:
+                print(*pids, flush=True)
+            made += steps
+        next(player.play(range(8), tell))
+"""
+
+
+@slow
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_process_that_asked_ends(
+    tmp_path: Path, start_method: str, number: signal.Signals
+) -> None:
+    """By Ctrl+C or killed: what played for it ends, and Ctrl+C leaves no half of a video."""
+    pytest.importorskip("imageio_ffmpeg")
+    videos = tmp_path / "videos"
+    with run_owner(PARENT, tmp_path, start_method, str(videos)) as (parent, pids):
+        assert len(pids) == 2
+        assert not any(has_ended(pid) for pid in pids)
+        if number == signal.SIGINT:
+            os.killpg(parent.pid, number)  # as a terminal does
+        else:
+            parent.kill()
+        told = parent.communicate(timeout=PATIENCE_S)[1]
+        assert parent.returncode == -number
+        assert left_of(pids, PATIENCE_S) == []
+        if number == signal.SIGINT:
+            assert "KeyboardInterrupt" in told
+            assert list(videos.iterdir()) == []

@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.actor_critic.build import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
-from maze_train.rollout.actors import SequentialDistributedActors
-from maze_train.rollout.subproc_actors import SubprocDistributedActors
+from maze_train.rollout.actors import DistributedActors
 from maze_train.targets import locate
 from maze_train.training.environments import build_actor_env, close_quietly
-from maze_train.workers.places import ThisProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from maze_train.rollout.actors import DistributedActors
     from maze_train.training.trainer import Trainer
 
 __all__ = ["ImpalaBuilder"]
@@ -39,34 +36,23 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         while the learner learns; what is learned from depends on which of them is faster.
         """
         context, config = self.context, self.algorithm
-        make_env = partial(
-            build_actor_env,
-            context.env_factory,
-            context.env,
-            config.on_non_finite,
-            self.envs_per_actor,
-        )
-        if isinstance(context.place, ThisProcess):
-            envs = []
-            for actor in range(config.num_actors):
-                envs.append(make_env(actor * self.envs_per_actor, can_be_restored=True))
-                context.closing.callback(close_quietly, envs[-1])
-            return SequentialDistributedActors(
-                envs,
-                config.n_rollout_steps,
-                context.seeds.integer,
-                allow_new_episodes=context.checkpoint.allow_new_episodes,
-            )
-        actors = SubprocDistributedActors(
-            make_env,
+        actors = DistributedActors(
+            partial(
+                build_actor_env,
+                context.env_factory,
+                context.env,
+                config.on_non_finite,
+                self.envs_per_actor,
+            ),
             config.num_actors,
             self.envs_per_actor,
             config.n_rollout_steps,
             context.seeds.integer,
             context.place,
             queue_size=config.queue_size,
+            allow_new_episodes=context.checkpoint.allow_new_episodes,
         )
-        context.closing.callback(actors.close)
+        context.closing.callback(close_quietly, actors)
         return actors
 
     @property

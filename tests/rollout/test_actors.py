@@ -1,9 +1,11 @@
-"""Actors in processes: what arrives, who is first, and what happens when one fails."""
+"""Actors: what arrives, in turns in this process and as they come elsewhere; failures, ends."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
+import random
 import re
 import signal
 import threading
@@ -20,13 +22,13 @@ from actor_envs import (
     ActorEnv,
     BrokenLaterEnv,
     E,
-    ExitsEnv,
     FaultyEnv,
     GatedEnv,
     OddOneOutEnv,
     SlowEnv,
     T,
     assert_same,
+    columns_of,
     maker_for,
     model_maker,
     reference_collector,
@@ -35,15 +37,18 @@ from actor_envs import (
     stacked_env,
     vector_of,
 )
-from leftovers import has_ended, left_of, run_owner
+from leftovers import has_ended
 
-from maze_train.data.joining import join_rollouts
-from maze_train.errors import ConfigError, MazeTrainError, SpaceError, WorkerError
-from maze_train.rollout import subproc_actors
-from maze_train.rollout.actors import SequentialDistributedActors
-from maze_train.rollout.subproc_actors import SubprocDistributedActors
+from maze_train.data.frames import FrameStacks
+from maze_train.data.joining import join_rollouts, select_envs
+from maze_train.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
+from maze_train.rollout import actors as actors_module
+from maze_train.rollout.actor_worker import ActorWorker
+from maze_train.rollout.actors import DistributedActors, StepCounts
 from maze_train.training.state_files import dumps, loads
-from maze_train.workers.places import LocalProcesses
+from maze_train.workers.messages import Portable
+from maze_train.workers.places import LocalProcesses, ThisProcess
+from maze_train.workers.pool import WorkerContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,10 +64,9 @@ if TYPE_CHECKING:
 
     MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
-]
+slow = pytest.mark.slow
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+every_place = pytest.mark.parametrize("remote", [False, pytest.param(True, marks=slow)])
 
 A = 2
 PATIENCE_S = 60.0
@@ -71,21 +75,29 @@ SHORT_S = 1.0
 
 
 class Learner:
-    """Actors, and the model with which they act."""
+    """Actors in processes or, unless `remote`, in this one; and the model with which they act."""
 
     def __init__(
-        self, make: MakeEnv, *, memory: bool = False, skips: bool = False, **settings: Any
+        self,
+        make: MakeEnv = ActorEnv,
+        *,
+        remote: bool = True,
+        memory: bool = False,
+        skips: bool = False,
+        num_actors: int = A,
+        num_envs: int = E,
+        num_steps: int = T,
+        queue_size: int = 2,
+        **processes: Any,
     ) -> None:
-        num_envs, num_steps = settings.pop("num_envs", E), settings.pop("num_steps", T)
-        settings = {"start_method": "fork", "timeout_s": 30.0, "queue_size": 2, **settings}
-        queue_size = settings.pop("queue_size")
-        self.actors = SubprocDistributedActors(
+        processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
+        self.actors = DistributedActors(
             partial(vector_of, make, num_envs, skips),
-            A,
+            num_actors,
             num_envs,
             num_steps,
             SEED_OF,
-            LocalProcesses(**settings),
+            LocalProcesses(**processes) if remote else ThisProcess(),
             queue_size=queue_size,
         )
         make_model = model_maker(*self.actors.spaces, memory=memory)
@@ -95,48 +107,45 @@ class Learner:
         self._deadline = time.monotonic() + PATIENCE_S
 
     def publish(self, version: int) -> None:
-        """Let actors act with weights of a version."""
+        """Let actors act with weights of a version; those of the model become others."""
         set_version(self.model, version)
         self.actors.publish(version)
+        set_version(self.model, 99)
 
     def gather(self, count: int = 1) -> GatheredRollouts:
         """Rollouts, and a look at the counts."""
-        gathered = self.actors.gather(count, self._check_time)
-        self._check_time()
+        gathered = self.actors.gather(count, self.check_time)
+        self.check_time()
         self.trained += gathered.rollout.num_samples
-        counts = self.actors.counts
+        actors, counts = self.actors, self.actors.counts
         assert counts.trained == self.trained
-        capacity = A * self.actors.num_slots * T * self.actors.num_envs
-        assert 0 <= counts.in_flight <= capacity
-        assert counts.made == counts.trained + counts.in_flight + counts.dropped
+        slots = actors.num_actors * actors.num_slots if actors._is_remote else 0
+        assert 0 <= counts.in_flight <= slots * actors.num_steps * actors.num_envs
         return gathered
 
-    def gather_until_failure(self) -> None:
-        """Rollouts without an end."""
-        while True:
-            self.gather()
-
-    def _check_time(self) -> None:
+    def check_time(self, *, restart: bool = False) -> None:
+        """Give up what does not come."""
+        if restart:
+            self._deadline = time.monotonic() + PATIENCE_S
         assert time.monotonic() < self._deadline, "what is waited for does not come"
 
     @property
     def processes(self) -> list[Any]:
         """The processes, in the order of the actors."""
-        return self.actors._pool.processes
+        return self.actors._pool.processes  # type: ignore[attr-defined]  # a pool of processes
 
-    @property
-    def made(self) -> int:
-        """Steps that the processes say they made."""
-        return sum(self.actors._pool.steps(i) for i in range(A))
+    def made(self) -> list[int]:
+        """Steps that each actor says it made."""
+        return [self.actors._pool.steps(i) for i in range(self.actors.num_actors)]
 
     def wait_for_pause(self, rollouts: int) -> None:
         """Wait until actors made so many rollouts, and see that they make no more."""
         expected = rollouts * T * self.actors.num_envs
-        while self.made < expected:
-            self._check_time()
+        while sum(self.made()) < expected:
+            self.check_time()
             time.sleep(0.01)
         for _ in range(6):
-            assert self.made == expected
+            assert sum(self.made()) == expected
             time.sleep(0.02)
 
     def close(self) -> None:
@@ -144,16 +153,15 @@ class Learner:
         self.actors.close()
         counts = self.actors.counts
         assert counts.in_flight == 0
-        assert counts.made == counts.trained + counts.dropped
         assert counts.trained == self.trained
 
 
 class References:
     """The rollouts that collectors in this process collect, with the seeds of actors."""
 
-    def __init__(self, make: MakeEnv, *, memory: bool = False, skips: bool = False) -> None:
-        self._make = partial(vector_of, make, E, skips)
-        self.model = maker_for(self._make(), memory=memory)()
+    def __init__(self, make: MakeEnv = ActorEnv, *, memory: bool = False) -> None:
+        self._make = partial(vector_of, make)
+        self.model: ActorCriticModel = maker_for(self._make(), memory=memory)()
         set_version(self.model, 0)
         self._collectors: list[RolloutCollector] = []
         self._next: list[tuple[Rollout, FinishedEpisodes]] = []
@@ -172,7 +180,7 @@ class References:
         return join_rollouts([replace(rollout, weights_seq_no=seq_nos)]), episodes
 
     def take(self, gathered: GatheredRollouts) -> int:
-        """Check one rollout of whatever process; returns which one."""
+        """Check one rollout of whatever actor; returns which one."""
         for i, (rollout, episodes) in enumerate(self._next):
             if torch.equal(gathered.rollout.rewards, rollout.rewards):
                 assert_same(gathered.rollout, rollout)
@@ -180,7 +188,7 @@ class References:
                 assert gathered.episodes.lengths == episodes.lengths
                 self._next[i] = self._collect(self._collectors[i])
                 return i
-        raise AssertionError("a rollout that no process should have collected next")
+        raise AssertionError("a rollout that no actor should have collected next")
 
 
 @pytest.fixture
@@ -188,11 +196,10 @@ def start(no_file_is_left: None) -> Iterator[Callable[..., Learner]]:
     """Starts actors; afterwards nothing is left of them."""
     learners: list[Learner] = []
 
-    def start(make: MakeEnv = ActorEnv, **settings: Any) -> Learner:
-        learner = Learner(make, **settings)
-        learners.append(learner)
-        learner.publish(0)
-        return learner
+    def start(*args: Any, **settings: Any) -> Learner:
+        learners.append(Learner(*args, **settings))
+        learners[-1].publish(0)
+        return learners[-1]
 
     yield start
     while learners:
@@ -209,21 +216,60 @@ KINDS: dict[str, tuple[MakeEnv, dict[str, Any]]] = {
     "mask, discrete, memory": (partial(ActorEnv, "mask"), {"memory": True}),
     "stacks, dict, memory": (partial(stacked_env, "dict"), {"memory": True}),
 }
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_arrives_is_what_collectors_collect(start: Any, kind: str) -> None:
-    """All columns and episodes of all rollouts, to the bit, whoever is faster."""
+@every_place
+@every_kind
+def test_what_arrives_is_what_collectors_collect(start: Any, kind: str, remote: bool) -> None:
+    """All columns and episodes of all rollouts, to the bit; in this process in turns."""
     make, settings = KINDS[kind]
-    learner = start(make, **settings)
+    learner = start(make, remote=remote, **settings)
     expected = References(make, memory=settings.get("memory", False))
     taken = [expected.take(learner.gather()) for _ in range(12)]
     assert set(taken) == {0, 1}
-    batch = learner.gather(3).rollout
+    assert remote or taken == [0, 1] * 6
+    kept = [expected._next[i][0] for i in (0, 1)]
+    gathered = learner.gather(3)
+    batch = gathered.rollout
     assert batch.rewards.shape == (T, 3 * E)
     torch.testing.assert_close(slow_log_probs(batch, expected.model), batch.log_probs)
+    if not remote:
+        assert (gathered.queue_before, gathered.queue_after) == (0, 0)
+        assert_same(select_envs(batch, slice(0, 2 * E)), join_rollouts(kept))
+    assert (batch.states is not None) == ("memory" in kind)
+    assert isinstance(batch.obs, FrameStacks) == kind.startswith("stacks")
 
 
+@every_kind
+def test_several_turns_of_an_actor_are_different_rollouts(start: Any, kind: str) -> None:
+    """Each begins where the one before ended; the learner may keep what it got."""
+    make, settings = KINDS[kind]
+    memory = settings.get("memory", False)
+    learner = start(make, remote=False, memory=memory, num_actors=1)
+    rollout = learner.gather(3).rollout
+    kept = {name: column.clone() for name, column in columns_of(rollout)}
+    learner.gather(3)
+    assert all(torch.equal(column, kept[name]) for name, column in columns_of(rollout))
+    parts = [select_envs(rollout, slice(i * E, (i + 1) * E)) for i in range(3)]
+    for one, following in itertools.pairwise(parts):
+        assert not torch.equal(one.rewards, following.rewards)
+        ours, theirs = dict(columns_of(one)), dict(columns_of(following))
+        for name, column in ours.items():
+            if name.startswith(("obs", "states")):
+                assert torch.equal(column[T], theirs[name][0]), name
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_environments_of_processes_keep_nothing_of_their_episodes(is_remote: bool) -> None:
+    """No checkpoint asks where they are; each actor knows the number of its first one."""
+    context = WorkerContext(2)
+    context.is_remote = is_remote
+    env = ActorWorker(Portable(partial(vector_of, ActorEnv, 3, False), "env"), 3, context)._env
+    assert (env.first_env, env.can_be_restored) == (6, not is_remote)
+
+
+@slow
 def test_first_come_first_served(start: Any, tmp_path: Path) -> None:
     """Nobody waits for an actor that is slow, and nobody overtakes."""
     learner = start(partial(GatedEnv, tmp_path, (1,)), num_envs=1, queue_size=4)
@@ -237,15 +283,19 @@ def test_first_come_first_served(start: Any, tmp_path: Path) -> None:
     assert (gathered.queue_before, gathered.queue_after) == (6, 2)
 
 
-@pytest.mark.parametrize(("queue_size", "num_slots"), [(0, 1), (1, 2), (2, 2), (3, 3)])
+@slow
+@pytest.mark.parametrize(("queue_size", "num_slots"), [(0, 1), (1, 2), (3, 3)])
 def test_the_queue_is_bounded(start: Any, queue_size: int, num_slots: int) -> None:
     """Actors pause when all of their slots are full, and go on when the learner took some."""
-    learner = start(queue_size=queue_size)
+    # Those that wait, or whose rollouts wait to be looked at, do not hang.
+    learner = start(queue_size=queue_size, timeout_s=SHORT_S)
     assert learner.actors.num_slots == num_slots
-    expected = References(ActorEnv)
+    expected = References()
     expected.take(learner.gather())
     for taken in range(1, 4):
         learner.wait_for_pause(taken + A * num_slots)
+        if taken == 1:
+            time.sleep(1.3 * SHORT_S)
         gathered = learner.gather()
         expected.take(gathered)
         assert gathered.queue_before == A * num_slots
@@ -254,18 +304,28 @@ def test_the_queue_is_bounded(start: Any, queue_size: int, num_slots: int) -> No
     learner.gather(A * num_slots)
 
 
-def test_weights_are_used_from_the_next_rollout_on(start: Any) -> None:
-    """Rollouts say truly which weights acted."""
-    learner = start()
+@every_place
+def test_more_rollouts_than_there_is_room_for(start: Any, remote: bool) -> None:
+    """That would never come to an end."""
+    learner = start(queue_size=0, remote=remote)
+    with pytest.raises(MazeTrainError, match="queue_size"):
+        learner.gather(A + 1)
+    learner.gather(A)
+
+
+@every_place
+def test_weights_are_used_from_the_next_rollout_on(start: Any, remote: bool) -> None:
+    """Rollouts say truly which weights acted; those of the learner do not matter by themselves."""
+    learner = start(remote=remote)
     model: ActorCriticModel = model_maker(*learner.actors.spaces)()
     learner.gather()
-    taken, old = 1, A * learner.actors.num_slots
+    taken, old = 1, A * learner.actors.num_slots if remote else 0
     for version in (3, 4, 8):
-        learner.wait_for_pause(taken + old)
+        if remote:
+            learner.wait_for_pause(taken + old)
         learner.publish(version)
-        set_version(learner.model, 99)
         before = {0, 3, 4} - {version}
-        for i in range(2 * old):
+        for i in range(2 * old or 3):
             rollout = learner.gather().rollout
             (seq_no,) = set(rollout.weights_seq_no.tolist())
             assert seq_no == version if i >= old else seq_no in before
@@ -274,6 +334,7 @@ def test_weights_are_used_from_the_next_rollout_on(start: Any) -> None:
         taken += 2 * old
 
 
+@slow
 def test_idle_may_raise(start: Any) -> None:
     """Nothing is lost: neither rollouts nor what was counted."""
 
@@ -284,7 +345,7 @@ def test_idle_may_raise(start: Any) -> None:
         raise Enough
 
     learner = start()
-    expected = References(ActorEnv)
+    expected = References()
     expected.take(learner.gather())
     learner.wait_for_pause(1 + 4)
     for process in learner.processes:
@@ -294,7 +355,7 @@ def test_idle_may_raise(start: Any) -> None:
     for _ in range(3):
         with pytest.raises(Enough):
             learner.actors.gather(4, idle)
-        assert learner.actors.queued == 3
+        assert len(learner.actors._queue) == 3
         assert learner.actors.counts == counts
     for process in learner.processes:
         os.kill(process.pid, signal.SIGCONT)
@@ -302,29 +363,23 @@ def test_idle_may_raise(start: Any) -> None:
         expected.take(learner.gather())
 
 
-def test_steps_of_lost_episodes_are_dropped(start: Any) -> None:
+@every_place
+def test_steps_of_lost_episodes_are_dropped(start: Any, remote: bool) -> None:
     """Rows that are no transitions are counted as such."""
-    learner = start(partial(FaultyEnv, "lost", 3), skips=True)
+    learner = start(partial(FaultyEnv, "lost", 3), skips=True, remote=remote)
     ignored = lost = 0
     for _ in range(6):
         gathered = learner.gather()
         lost += gathered.episodes.lost
         if gathered.rollout.ignored is not None:
             ignored += int(gathered.rollout.ignored.sum())
-    assert ignored == learner.actors.counts.dropped
+    counts = learner.actors.counts
+    assert ignored == counts.dropped
     assert 0 < lost <= A * E
+    assert remote or counts.made == 6 * T * E
 
 
-def test_a_learner_that_is_slow(start: Any) -> None:
-    """Actors that wait for it, or whose rollouts wait to be looked at, do not hang."""
-    learner = start(queue_size=8, timeout_s=SHORT_S)
-    learner.gather()
-    for _ in range(2):
-        learner.wait_for_pause(learner.trained // (T * E) + A * learner.actors.num_slots)
-        time.sleep(1.3 * SHORT_S)
-        assert learner.gather().queue_before == A * learner.actors.num_slots
-
-
+@slow
 def test_waiting_is_measured(start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that moves when the learner has nothing to do, and when it joins rollouts."""
     clock, idle_s, joining_s = [0.0], 1.0, 100.0
@@ -339,8 +394,8 @@ def test_waiting_is_measured(start: Any, tmp_path: Path, monkeypatch: pytest.Mon
         return join_rollouts(rollouts)
 
     learner = start(partial(GatedEnv, tmp_path, (0, 1)), num_envs=1)
-    monkeypatch.setattr(subproc_actors, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(subproc_actors, "join_rollouts", join)
+    monkeypatch.setattr(actors_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(actors_module, "join_rollouts", join)
     waited_s = learner.actors.gather(1, idle).waited_s
     assert waited_s == clock[0] - joining_s >= idle_s
     learner.trained += T
@@ -354,32 +409,12 @@ def test_waiting_is_measured(start: Any, tmp_path: Path, monkeypatch: pytest.Mon
 FAILURES = {
     "raise": r"environment [0-3] failed at step \d of .*: RuntimeError: the wheel came off",
     "exit": r"died in a step of a rollout \(exit code 7\)",
-    "hang": r"hangs: it did not finish a step of a rollout within timeout_s = 1 seconds",
+    "hang": r"hangs: .* a step of a rollout within timeout_s = 1 seconds, and was killed; 2 steps",
 }
 TRACEBACK = 'In the worker process:\n(?s:.*)raise RuntimeError\\("the wheel came off"\\)'
 
 
-@pytest.mark.parametrize("how", FAILURES)
-def test_a_failure_ends_training(start: Any, how: str, tmp_path: Path) -> None:
-    """The error says what happened, and no process is left, even before anybody closes them."""
-    make = partial(FaultyEnv, how, 7, tmp_path / "failed")
-    learner = start(make, timeout_s=SHORT_S)
-    pids = [process.pid for process in learner.processes]
-    with pytest.raises(WorkerError) as caught:
-        learner.gather_until_failure()
-    message = str(caught.value)
-    assert re.match(r"actor [01] \(environments (0 to 1|2 to 3)\)", message)
-    assert re.search(FAILURES[how], message)
-    assert "2 steps of its rollout are dropped (workers were restarted 0 times; " in message
-    assert "on_worker_failure = fail)" in message
-    assert bool(re.search(TRACEBACK, message)) == (how == "raise")
-    assert all(has_ended(pid) for pid in pids)
-    assert multiprocessing.active_children() == []
-    assert learner.actors.counts.in_flight == 0
-    with pytest.raises(WorkerError, match="closed"):
-        learner.gather()
-
-
+@slow
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_failed_actor_is_started_again(
     start: Any, how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -409,26 +444,32 @@ def test_a_failed_actor_is_started_again(
     assert learner.actors.counts.dropped == 2
 
 
-def test_restarts_are_limited(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """What fails again and again ends training."""
-    make = partial(FaultyEnv, "raise", 7)
-    learner = start(make, on_worker_failure="restart", max_worker_restarts=3)
-    with pytest.raises(
-        WorkerError, match=r"restarted 3 times; max_worker_restarts = 3\)"
-    ) as caught:
-        learner.gather_until_failure()
-    assert re.search(TRACEBACK, str(caught.value))
-    assert multiprocessing.active_children() == []
-    assert capfd.readouterr().err.count("warning:") == 3
-    # Four times, a step of two environments of a second rollout.
-    assert learner.actors.counts.dropped >= 4 * E
-    assert learner.trained > 0
+@slow
+@pytest.mark.exhaustive
+def test_actors_that_are_killed_again_and_again(start: Any) -> None:
+    """Whoever is killed or stopped when: no step is lost or counted twice."""
+    learner = start(on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=1000)
+    rng = random.Random(0)
+    kinds = [signal.SIGKILL] * 20 + [signal.SIGSTOP] * 5
+    for kind in kinds:
+        for _ in range(rng.randrange(20)):
+            learner.gather(rng.randrange(1, 4))
+        time.sleep(rng.uniform(0.0, 0.05))  # the actors are at anything
+        os.kill(rng.choice(learner.processes).pid, kind)
+        learner.check_time(restart=True)
+    while learner.actors.worker_restarts < len(kinds) / 2:
+        learner.gather()
+    learner.close()
+    counts = learner.actors.counts
+    assert counts.made == counts.trained + counts.dropped
+    assert counts.trained > 100 * T * E
 
 
+@slow
 def test_killed_actors(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Two at once; what they had finished is still learned from."""
     learner = start(on_worker_failure="restart")
-    expected = References(ActorEnv)
+    expected = References()
     expected.take(learner.gather())
     learner.wait_for_pause(5)
     for process in learner.processes:
@@ -447,52 +488,14 @@ def test_killed_actors(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
     while not new >= {2, 3}:  # However long one of them takes to start.
         new.add(expected.take(learner.gather()))
     assert new == {2, 3}
-    told = capfd.readouterr().err
     words = (
         r"died in waiting \(signal SIGKILL; was memory exhausted\?\); 0 steps of its rollout are"
     )
-    assert len(re.findall(words, told)) == 2
+    assert len(re.findall(words, capfd.readouterr().err)) == 2
     assert learner.actors.counts.dropped == 0
 
 
-def test_a_killed_actor_ends_training(start: Any) -> None:
-    """The error names the actor and the signal."""
-    learner = start()
-    learner.gather()
-    learner.processes[1].kill()
-    words = (
-        r"^actor 1 \(environments 2 to 3\) died .*SIGKILL.*; \d+ steps of its rollout are dropped"
-    )
-    with pytest.raises(WorkerError, match=words):
-        learner.gather_until_failure()
-
-
-def test_an_environment_that_exits(start: Any) -> None:
-    """It is an error of the environment, whose number is that among all."""
-    words = r"^actor 1 \(environments 2 to 3\): environment [23] failed at step 2 .*SystemExit: 0"
-    with pytest.raises(WorkerError, match=words):
-        start(ExitsEnv).gather_until_failure()
-
-
-def test_a_stopped_actor(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """One that stands still although it has something to do is killed and started again."""
-    learner = start(on_worker_failure="restart", timeout_s=SHORT_S)
-    expected = References(ActorEnv)
-    expected.begin(0, generation=1)
-    expected.take(learner.gather())
-    learner.wait_for_pause(1 + 4)
-    os.kill(learner.processes[0].pid, signal.SIGSTOP)
-    taken: set[int] = set()
-    restarts = 0
-    while taken != {0, 1, 2}:
-        gathered = learner.gather()
-        taken.add(expected.take(gathered))
-        restarts += gathered.episodes.worker_restarts
-    told = capfd.readouterr().err
-    assert told.startswith("warning: actor 0 (environments 0 to 1) hangs")
-    assert told.count("warning:") == restarts == 1
-
-
+@slow
 @pytest.mark.parametrize("on_worker_failure", ["fail", "restart"])
 def test_environments_that_can_not_be_built(
     start: Any, tmp_path: Path, on_worker_failure: str
@@ -507,10 +510,14 @@ def test_environments_that_can_not_be_built(
         start(make, on_worker_failure=on_worker_failure)
     assert "Traceback" in str(caught.value)
     learner.processes[1].kill()
-    spent = "no such level.*restarted 3 times; max_worker_restarts = 3"
-    words = {"fail": "SIGKILL.*on_worker_failure = fail", "restart": spent}[on_worker_failure]
-    with pytest.raises(WorkerError, match=rf"(?s)^actor 1 .*{words}"):
-        learner.gather_until_failure()
+    spent = "restarted 3 times; max_worker_restarts = 3.*no such level"
+    words = {"fail": "on_worker_failure = fail", "restart": spent}[on_worker_failure]
+    with pytest.raises(WorkerError, match=rf"(?s)^actor 1 .*its rollout are dropped .*{words}"):
+        list(iter(learner.gather, None))
+    assert learner.actors.counts.in_flight == 0
+    assert multiprocessing.active_children() == []  # even before anybody closes the actors
+    with pytest.raises(WorkerError, match="closed"):
+        learner.gather()
 
 
 def test_environments_that_can_not_be_sent(start: Any) -> None:
@@ -525,40 +532,56 @@ def test_environments_that_can_not_be_sent(start: Any) -> None:
         start(make)
 
 
-def test_different_spaces(start: Any, tmp_path: Path) -> None:
+@every_place
+def test_different_spaces(start: Any, tmp_path: Path, remote: bool) -> None:
     """All actors need the same."""
     make = partial(OddOneOutEnv, tmp_path / "one")
     with pytest.raises(SpaceError, match=r"environment 1 are .*all environments must have equal"):
-        start(make, num_envs=1)
+        start(make, num_envs=1, remote=remote)
     assert multiprocessing.active_children() == []
+
+
+def test_what_an_environment_of_this_process_raises(start: Any) -> None:
+    """It goes through, with the number of the environment; the steps of the rollout are dropped."""
+    learner = start(partial(FaultyEnv, "raise", 7), remote=False)
+    learner.gather(2)
+    with pytest.raises(EnvError, match=r"^environment 0 failed at step .*: the wheel came off"):
+        learner.gather()
+    learner.close()
+    counts = learner.actors.counts
+    assert (counts.made, counts.dropped) == (2 * T * E + E, E)
 
 
 # -- ending, state -----------------------------------------------------------------------------
 
 
-def test_closing(start: Any) -> None:
+@every_place
+def test_closing(start: Any, tmp_path: Path, remote: bool) -> None:
     """At any time, several times; what was in flight is dropped, and the counts stay."""
-    learner = start()
+    learner = start(remote=remote)
     learner.close()
     with pytest.raises(WorkerError, match="closed"):
         learner.gather()
-    learner = start()
+    learner = start(remote=remote)
     learner.gather(3)
-    learner.wait_for_pause(3 + 4)
-    pids = [process.pid for process in learner.processes]
-    os.kill(pids[0], signal.SIGINT)  # They leave it to the learner to end them.
-    os.kill(pids[1], signal.SIGTERM)
+    if remote:
+        learner.wait_for_pause(3 + 4)
+        pids = [process.pid for process in learner.processes]
+        os.kill(pids[0], signal.SIGINT)  # They leave it to the learner to end them.
+        os.kill(pids[1], signal.SIGTERM)
     learner.gather(4)
-    learner.wait_for_pause(7 + 4)
+    if remote:
+        learner.wait_for_pause(7 + 4)
     learner.close()
     counts = replace(learner.actors.counts)
-    assert counts.made == 11 * T * E
-    assert counts.dropped == 4 * T * E
-    assert all(has_ended(pid) for pid in pids)
+    in_flight = 4 * T * E if remote else 0
+    assert counts == StepCounts(7 * T * E + in_flight, 7 * T * E, in_flight)
+    assert not remote or all(has_ended(pid) for pid in pids)
     learner.close()
     assert learner.actors.counts == counts
 
 
+@slow
 def test_closing_in_the_middle_of_a_long_rollout(start: Any, tmp_path: Path) -> None:
     """Actors end after the step that they are making, and close their environments."""
     learner = start(partial(SlowEnv, tmp_path), num_envs=1, num_steps=1000)
@@ -568,8 +591,8 @@ def test_closing_in_the_middle_of_a_long_rollout(start: Any, tmp_path: Path) -> 
         pass
 
     def idle() -> None:
-        learner._check_time()
-        if all(learner.actors._pool.steps(i) for i in range(A)):
+        learner.check_time()
+        if all(learner.made()):
             raise Begun
 
     with pytest.raises(Begun):
@@ -581,131 +604,66 @@ def test_closing_in_the_middle_of_a_long_rollout(start: Any, tmp_path: Path) -> 
     assert {file.name for file in tmp_path.iterdir()} == expected
 
 
-def test_more_rollouts_than_there_is_room_for(start: Any) -> None:
-    """That would never come to an end."""
-    learner = start(queue_size=0)
-    with pytest.raises(MazeTrainError, match="queue_size"):
-        learner.gather(A + 1)
-    learner.gather(A)
-
-
-def test_a_run_that_is_continued(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """With the published weights and new episodes; what was in flight is dropped."""
-    first = start()
-    first.gather()
-    first.wait_for_pause(1 + 4)
-    set_version(first.model, 99)
+@every_kind
+def test_a_run_goes_on_where_its_state_says(start: Any, kind: str) -> None:
+    """To the bit, in the middle of a round, and with weights older than those of the learner."""
+    make, settings = KINDS[kind]
+    memory = settings.get("memory", False)
+    first, second = (start(make, remote=False, memory=memory) for _ in range(2))
+    first.gather(3)
+    first.publish(5)
+    first.gather(4)
     state = loads(dumps(first.actors.state_dict()))
-    second = Learner(ActorEnv)
-    try:
-        set_version(second.model, 99)
-        second.actors.load_state_dict(state)
-        second.trained = first.trained
-        assert second.actors.has_weights
-        assert second.actors.counts.dropped == 4 * T * E
-        assert second.actors.counts.made == 5 * T * E
-        expected = References(ActorEnv)
-        for actor in range(A):
-            expected.begin(actor, generation=1)
-        gathered = [second.gather() for _ in range(6)]
-        assert [one.episodes.lost for one in gathered] == [A * E, 0, 0, 0, 0, 0]
-        assert {expected.take(one) for one in gathered} <= {2, 3}
-        assert f"and {4 * T * E} steps that were in flight are dropped" in capfd.readouterr().err
-    finally:
-        second.close()
+    assert state["counts"] == {"made": 7 * T * E, "trained": 7 * T * E, "dropped": 0}
+    second.actors.load_state_dict(state)
+    second.trained = first.trained
+    for count in (3, 3, 1):
+        ours, theirs = (learner.gather(count).rollout for learner in (first, second))
+        assert_same(ours, theirs)
+        assert set(ours.weights_seq_no.tolist()) == {5}
+    first.publish(7)
+    second.publish(7)
+    assert_same(*(learner.gather().rollout for learner in (first, second)))
+    assert second.actors.counts == first.actors.counts
+    assert dumps(first.actors.state_dict()) == dumps(second.actors.state_dict())
 
 
-def test_a_run_that_is_continued_in_one_process(
-    start: Any, capfd: pytest.CaptureFixture[str]
+def test_a_state_before_the_first_weights(start: Any) -> None:
+    """Nothing is published then, and the first rollouts are those of a new run."""
+    first, second = Learner(remote=False), Learner(remote=False)
+    second.actors.load_state_dict(loads(dumps(first.actors.state_dict())))
+    assert not second.actors.has_weights
+    for learner in (first, second):
+        learner.publish(1)
+        assert learner.actors.has_weights
+    assert_same(*(learner.gather(2).rollout for learner in (first, second)))
+
+
+@slow
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
+def test_a_run_that_is_continued_elsewhere(
+    start: Any, capfd: pytest.CaptureFixture[str], before: bool, after: bool
 ) -> None:
-    """It is told that episodes begin anew there, too, and what is dropped."""
-    first = start()
+    """With the published weights and new episodes; what was in flight is dropped, that is told."""
+    first, second = start(remote=before), Learner(remote=after)
     first.gather()
-    first.wait_for_pause(1 + 4)
+    if before:
+        first.wait_for_pause(1 + 4)
     state = loads(dumps(first.actors.state_dict()))
-    actors = SequentialDistributedActors([vector_of(ActorEnv) for _ in range(A)], T, SEED_OF)
-    make_model = model_maker(*actors.spaces)
-    actors.begin(make_model(), make_model)
-    actors.load_state_dict(state)
-    assert capfd.readouterr().err == (
-        "warning: the environments of the actors begin new episodes, and "
-        f"{4 * T * E} steps that were in flight are dropped\n"
-    )
-    assert actors.counts.dropped == 4 * T * E
-    expected = References(ActorEnv)
+    in_flight = 4 * T * E if before else 0
+    second.actors.load_state_dict(state)
+    assert second.actors.has_weights
+    assert second.actors.counts == StepCounts(T * E + in_flight, T * E, in_flight)
+    lost = f", and {in_flight} steps that were in flight are dropped" if in_flight else ""
+    told = f"warning: the environments of the actors begin new episodes{lost}\n"
+    assert capfd.readouterr().err == told
+    second.trained = first.trained
+    expected = References()
     for actor in range(A):
         expected.begin(actor, generation=1)
-    gathered = [actors.gather(1, lambda: None) for _ in range(4)]
-    assert [one.episodes.lost for one in gathered] == [A * E, 0, 0, 0]
-    assert [expected.take(one) for one in gathered] == [2, 3, 2, 3]
-
-
-PARENT = """
-import sys, time
-from functools import partial
-from pathlib import Path
-from actor_envs import *
-from maze_train.rollout.subproc_actors import SubprocDistributedActors
-from maze_train.workers.places import LocalProcesses
-
-if __name__ == "__main__":
-    is_slow = sys.argv[2] == "waits"
-    make = partial(SlowEnv, Path(sys.argv[4])) if is_slow else ActorEnv
-    make_env = partial(vector_of, make, E, False)
-    actors = SubprocDistributedActors(
-        make_env,
-        int(sys.argv[3]),
-        E,
-        1000 if is_slow else T,
-        SEED_OF,
-        LocalProcesses(start_method=sys.argv[1]),
-        queue_size=2,
-    )
-    pids = [process.pid for process in actors._pool.processes]
-
-    def idle():
-        if is_slow and all(actors._pool.steps(i) for i in range(2)):
-            print(*pids, flush=True)
-            time.sleep(600.0)
-
-    make_model = model_maker(*actors.spaces)
-    actors.begin(make_model(), make_model)
-    actors.publish(0)
-    actors.gather(1, idle)
-    print(*pids, flush=True)
-    if sys.argv[2] == "ends":
-        sys.exit(3)
-    while sys.argv[2] == "learns":
-        actors.gather(1, lambda: None)
-    while actors.queued < actors.num_slots * actors.num_actors:
-        actors._look(100)  # All is read: the actors wait, and find the end of the pipe.
-    print("sleeps", flush=True)
-    time.sleep(600.0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("start_method", "does", "num_actors"),
-    [
-        ("fork", "sleeps", 2),
-        ("forkserver", "learns", 1),
-        ("fork", "ends", 2),
-        ("fork", "waits", 2),
-    ],
-)
-def test_the_process_of_the_learner_ends(
-    tmp_path: Path, start_method: str, does: str, num_actors: int
-) -> None:
-    """Killed, or without closing its actors: they end by themselves, also within a rollout."""
-    arguments = (start_method, does, str(num_actors), str(tmp_path))
-    with run_owner(PARENT, tmp_path, *arguments) as (parent, pids):
-        assert len(pids) == num_actors
-        if does == "sleeps":
-            assert parent.stdout.readline() == "sleeps\n"
-        if does != "ends":
-            assert not any(has_ended(pid) for pid in pids)
-            parent.kill()
-        assert parent.wait(PATIENCE_S) == (3 if does == "ends" else -signal.SIGKILL)
-        assert left_of(pids, PATIENCE_S) == []
-        closed = {f"closed{pid}" for pid in pids} if does == "waits" else set()
-        assert {file.name for file in tmp_path.glob("closed*")} == closed
+    gathered = [second.gather() for _ in range(6)]
+    assert [one.episodes.lost for one in gathered] == [A * E, 0, 0, 0, 0, 0]
+    taken = [expected.take(one) for one in gathered]
+    assert set(taken) <= {2, 3}
+    assert after or taken == [2, 3] * 3
+    second.close()
