@@ -133,7 +133,7 @@ def test_how_a_run_ends_by_itself(
     reason: str,
 ) -> None:
     """With its outcome, or the words of the environment; no process is left."""
-    text = "from own_envs import FaultyEnv, SpacesEnv as Near\nBroken = lambda: FaultyEnv(at=300)\n"
+    text = "from own_envs import FaultyEnv, SpacesEnv as Near\nBroken = lambda: FaultyEnv(at=100)\n"
     (tmp_path / "near.py").write_text(text)
     process = start(*ENDLESS, *runner, "env=default", f"env._target_={env}", "total_steps=2048")
     assert process.end() == code
