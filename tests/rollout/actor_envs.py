@@ -193,20 +193,6 @@ class SlowEnv(ActorEnv):
         (self.folder / f"closed{os.getpid()}").touch()
 
 
-class EndlessEnv(ActorEnv):
-    """Episodes that never end, with actions so large that to keep them would soon be seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.Box(-1.0, 1.0, (256,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode."""
-        obs, info = super().reset(seed=seed, options=options)
-        self.length = -1
-        return obs, info
-
-
 class BrokenLaterEnv(ActorEnv):
     """Can not be built once a file is there."""
 
