@@ -51,7 +51,6 @@ from maze_train.algorithms.sac.trainer import SAC as SAC
 from maze_train.api import load_policy as load_policy
 from maze_train.api import run_rollout as run_rollout
 from maze_train.api import train as train
-from maze_train.config.loading import config_to_dict as config_to_dict
 from maze_train.config.loading import load_config as load_config
 from maze_train.config.rollout_config import RolloutConfig as RolloutConfig
 from maze_train.config.rollout_loading import load_rollout_config as load_rollout_config
@@ -59,6 +58,7 @@ from maze_train.config.train_config import DevRunnerConfig as DevRunnerConfig
 from maze_train.config.train_config import LocalRunnerConfig as LocalRunnerConfig
 from maze_train.config.train_config import RunnerConfig as RunnerConfig
 from maze_train.config.train_config import TrainConfig as TrainConfig
+from maze_train.config.writing import config_to_dict as config_to_dict
 from maze_train.data.batch_loader import BatchLoader as BatchLoader
 from maze_train.data.minari_data import load_minari as load_minari
 from maze_train.data.minari_data import minari_episodes as minari_episodes

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.conversion import key_of_field
-from maze_train.config.loading import load_config
-from maze_train.config.resuming import AUTO, stored_settings
+from maze_train.config.fields import key_of_field
+from maze_train.config.pipeline import configure
 from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.train_config import AUTO
 from maze_train.envs.factory import EnvFactory
 from maze_train.runners.factory import build_runner
 from maze_train.runners.rollout import RolloutRunner
@@ -65,20 +65,22 @@ def train(
     for key in ("base_run", "resume", "run_dir"):
         if isinstance(overrides.get(key), Path):
             overrides[key] = str(overrides[key])
-    resume = overrides.get("resume")
-    if algorithm is None and resume not in (None, AUTO) and (env is None or callable(env)):
-        config = load_config(stored_settings(resume, overrides, has_env=env is not None))
-        maker = None if env is None else EnvFactory.from_any(env).maker
-        return build_runner(config, maker and EnvFactory(config.env, maker)).run()
-    if env is None:  # recorded episodes need none; other algorithms say so
-        return build_runner(load_config({"algorithm": algorithm or "ppo", **overrides})).run()
     maker = None
-    if not isinstance(env, str | dict):
-        named = EnvFactory.from_any(env)
-        # A mapping, so that overrides of single values can be merged into it.
-        env = {key_of_field(key): value for key, value in asdict(named.config).items()}
-        maker = named.maker
-    config = load_config({"env": env, "algorithm": algorithm or "ppo", **overrides})
+    if (
+        algorithm is None
+        and overrides.get("resume") not in (None, AUTO)
+        and (env is None or callable(env))
+    ):
+        maker = None if env is None else EnvFactory.from_any(env).maker
+        config = configure(overrides, changes=overrides, has_env=env is not None)
+    else:
+        if env is not None and not isinstance(env, str | dict):
+            named = EnvFactory.from_any(env)
+            # A mapping, so that overrides of single values can be merged into it.
+            env = {key_of_field(key): value for key, value in asdict(named.config).items()}
+            maker = named.maker
+        given = {} if env is None else {"env": env}  # recorded episodes need none
+        config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
     factory = None if maker is None else EnvFactory(config.env, maker)
     return build_runner(config, factory).run()
 

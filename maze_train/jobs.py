@@ -14,11 +14,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from maze_train.config.loading import load_config
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
-from maze_train.config.resuming import AUTO, stored_settings
+from maze_train.config.pipeline import configure
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
+from maze_train.config.train_config import AUTO
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, RunDirectoryError
 
 if TYPE_CHECKING:
@@ -116,12 +116,12 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
         RunDirectoryError: If some of the results could not be written.
     """
     values = plain_values(composed)
-    resume = values.get("resume")
-    if resume not in (None, AUTO):
-        values = stored_settings(str(resume), settings_of(overrides, values))
-    elif run_dir is not None and values.get("run_dir") is None and resume is None:
+    changes: dict[str, Any] = {}
+    if values.get("resume") not in (None, AUTO):
+        changes = settings_of(overrides, values)
+    elif values.get("resume") is None and values.get("run_dir") is None:
         values["run_dir"] = run_dir
-    config = load_config(values)
+    config = configure(values, changes)
     # Only now: PyTorch takes a second to import, and a configuration error should be shown at once.
     from maze_train.runners.factory import build_runner
 

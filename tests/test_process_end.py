@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cases import everyday
 from leftovers import cpu_seconds, left_in, members
 
 pytestmark = pytest.mark.slow
@@ -77,6 +76,11 @@ class Process:
             assert time.monotonic() - self.started < STARTUP_S, self.output
         return self.popen.wait(STARTUP_S)
 
+    def stop_reading(self) -> None:
+        """Close the end of the pipe or terminal from which the output is read."""
+        os.close(self.read_end)
+        self.read_end = os.open(os.devnull, os.O_RDONLY)
+
     def kill(self) -> None:
         """End whatever is left."""
         for pid in members(self.popen.pid):
@@ -107,71 +111,74 @@ def stop_reason(folder: Path) -> str:
     return str(json.loads((folder / "run/summary.json").read_text())["stop_reason"])
 
 
-@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
-def test_a_run_that_comes_to_its_end(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
-    """Exit code 0, the outcome on standard output, no process left."""
-    process = start(*ENDLESS, *runner, "total_steps=2048")
-    assert process.end() == 0
-    assert re.search(r"stopped +total_steps", process.output)
-    assert stop_reason(tmp_path) == "total_steps"
+on_each_runner = pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+
+
+@on_each_runner
+@pytest.mark.parametrize(
+    ("env", "code", "said", "reason"),
+    [
+        # A module where the command is called needs no PYTHONPATH.
+        ("near.Near", 0, r"stopped +total_steps", "total_steps"),
+        ("near.Broken", 1, "RuntimeError: the wheel came off", "error"),
+    ],
+)
+def test_how_a_run_ends_by_itself(
+    start: Start,
+    tmp_path: Path,
+    runner: tuple[str, ...],
+    env: str,
+    code: int,
+    said: str,
+    reason: str,
+) -> None:
+    """With its outcome, or the words of the environment; no process is left."""
+    text = "from own_envs import FaultyEnv, SpacesEnv as Near\nBroken = lambda: FaultyEnv(at=300)\n"
+    (tmp_path / "near.py").write_text(text)
+    process = start(*ENDLESS, *runner, "env=default", f"env._target_={env}", "total_steps=2048")
+    assert process.end() == code
+    assert re.search(said, process.output)
+    assert stop_reason(tmp_path) == reason
     assert left_in(process.popen.pid) == {}
 
 
-@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
-def test_an_environment_that_raises(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
-    """Exit code 1, a message with the environment's words, a summary, no process left."""
-    env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs.at=300")
-    process = start(*ENDLESS, *runner, *env)
-    assert process.end() == 1
-    assert "RuntimeError: the wheel came off" in process.output
-    assert stop_reason(tmp_path) == "error"
-    assert left_in(process.popen.pid) == {}
-
-
-def test_a_configuration_error(start: Start, tmp_path: Path) -> None:
-    """Exit code 2, one line, nothing written."""
-    process = start(*ENDLESS, "algorithm.lrr=1")
-    assert process.end() == 2
-    assert process.output.startswith("maze-run: error: algorithm.lrr = 1: unknown; did you mean")
-    assert process.output.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("terminal", everyday(1, [False, True]), ids=["pipe", "terminal"])
-@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
-def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal: bool) -> None:
-    """Ctrl-C reaches all processes: exit code 130 in 5 s, a summary, no traceback, none left."""
+@pytest.mark.parametrize(
+    ("number", "code", "terminal"),
+    [
+        (signal.SIGINT, 130, False),
+        pytest.param(signal.SIGINT, 130, True, marks=pytest.mark.exhaustive),
+        (signal.SIGTERM, 143, False),  # as a cluster sends it
+    ],
+    ids=["ctrl-c, pipe", "ctrl-c, terminal", "sigterm"],
+)
+@on_each_runner
+def test_a_run_that_is_asked_to_end(
+    start: Start, tmp_path: Path, runner: tuple[str, ...], number: int, code: int, terminal: bool
+) -> None:
+    """All processes end in 5 s, with a summary and without traceback."""
     process = start(*ENDLESS, *runner, terminal=terminal)
     patience = max(5.0, process.wait_for(r"epoch +[1-9]"))  # A busy machine is as slow at the end.
-    os.killpg(process.popen.pid, signal.SIGINT)
+    if number == signal.SIGINT:
+        os.killpg(process.popen.pid, number)
+    else:
+        process.popen.terminate()
     asked = time.monotonic()
-    assert process.end() == 130
+    assert process.end() == code
     assert time.monotonic() - asked < patience
     assert stop_reason(tmp_path) == "interrupted"
-    assert "maze-run: interrupted" in process.output
+    assert f"maze-run: {'interrupted' if code == 130 else 'terminated'}" in process.output
     assert "Traceback" not in process.output
     assert left_in(process.popen.pid) == {}
     if terminal:  # the cursor that the bar has hidden is shown again
         assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
 
 
-@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
-def test_a_polite_request_to_end(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
-    """SIGTERM, as a cluster sends it, is as good as Ctrl-C."""
-    process = start(*ENDLESS, *runner)
-    process.wait_for(r"epoch +[1-9]")
-    process.popen.terminate()
-    assert process.end() in (130, 143)
-    assert stop_reason(tmp_path) == "interrupted"
-
-
-@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+@on_each_runner
 def test_a_terminal_that_is_closed(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
     """SIGHUP to all processes, and nowhere to write to: a checkpoint, a summary, exit code 129."""
     process = start(*ENDLESS, *runner, terminal=True)
     process.wait_for(r"epoch +[1-9]")
-    os.close(process.read_end)
-    process.read_end = os.open(os.devnull, os.O_RDONLY)
+    process.stop_reading()
     os.killpg(process.popen.pid, signal.SIGHUP)
     assert process.popen.wait(STARTUP_S) == 128 + signal.SIGHUP
     assert stop_reason(tmp_path) == "interrupted"
@@ -184,20 +191,9 @@ def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
     """A run whose standard output is closed, as by `| head -1`, goes on to its end."""
     process = start(*ENDLESS, "total_steps=60000")
     process.wait_for(r"epoch +[1-9]")
-    os.close(process.read_end)
-    process.read_end = os.open(os.devnull, os.O_RDONLY)
+    process.stop_reading()
     assert process.popen.wait(STARTUP_S) == 0
     assert stop_reason(tmp_path) == "total_steps"
-
-
-@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
-def test_an_environment_in_the_working_directory(
-    start: Start, tmp_path: Path, runner: tuple[str, ...]
-) -> None:
-    """A module where the command is called needs no PYTHONPATH."""
-    (tmp_path / "near.py").write_text("from own_envs import SpacesEnv as Near\n")
-    process = start(*ENDLESS, *runner, "env=default", "env._target_=near.Near", "total_steps=1024")
-    assert process.end() == 0
 
 
 def test_a_worker_that_is_killed(start: Start, tmp_path: Path) -> None:
@@ -226,7 +222,7 @@ def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+@on_each_runner
 def test_the_first_update_comes_soon(start: Start, runner: tuple[str, ...]) -> None:
     """The first update has ended after few seconds of computing; `pytest -rP` shows the time."""
     process = start(*ENDLESS, *runner)
@@ -234,17 +230,6 @@ def test_the_first_update_comes_soon(start: Start, runner: tuple[str, ...]) -> N
     computed = cpu_seconds(process.popen.pid)
     print(f"first update after {seconds:.2f} s, of which {computed:.2f} s were computed")
     assert computed < 10.0
-
-
-def test_help_imports_neither_torch_nor_hydra() -> None:
-    """`--help` answers without the packages that take long to import."""
-    code = (
-        "import sys; from maze_train.cli import main; assert main(['--help']) == 0; "
-        "print([m for m in ('torch', 'hydra', 'gymnasium', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert done.stderr == ""
 
 
 UNGUARDED = """

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from maze_train.cli import main
-from maze_train.config.loading import config_to_dict
 from maze_train.config.train_config import LocalRunnerConfig
+from maze_train.config.writing import config_to_dict
 from maze_train.envs.config import EnvConfig
 
 if TYPE_CHECKING:

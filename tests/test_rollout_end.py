@@ -82,25 +82,23 @@ def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
     assert not (tmp_path / "out/summary.json").exists()
 
 
-def test_a_worker_that_dies(start: Start, tmp_path: Path) -> None:
-    """Exit code 1, the seed in the message, what was played in the files, no process left."""
-    env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs={fault: kill, at: 30}")
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("raise", "RuntimeError: the wheel came off"), ("kill", "maze-run: error: ")],
+)
+def test_an_environment_that_fails(start: Start, tmp_path: Path, kind: str, said: str) -> None:
+    """Exit code 1, its words or the seed, what was played in the files, no process left."""
+    env = (
+        "env=default",
+        "env._target_=own_envs.FaultyEnv",
+        f"env.kwargs={{fault: {kind}, at: 30}}",
+    )
     process = start(*ENDLESS, *LOCAL, *env)
     assert process.end() == 1
-    assert "maze-run: error: " in process.output
+    assert said in process.output
     assert left_in(process.popen.pid) == {}
     assert json.loads((tmp_path / "out/summary.json").read_text())["stop_reason"] == "error"
     assert numbers(tmp_path) == list(range(len(numbers(tmp_path))))
-
-
-def test_an_environment_that_raises(start: Start, tmp_path: Path) -> None:
-    """Exit code 1, and the words of the environment."""
-    env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs.at=30")
-    process = start(*ENDLESS, *LOCAL, *env)
-    assert process.end() == 1
-    assert "RuntimeError: the wheel came off" in process.output
-    assert left_in(process.popen.pid) == {}
-    assert json.loads((tmp_path / "out/summary.json").read_text())["stop_reason"] == "error"
 
 
 def test_a_sweep(start: Start, tmp_path: Path) -> None:

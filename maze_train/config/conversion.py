@@ -9,26 +9,15 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import is_dataclass
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from maze_train.checks import check_one_of
+from maze_train.config.fields import TUPLE, field_of_key, hints_of, join
 from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET, locate
 
-__all__ = [
-    "TUPLE",
-    "UnknownKeyError",
-    "build_dataclass",
-    "convert",
-    "field_of_key",
-    "join",
-    "key_of_field",
-    "subclass_named",
-]
-
-TUPLE = "_tuple_"
-"""The only key of a mapping that stands for a tuple, which YAML does not have."""
+__all__ = ["UnknownKeyError", "build_dataclass", "convert", "subclass_named"]
 
 ConfigT = TypeVar("ConfigT")
 
@@ -108,26 +97,6 @@ def convert(value: Any, hint: Any, path: str) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
         return value if isinstance(value, hint) else _convert_dataclass(value, hint, path)
     return _convert_scalar(value, hint, path)
-
-
-def field_of_key(cls: type) -> dict[str, str]:
-    """The fields of a dataclass by their key in YAML: the name, or `_target_` for `target`."""
-    return {key_of_field(f.name): f.name for f in fields(cls) if f.init}
-
-
-def key_of_field(name: str) -> str:
-    """The key of a field in YAML."""
-    return TARGET if name == "target" else name
-
-
-def hints_of(cls: type) -> dict[str, Any]:
-    """The type hints of a dataclass, evaluated."""
-    return get_type_hints(cls)
-
-
-def join(path: str, key: str) -> str:
-    """A dotted key."""
-    return f"{path}.{key}" if path else str(key)
 
 
 def subclass_named(target: Any, base: type[ConfigT], key: str) -> type[ConfigT]:

@@ -1,4 +1,4 @@
-"""Conversion of plain nested values to validated configuration dataclasses, and back."""
+"""Plain nested values, with names of options and dotted keys, to configuration dataclasses."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from omegaconf import OmegaConf
+import yaml
 
-from maze_train.config.conversion import (
-    TUPLE,
-    UnknownKeyError,
-    build_dataclass,
-    hints_of,
-    join,
-    key_of_field,
-    subclass_named,
-)
+from maze_train.config.conversion import UnknownKeyError, build_dataclass, subclass_named
+from maze_train.config.fields import dotted_name, hints_of, join, key_of_field
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
 from maze_train.errors import ConfigError, nearest
-from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
 
 if TYPE_CHECKING:
@@ -30,9 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "build_config",
-    "build_dataclass",
     "choose_one",
-    "config_to_dict",
     "keys_of",
     "load_config",
     "named_option",
@@ -60,7 +50,7 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     values = values_by_field(TrainConfig, node)
     if values.get("algorithm") is None:
         raise choose_one("algorithm")
-    return build_config(TrainConfig, values)
+    return build_config(TrainConfig, values).with_defaults()
 
 
 def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,16 +116,6 @@ def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[st
                 yield from keys_of(section, node, join(path, key))
 
 
-def config_to_dict(config: Any) -> dict[str, Any]:
-    """A configuration dataclass as plain values for YAML.
-
-    `load_config` turns those of a `TrainConfig` into an equal one, `build_dataclass` those of any.
-    """
-    dumped = _dump(config, type(config))
-    assert isinstance(dumped, dict)
-    return dumped
-
-
 def choose_one(group: str, folders: Iterable[str] = ()) -> ConfigError:
     """The error for a missing choice: its options, each with a description."""
     return ConfigError(group, f"choose one: {group}=<name>{_listing(group, folders)}")
@@ -166,13 +146,12 @@ def named_option(group: str, name: str) -> dict[str, Any]:
         if group == "env":
             return {"id": name}
         raise unknown_option(group, name)
-    content = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-    assert isinstance(content, dict)
+    content: dict[str, Any] = yaml.safe_load(text)
     values: dict[str, Any] = {}
     for base in content.pop("defaults", ()):  # options that this one changes, as Hydra reads them
         if base != "_self_":
-            values.update(named_option(group, str(base)))
-    return values | {str(key): value for key, value in content.items()}
+            values.update(named_option(group, base))
+    return values | content
 
 
 def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
@@ -206,36 +185,4 @@ def _with_target(field: Any, hint: Any, node: Any) -> Any:
         return {**named_option(field.name, str(node["name"])), **own}
     if field.default_factory is MISSING:
         raise choose_one(field.name)
-    return {TARGET: _dotted(field.default_factory), **node}
-
-
-def _dump(value: Any, hint: Any) -> Any:
-    """A value as plain data; a dataclass says its class if `hint` would not lead back to it."""
-    if isinstance(value, Schedule):
-        return _dump_schedule(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        hints = hints_of(type(value))
-        node = {
-            key_of_field(f.name): _dump(getattr(value, f.name), hints[f.name])
-            for f in fields(value)
-            if f.init
-        }
-        return node if type(value) is hint else {TARGET: _dotted(type(value)), **node}
-    if isinstance(value, Mapping):
-        return {key: _dump(entry, Any) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        entries = [_dump(entry, Any) for entry in value]
-        return {TUPLE: entries} if isinstance(value, tuple) and hint is Any else entries
-    return value
-
-
-def _dump_schedule(schedule: Schedule) -> dict[str, Any] | str:
-    if schedule.start is not None and schedule.end == 0:
-        return str(schedule)
-    if schedule.start is not None:
-        return {"start": schedule.start, "end": schedule.end}
-    return {"points": [list(point) for point in schedule.points or ()], "by": schedule.by}
-
-
-def _dotted(cls: Any) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return {TARGET: dotted_name(field.default_factory), **node}

@@ -12,13 +12,13 @@ from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
 from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
 from maze_train.config.stored import (
-    CONFIG_FILE,
     PARTS_OF_ENV,
     PARTS_OF_POLICY,
     check_trust,
     read_settings,
 )
-from maze_train.errors import ConfigError, DatasetError, RunDirectoryError
+from maze_train.config.writing import CONFIG_FILE
+from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.targets import TARGET
 
 __all__ = ["is_rollout", "load_rollout_config", "policy_directory", "policy_nearby"]
@@ -71,7 +71,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         if env is None or isinstance(env, Mapping):
             values["env"] = joined_env(stored["env"], env or {})
             if not any(values["env"].get(name) for name in ENV_NAMES):
-                raise ConfigError("env", f"{CHOOSE_ENV}{recorded_in(stored)}")
+                raise ConfigError("env", CHOOSE_ENV)
             settings = {**stored, "env": values["env"]}
             own = {"env": env}
             uses = (*PARTS_OF_POLICY, *PARTS_OF_ENV)
@@ -117,25 +117,6 @@ def plain_seeds(seeds: Any) -> Any:
         int(seed) if isinstance(seed, Integral) and not isinstance(seed, bool) else seed
         for seed in seeds
     ]
-
-
-def recorded_in(settings: Mapping[str, Any]) -> str:
-    """Name the environment in which the data set of a run was recorded; empty: not known."""
-    from maze_train.data.trajectory_files import read_metadata  # needs PyTorch
-
-    runner = settings.get("runner")
-    directory = runner.get("dataset") if isinstance(runner, Mapping) else None
-    if not isinstance(directory, str):
-        return ""
-    try:
-        env = read_metadata(Path(directory)).env
-    except (DatasetError, OSError):  # it adds to a message, which is right without it
-        return ""
-    for name in ENV_NAMES:
-        if isinstance(env.get(name), str):
-            remedy = f"{'env' if name == 'id' else f'env.{name}'}={env[name]}"
-            return f"; the data set of the run was recorded in {env[name]}: add {remedy}"
-    return ""
 
 
 def joined_env(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from maze_train.config.conversion import convert, join
-from maze_train.config.loading import config_to_dict, load_config
+from maze_train.config.conversion import convert
+from maze_train.config.fields import join
+from maze_train.config.loading import load_config
+from maze_train.config.writing import (
+    CONFIG_FILE,
+    LOADER,
+    MAX_BYTES,
+    check_plain,
+    config_to_dict,
+)
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import read_regular
 from maze_train.targets import TARGET, imported, locate
@@ -28,23 +36,14 @@ if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
 
 __all__ = [
-    "CONFIG_FILE",
     "PARTS",
     "PARTS_OF_ENV",
     "PARTS_OF_POLICY",
-    "check_plain",
     "check_trust",
     "modules_to_trust",
     "read_settings",
     "settings_of_run",
 ]
-
-CONFIG_FILE = "config.yaml"
-
-MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
-"""Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
-
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one comes with most wheels
 
 SECTIONS = ("env", "model", "algorithm", "runner", "evaluation", "tracking", "checkpoint")
 
@@ -142,47 +141,6 @@ def _problem_of(node: Any) -> str:
         if key in ("algorithm", "runner") and "name" in value:
             return f"{key}.name is not written"
     return ""
-
-
-def check_plain(text: str) -> None:
-    """Refuse YAML that no run writes, before anything is made of it.
-
-    Raises:
-        ValueError: If there are aliases, tags, keys that come twice, or bounds are exceeded.
-    """
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES:,} bytes")
-    open_nodes: list[set[str] | None] = []  # keys so far; None: a list
-    is_key = [False]
-    events: Iterator[Any] = yaml.parse(text, LOADER)
-    for event in events:
-        where = f"in line {event.start_mark.line + 1}"
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
-            raise ValueError(f"an alias or a tag {where}, which no run writes")
-        if isinstance(event, yaml.CollectionEndEvent):
-            open_nodes.pop()
-            is_key.pop()
-        elif isinstance(event, yaml.NodeEvent):
-            if isinstance(event, yaml.ScalarEvent):
-                _check_scalar(event, open_nodes[-1] if is_key[-1] else None, where)
-            if open_nodes and open_nodes[-1] is not None:
-                is_key[-1] = not is_key[-1]
-            if isinstance(event, yaml.CollectionStartEvent):
-                is_mapping = isinstance(event, yaml.MappingStartEvent)
-                open_nodes.append(set() if is_mapping else None)
-                is_key.append(is_mapping)
-        if len(open_nodes) > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
-
-
-def _check_scalar(event: yaml.ScalarEvent, keys: set[str] | None, where: str) -> None:
-    """Refuse keys that come twice, and numbers of endless length."""
-    if keys is not None:
-        if event.value in keys:
-            raise ValueError(f"{event.value!r} for the second time {where}")
-        keys.add(event.value)
-    if event.implicit[0] and len(event.value) > MAX_NUMBER and event.value[0] in "+-.0123456789":
-        raise ValueError(f"a number of {len(event.value):,} digits {where}")
 
 
 # -- what it may name ------------------------------------------------------------------------------

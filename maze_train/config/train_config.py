@@ -16,7 +16,10 @@ from maze_train.training.config import AlgorithmConfig, CheckpointConfig, Evalua
 if TYPE_CHECKING:
     from maze_train.workers.places import Place
 
-__all__ = ["DevRunnerConfig", "LocalRunnerConfig", "RunnerConfig", "TrainConfig"]
+__all__ = ["AUTO", "DevRunnerConfig", "LocalRunnerConfig", "RunnerConfig", "TrainConfig"]
+
+AUTO = "auto"
+"""Value of `resume`: continue the run in `run_dir` if there is one."""
 
 
 @dataclass(kw_only=True)
@@ -156,8 +159,8 @@ class TrainConfig:
 
     base_run: str | None = None
     """Directory of a run, or of a saved policy, whose policy training starts from, such as one of
-    bc; its networks are taken over where `model` says nothing of the policy, a critic where there
-    is one of the same kind. null: new weights."""
+    bc, with its networks; a critic is taken over where there is one of the same kind. null: new
+    weights."""
 
     resume: str | None = None
     """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in
@@ -171,35 +174,52 @@ class TrainConfig:
         self._check_experience()
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)
-        self._check_directories()
-        if self.total_steps is None:
-            self.total_steps = self.algorithm.default_total_steps
-        check_at_least("total_steps", self.total_steps, 0)
-        if not self.runner.concurrency:
-            count = self.algorithm.default_concurrency
-            self.runner = replace(self.runner, concurrency=count)
-        limits = (self.total_steps, self.algorithm.n_epochs, self.algorithm.patience)
+        if self.resume == AUTO and self.run_dir is None:
+            raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
+        self._directories()
+        total_steps = self._total_steps
+        check_at_least("total_steps", total_steps, 0)
+        limits = (total_steps, self.algorithm.n_epochs, self.algorithm.patience)
         if not any(limits) and not self.runner.max_wall_time_s:
             raise ConfigError(
                 "total_steps",
                 "nothing would end this run; set total_steps, algorithm.n_epochs, "
                 "algorithm.patience or runner.max_wall_time_s",
-                self.total_steps,
+                total_steps,
             )
         try:
-            self.algorithm.check_concurrency(self.runner.concurrency)
+            self.algorithm.check_concurrency(self._concurrency)
             if not self.runner.fast_dev_run:
-                self.algorithm.check_total_steps(self.total_steps)
+                self.algorithm.check_total_steps(total_steps)
         except ConfigError as error:
             raise error.below("algorithm") from None
 
-    def _check_directories(self) -> None:
-        for key in ("run_dir", "base_run", "resume"):
-            name = getattr(self, key)
-            if name is not None and (key, name) != ("resume", "auto"):
-                setattr(self, key, absolute_path(key, name))
-        if self.resume == "auto" and self.run_dir is None:
-            raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
+    def with_defaults(self) -> TrainConfig:
+        """A copy with the defaults of the algorithm filled in, and directories as absolute paths.
+
+        An environment may change the working directory.
+        """
+        filled: dict[str, Any] = self._directories()
+        filled["runner"] = replace(self.runner, concurrency=self._concurrency)
+        return replace(self, total_steps=self._total_steps, **filled)
+
+    @property
+    def _total_steps(self) -> int:
+        given = self.total_steps
+        return self.algorithm.default_total_steps if given is None else given
+
+    @property
+    def _concurrency(self) -> int:
+        return self.runner.concurrency or self.algorithm.default_concurrency
+
+    def _directories(self) -> dict[str, Any]:
+        """The directories that are named, as absolute paths."""
+        named = {key: getattr(self, key) for key in ("run_dir", "base_run", "resume")}
+        return {
+            key: absolute_path(key, name)
+            for key, name in named.items()
+            if name is not None and (key, name) != ("resume", AUTO)
+        }
 
     def _check_experience(self) -> None:
         """Refuse an algorithm without its source of experience, or with another one."""

@@ -92,6 +92,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._device = torch.device(device)
         self._generator = torch.Generator().manual_seed(seed)
         self._continues = False
+        self._may_jump = False
         self._steps = np.arange(n_steps)[:, None] * num_envs
         self._powers = np.power(gamma, np.arange(n_steps + 1)).astype(np.float32)
 
@@ -119,6 +120,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
                 f"{self.num_envs}"
             )
         self._add(rollout)
+        self._may_jump = False
 
     def add_transition(self, transition: Transition) -> None:
         """Store one step.
@@ -133,6 +135,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         if self.num_envs != 1:
             problem = "add_transition is for 1 environment: use add_rollout, with all of them"
             raise ConfigError("num_envs", problem, self.num_envs)
+        self._may_jump = True
         self._add(as_rollout(transition))
 
     def interrupt(self) -> None:  # noqa: D102
@@ -165,6 +168,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """
         self._memory.load_state_dict(state)
         self._continues = state["continues"]
+        self._may_jump = self.num_envs == 1  # the state does not say how it was filled
         self._generator.set_state(state["generator"])
 
     def _add(self, rollout: Rollout) -> Array:
@@ -179,7 +183,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         if not self._continues:
             # A row of its own for the observation before the interruption, if there is one.
             return memory.head + (memory.head > 0), False
-        if self.num_envs > 1:
+        if not self._may_jump:
             return memory.head, True
         # Single steps of a lone environment may come from anywhere.
         newest = memory.observations(np.array([memory.head]))

@@ -16,14 +16,14 @@ from gymnasium.error import DependencyNotInstalled, Error
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from maze_train.envs.factory import (
+    GAMES,
     build_failure,
     missing_dependency,
     nearest_ids,
-    register_atari,
     wrong_arguments,
 )
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.targets import maker_of
+from maze_train.targets import locate, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -210,7 +210,7 @@ def vector_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     try:
         if name.startswith("ALE/"):
-            register_atari()
+            locate(f"{GAMES}.register_atari")()
         if module:
             importlib.import_module(module)
         spec = gymnasium.spec(name)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from maze_train.envs.faults import explained
-from maze_train.errors import ConfigError, EnvError, MissingExtraError, SpaceError
+from maze_train.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.workers.pool import check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gymnasium.vector import VectorEnv
 
-__all__ = ["build_envs", "check_equal_spaces", "close_all"]
+__all__ = ["build_envs", "close_all"]
 
 
 def build_envs(
@@ -44,7 +45,7 @@ def build_envs(
                     "the factory returned the same environment twice; let it build a new one"
                 )
             envs.append(env)
-            check_equal_spaces(envs[0], env, index, first)
+            check_spaces(index, spaces_of(env), spaces_of(envs[0]), first)
     except (ConfigError, MissingExtraError):
         close_all(envs)
         raise
@@ -54,19 +55,9 @@ def build_envs(
     return envs
 
 
-def check_equal_spaces(one: Any, other: Any, index: int, first: int = 0) -> None:
-    """Refuse an environment whose spaces differ from those of environment `first`.
-
-    Raises:
-        SpaceError: If the observation or action spaces of the two are not equal.
-    """
-    for name in ("observation_space", "action_space"):
-        expected, given = getattr(one, name), getattr(other, name)
-        if expected != given:
-            raise SpaceError(
-                f"the {name} of environment {index} is {given}, that of environment {first} is "
-                f"{expected}: all environments must have equal spaces"
-            )
+def spaces_of(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
+    """Observation and action space."""
+    return env.observation_space, env.action_space
 
 
 def close_all(envs: Iterable[gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]]) -> None:

@@ -18,7 +18,6 @@ from maze_train.errors import (
     MazeTrainError,
     nearest,
 )
-from maze_train.extras import import_extra
 from maze_train.targets import build_target, locate, maker_of
 
 if TYPE_CHECKING:
@@ -37,18 +36,8 @@ REMEDIES = (
 MONITOR = "maze_train.envs.monitoring.MonitoringWrapper"
 """Reports the returns of whole episodes, where wrappers for training change them."""
 
-ATARI_GAME = "maze_train.envs.atari.AtariPreprocessing"
-ATARI_STACK = "maze_train.envs.wrappers.ObservationStackWrapper"
-ATARI_TRAINING = (
-    "maze_train.envs.atari.EpisodicLifeWrapper",
-    "maze_train.envs.atari.SignRewardWrapper",
-)
-"""Wrappers around Atari games, found where one is asked for; the last ones in training only."""
-
-ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
-
-STACKED_SCREENS = 4
-"""Screens that the agent sees of an Atari game (Mnih et al., 2015)."""
+GAMES = "maze_train.envs.games"
+"""Atari games, found where one is asked for."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +102,16 @@ class EnvFactory:
                 "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
             )
         atari = uses_atari_preprocessing(config)
-        env = make_game(config, self.maker) if atari else make(config, self.maker)
+        env = (
+            locate(f"{GAMES}.make_game")(config, self.maker) if atari else make(config, self.maker)
+        )
         for i, wrapper in enumerate(config.wrappers):
             env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if not self.training or not (atari or config.training_wrappers):
             return env
         env = locate(MONITOR)(env)
-        for name in ATARI_TRAINING if atari else ():
-            env = locate(name)(env)
+        if atari:
+            env = locate(f"{GAMES}.for_training")(env)
         for i, wrapper in enumerate(config.training_wrappers):
             key = f"env.training_wrappers[{i}]"
             wrapped = wrap(env, wrapper, key=key)
@@ -159,30 +150,23 @@ def uses_atari_preprocessing(config: EnvConfig) -> bool:
             other observations than the screen.
         MissingExtraError: If it is asked for, and ale-py is not installed.
     """
-    other_than_screen = {
-        name: config.kwargs[name]
-        for name, screen in (("obs_type", "rgb"), ("sound_obs", False))
-        if config.kwargs.get(name, screen) != screen
-    }
-    env_id = (config.id or "").rpartition(":")[2]
     if config.preprocessing == "auto":
-        return env_id.startswith("ALE/") and not other_than_screen
+        is_game = (config.id or "").rpartition(":")[2].startswith("ALE/")
+        return is_game and not other_than_screen(config)
     if config.preprocessing == "none":
         return False
-    register_atari()
-    spec = gymnasium.registry.get(env_id)
-    if spec is not None and spec.entry_point != ATARI_ENTRY_POINT:
-        raise ConfigError(
-            "env.preprocessing", f"`atari` is for ids of Atari games, not for {config.id}", "atari"
-        )
-    if other_than_screen:
-        raise ConfigError(
-            "env.kwargs",
-            "Atari preprocessing observes the screen: leave these out, or set "
-            "env.preprocessing=none",
-            other_than_screen,
-        )
+    locate(f"{GAMES}.check_game")(config)
     return True
+
+
+def other_than_screen(config: EnvConfig) -> dict[str, Any]:
+    """Arguments that ask for other observations than the screen of an Atari game in colour."""
+    defaults = {"obs_type": "rgb", "sound_obs": False}
+    return {
+        name: config.kwargs[name]
+        for name, screen in defaults.items()
+        if config.kwargs.get(name, screen) != screen
+    }
 
 
 def env_name(config: EnvConfig) -> str:
@@ -205,7 +189,7 @@ def nearest_ids(env_id: str, count: int = 3) -> list[str]:
     `CartPole-v1`, and `Pong-v5` near `ALE/Pong-v5`.
     """
     if importlib.util.find_spec("ale_py") is not None:
-        register_atari()
+        locate(f"{GAMES}.register_atari")()
     newest: dict[str, int] = {}
     for registered in gymnasium.registry:
         name, version = split_version(registered)
@@ -223,39 +207,15 @@ def split_version(env_id: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (env_id, -1)
 
 
-def register_atari() -> None:
-    """Make the `ALE/` ids known to gymnasium.
-
-    Raises:
-        MissingExtraError: If ale-py is not installed.
-    """
-    ale_py = import_extra("ale-py", "atari", "the ALE environments", "ale_py")
-    gymnasium.register_envs(ale_py)
-    # Else every game that is made writes a banner.
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-
-
 def make(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
     return make_own(config, maker) if config.id is None else make_registered(config, config.id)
 
 
-def make_game(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
-    """Build an Atari game with the preprocessing that training and evaluation share."""
-    kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
-    game = make(replace(config, kwargs=kwargs, max_episode_steps=None), maker)
-    env = locate(ATARI_GAME)(game)
-    if config.max_episode_steps is not None:
-        # Outside, where steps are those of the agent.
-        env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
-    stacked: gymnasium.Env[Any, Any] = locate(ATARI_STACK)(env, STACKED_SCREENS)
-    return stacked
-
-
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     """Build a registered environment, turning gymnasium's complaints into ours."""
     if env_id.rpartition(":")[2].startswith("ALE/"):
-        register_atari()
+        locate(f"{GAMES}.register_atari")()
     # The checker costs time in every step and warns about style; what matters is checked where
     # values are stored.
     options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}

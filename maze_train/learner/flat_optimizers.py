@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 
@@ -40,6 +40,9 @@ class Optimizer(torch.optim.Optimizer, ABC):
     Raises:
         ConfigError: If the learning rate is negative or not finite.
     """
+
+    is_elementwise: ClassVar[bool] = True
+    """Whether a flat vector of parameters gives the same steps."""
 
     def __init__(
         self,

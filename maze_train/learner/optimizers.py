@@ -10,7 +10,6 @@ import torch
 
 from maze_train.errors import ConfigError
 from maze_train.learner.flat import FlatParameters
-from maze_train.learner.flat_optimizers import Optimizer
 from maze_train.learner.gradients import clip_gradients
 from maze_train.learner.progress import Progress, scheduled_value
 from maze_train.targets import TARGET, build_target, locate
@@ -66,7 +65,7 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which no learner offers",
                 node[TARGET],
             )
-        elementwise = issubclass(optimizer_class, Optimizer) or (
+        elementwise = getattr(optimizer_class, "is_elementwise", False) or (
             optimizer_class.__module__.startswith("torch.optim")
             and optimizer_class.__name__ in ELEMENTWISE
         )
@@ -86,7 +85,7 @@ class ModuleOptimizer:
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
-        own = issubclass(optimizer_class, Optimizer)
+        own = getattr(optimizer_class, "is_elementwise", False)
         own_epsilon = accepted["eps"].default if "eps" in accepted and not own else None
         if isinstance(own_epsilon, float) and own_epsilon < EPSILON:
             defaults["eps"] = EPSILON

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from maze_train.nets.config import ModelConfig
     from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.recurrent import Memory
+    from maze_train.nets.recurrent import RecurrentNetwork
     from maze_train.types import Sequences, Tensor, TensorTree
 
 __all__ = ["ActorCriticModel", "build_actor_critic"]
@@ -53,7 +53,7 @@ class ActorCriticModel(PolicyModel):
         value_head: ValueHead,
         trunk: nn.Module | None = None,
         *,
-        memory: Memory | None = None,
+        memory: RecurrentNetwork | None = None,
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
     ) -> None:

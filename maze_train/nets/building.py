@@ -10,11 +10,10 @@ from gymnasium.spaces import Dict
 from torch import nn
 
 from maze_train.errors import ConfigError, SpaceError
-from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.template import TemplateNet
 from maze_train.spaces.masks import is_mask_key
 from maze_train.spaces.tensors import sampled_for
-from maze_train.targets import build_target
+from maze_train.targets import build_target, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,11 +22,15 @@ if TYPE_CHECKING:
 
     from maze_train.distributions.base import Distribution
     from maze_train.nets.config import ModelConfig
+    from maze_train.nets.masking import ActionMasking
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.spaces.masks import MaskLayout
     from maze_train.types import Tensor, TensorTree
 
 __all__ = [
     "POLICY_GAIN",
     "Policy",
+    "build_masking",
     "build_network",
     "build_normalizer",
     "build_own",
@@ -37,6 +40,10 @@ __all__ = [
 
 POLICY_GAIN = 0.01
 """Gain of the orthogonal initialisation of the output layer of a policy."""
+
+NORMALIZER = "maze_train.nets.normalization.ObservationNormalizer"
+MASKING = "maze_train.nets.masking.ActionMasking"
+"""Parts of a model that are imported when a configuration or a space asks for them."""
 
 ROWS = 2
 """Observations that a network of a user is tried out on."""
@@ -83,8 +90,16 @@ def build_normalizer(config: ModelConfig, space: spaces.Space[Any]) -> Observati
     """The normaliser that a configuration asks for; None if there is nothing to normalise."""
     if config.normalization.mode == "none":
         return None
-    normalizer = ObservationNormalizer(space, config.normalization)
+    normalizer: ObservationNormalizer = locate(NORMALIZER)(space, config.normalization)
     return normalizer if normalizer.keys else None
+
+
+def build_masking(distribution: Distribution, masks: MaskLayout | None) -> ActionMasking | None:
+    """What rules out actions that the observations call illegal; None where there are no masks."""
+    if masks is None:
+        return None
+    masking: ActionMasking = locate(MASKING)(distribution, masks)
+    return masking
 
 
 def readable(

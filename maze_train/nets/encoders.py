@@ -12,11 +12,12 @@ from torch import nn
 
 from maze_train.errors import SpaceError
 from maze_train.nets.blocks import MLP
-from maze_train.nets.images import ImageEncoder
 from maze_train.spaces.images import is_image
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from maze_train.nets.config import ModelConfig
+    from maze_train.nets.images import ImageEncoder
     from maze_train.types import Tensor, TensorTree
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "leaf_encoder",
 ]
 
-IMAGE_BRANCH_FACTOR = 4
+IMAGE_ENCODER = "maze_train.nets.images.ImageEncoder"
+
+IMAGE_FACTOR = 4
 """Units of the branch of an image, compared with those of other branches."""
 
 
@@ -110,7 +113,7 @@ class DictEncoder(nn.Module):
         self.keys = list(encoders)
         self.encoders = nn.ModuleList(encoders.values())
         self.sizes = [
-            config.branch_size * (IMAGE_BRANCH_FACTOR if isinstance(e, ImageEncoder) else 1)
+            config.branch_size * (1 if isinstance(e, BoxEncoder | OneHotEncoder) else IMAGE_FACTOR)
             for e in encoders.values()
         ]
         self.branches = nn.ModuleList(
@@ -126,7 +129,7 @@ class DictEncoder(nn.Module):
         return torch.cat([branch(encoder(obs[key])) for key, encoder, branch in parts], dim=-1)
 
 
-Encoder: TypeAlias = BoxEncoder | OneHotEncoder | ImageEncoder | DictEncoder
+Encoder: TypeAlias = "BoxEncoder | OneHotEncoder | ImageEncoder | DictEncoder"
 
 
 def leaf_encoder(
@@ -138,7 +141,10 @@ def leaf_encoder(
         SpaceError: If the space is of a kind that no network reads.
     """
     if isinstance(space, spaces.Box) and is_image(space) and config.image_encoder != "flat":
-        return ImageEncoder(space, config.image_encoder, bool(config.orthogonal_init))
+        encoder: ImageEncoder = locate(IMAGE_ENCODER)(
+            space, config.image_encoder, bool(config.orthogonal_init)
+        )
+        return encoder
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return BoxEncoder(space)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):

@@ -15,18 +15,17 @@ from maze_train.nets.building import (
     POLICY_GAIN,
     ROWS,
     Policy,
+    build_masking,
     build_network,
     build_normalizer,
     input_space,
     readable,
 )
-from maze_train.nets.masking import ActionMasking
-from maze_train.nets.recurrent import Memory
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import is_mask_key, mask_layout
 from maze_train.spaces.tensors import sampled_for
-from maze_train.targets import TARGET, build_target
+from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,13 +33,17 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
     from maze_train.nets.config import ModelConfig
+    from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.nets.recurrent import RecurrentNetwork
     from maze_train.types import Tensor, TensorTree
 
 __all__ = ["PolicyModel", "build_policy", "compose_policy", "head_of_trunk"]
 
 CRITIC_SETTINGS = ("critic", "critic_hidden_sizes", "value_transform", "value_support")
 """Settings of a model that describe its critic."""
+
+RECURRENT_NETWORK = "maze_train.nets.recurrent.RecurrentNetwork"
 
 WRAPPER_KEY = "algorithm.policy_wrapper"
 """Key of the wrapper around a policy in the configuration."""
@@ -65,7 +68,7 @@ class PolicyModel(nn.Module):
         policy: Policy,
         trunk: nn.Module | None = None,
         *,
-        memory: Memory | None = None,
+        memory: RecurrentNetwork | None = None,
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
     ) -> None:
@@ -183,7 +186,7 @@ def compose_policy(
     space = input_space(flat_space(observation_space))
     config = resolve(config, space)
     distribution = distribution_for(action_space, config.distributions)
-    masking = None if masks is None else ActionMasking(distribution, masks)
+    masking = build_masking(distribution, masks)
     normalizer = build_normalizer(config, space)
     net_size = distribution.param_size - distribution.free_param_size
     sizes = config.hidden_sizes or []
@@ -191,7 +194,9 @@ def compose_policy(
     if config.shared_trunk:
         trunk = build_network(config, "trunk", space, sizes, sizes[-1], 0.0)
         if config.memory is not None:
-            memory = Memory(sizes[-1], config.memory, bool(config.orthogonal_init))
+            memory = locate(RECURRENT_NETWORK)(
+                sizes[-1], config.memory, bool(config.orthogonal_init)
+            )
         net: nn.Module = head_of_trunk(config, net_size, POLICY_GAIN)
     else:
         net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)

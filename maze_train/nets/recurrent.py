@@ -1,4 +1,4 @@
-"""Recurrent memory: LSTM and GRU layers that forget at the start of an episode."""
+"""LSTM and GRU layers whose hidden state is zero at the start of an episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from maze_train.nets.config import MemoryConfig
     from maze_train.types import Tensor
 
-__all__ = ["Memory"]
+__all__ = ["RecurrentNetwork"]
 
 CLOSED = -1e4
 """Input of a gate that closes it: its sigmoid is exactly 0 in float32 and float64."""
@@ -24,7 +24,7 @@ ROUNDED_TO = 8
 """Sequences get lengths that are multiples of this, because kernels are compiled per length."""
 
 
-class Memory(nn.Module):
+class RecurrentNetwork(nn.Module):
     """Recurrent layers on top of each other, one time step or whole sequences at a time.
 
     LSTM, with gates i, f, g, o from x_t and h_{t-1}:

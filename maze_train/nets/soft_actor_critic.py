@@ -16,13 +16,13 @@ from maze_train.functional.soft_actor_critic import EntropyTerms
 from maze_train.nets.building import (
     POLICY_GAIN,
     Policy,
+    build_masking,
     build_network,
     build_normalizer,
     input_space,
     readable,
 )
 from maze_train.nets.critics import build_critics
-from maze_train.nets.masking import ActionMasking
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.images import holds_images
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from maze_train.distributions.soft import SoftSample
     from maze_train.nets.config import ModelConfig
     from maze_train.nets.critics import Critics
+    from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.types import Tensor, TensorTree
 
@@ -177,7 +178,6 @@ def build_soft_actor_critic(
         torch.default_generator.manual_seed(seed)
         distribution = distribution_for(action_space, config.distributions)
         soft = SoftActions(distribution)
-        masking = None if masks is None else ActionMasking(distribution, masks)
         net_size = distribution.param_size - distribution.free_param_size
         sizes = config.hidden_sizes or []
         net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
@@ -187,7 +187,7 @@ def build_soft_actor_critic(
             Policy(net, distribution),
             critics,
             normalizer=build_normalizer(config, space),
-            masking=masking,
+            masking=build_masking(distribution, masks),
         )
     return model.eval()
 

@@ -114,7 +114,7 @@ class VideoWriter:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with suppress(OSError, ValueError):  # what it did not take is lost
+            with suppress(OSError):  # what it did not take is lost
                 process.communicate()
             self._temporary.unlink(missing_ok=True)
 

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
-from maze_train.config.loading import config_to_dict
-from maze_train.config.resuming import continued, run_to_resume
+from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
 from maze_train.files import exclusive
-from maze_train.runners.base_policy import check_base_spaces, take_over, with_base_model
 from maze_train.runners.notes import start_notes, tell
 from maze_train.runners.parts import (
     joined,
     missing_results,
     own_evaluators,
     past_rows,
-    shortened,
     tell_stop,
 )
 from maze_train.runners.result import TrainingResult
-from maze_train.runners.run_dir import (
-    check_is_free,
-    how_to_go_on,
-    make_run_dir,
-    write_config,
-)
-from maze_train.seeding import Seeds, draw_seed
+from maze_train.runners.run_dir import check_is_free, make_run_dir
+from maze_train.seeding import Seeds
 from maze_train.targets import locate
 from maze_train.tracking.build import build_writers
 from maze_train.tracking.rows import RunInfo
@@ -48,10 +37,10 @@ from maze_train.training.services import TrainerServices
 if TYPE_CHECKING:
     from torch import nn
 
-    from maze_train.config.train_config import TrainConfig
+    from maze_train.config.pipeline import PreparedRun
     from maze_train.runners.run_checkpoints import RunCheckpoints
     from maze_train.tracking.tracker import MetricsWriter
-    from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
+    from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.outcome import TrainingSummary
     from maze_train.training.policy_files import TrainedPolicy
@@ -62,6 +51,7 @@ __all__ = ["TrainingRunner"]
 # Files of a run are imported when it reads or writes them.
 CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
 LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
+HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
 POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 
@@ -73,20 +63,13 @@ class TrainingRunner:
     live.
 
     Args:
-        config: The configuration; it is not changed.
+        prepared: The configuration, and what the run begins with.
         env_factory: Builds the environments instead of what `config.env` names.
     """
 
-    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        config = shortened(config)
-        self.resumed_dir = run_to_resume(config)
-        self._checkpoint: CheckpointInfo | None = None
-        if config.base_run is not None:
-            config = with_base_model(config, self.resumed_dir)
-        if self.resumed_dir is not None:
-            self._checkpoint = locate(CHECKPOINTS)(self.resumed_dir, config.resume).find()
-            config = continued(config, self.resumed_dir, self._checkpoint)
-        self.config = replace(config, seed=draw_seed() if config.seed is None else config.seed)
+    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+        self.prepared, self.config = prepared, prepared.config
+        self.resumed_dir = prepared.resumed_dir
         self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
@@ -114,7 +97,7 @@ class TrainingRunner:
             total_steps=config.total_steps or 0,
             dataset=config.runner.dataset,
             is_trial=config.runner.fast_dev_run,
-            has_checkpoint=self._checkpoint is not None,
+            has_checkpoint=self.prepared.checkpoint is not None,
             read_checkpoint=self._read_checkpoint,
             closing=self._closing,
             tell=self._tell_once,
@@ -156,14 +139,13 @@ class TrainingRunner:
         ):
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
-            builder = self.builder
-            has_base = self.config.base_run is not None and self._checkpoint is None
-            if has_base:
-                check_base_spaces(self.config, builder.spaces)
+            builder, base = self.builder, self.prepared.base
+            if base is not None:
+                base.check_spaces(builder.spaces)
             model = builder.build_model()
             builder.prepare(model)
-            if has_base:
-                print(take_over(self.config, model), file=sys.stderr)
+            if base is not None:
+                print(base.take_over(model), file=sys.stderr)
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
@@ -292,13 +274,13 @@ class TrainingRunner:
     @property
     def config_text(self) -> str:
         """The configuration as YAML."""
-        # Without the directories: who repeats the run wants another one.
-        config = replace(self.config, run_dir=None, resume=None, trust=[])
-        return yaml.safe_dump(config_to_dict(config), sort_keys=False)
+        return config_text(self.config)
 
     @property
     def _how_to_go_on(self) -> str:
-        return how_to_go_on(self.run_dir, self.config, self.env_factory.maker is not None)
+        has_env = self.env_factory.maker is not None
+        text: str = locate(HOW_TO_GO_ON)(self.run_dir, self.config, has_env)
+        return text
 
     @property
     def _parent(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from maze_train.config.pipeline import prepare
 from maze_train.runners.base import TrainingRunner
 
 if TYPE_CHECKING:
@@ -19,5 +20,9 @@ def build_runner(config: TrainConfig, env_factory: EnvFactory | None = None) -> 
     Args:
         config: The configuration.
         env_factory: Builds the environments instead of what `config.env` names.
+
+    Raises:
+        ConfigError: If parts of the configuration do not fit, see `prepare`.
+        RunDirectoryError: If the configuration of a run that is continued is damaged.
     """
-    return TrainingRunner(config, env_factory)
+    return TrainingRunner(prepare(config), env_factory)

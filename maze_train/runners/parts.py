@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from maze_train.errors import RunDirectoryError
 from maze_train.targets import build_target
 from maze_train.tracking.rows import read_rows
-from maze_train.training.config import TRIAL_STEPS
 from maze_train.training.evaluators import Evaluator, MultiEvaluator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from maze_train.config.train_config import TrainConfig
     from maze_train.tracking.rows import MetricsRow
     from maze_train.tracking.tracker import Tracker
     from maze_train.training.checkpoints import Checkpoint
@@ -31,26 +28,8 @@ __all__ = [
     "missing_results",
     "own_evaluators",
     "past_rows",
-    "shortened",
     "tell_stop",
 ]
-
-
-def shortened(config: TrainConfig) -> TrainConfig:
-    """The configuration, shortened if it is a trial of everything."""
-    if not config.runner.fast_dev_run:
-        return config
-    limit = config.evaluation.max_episode_steps
-    return replace(
-        config,
-        algorithm=config.algorithm.shortened(),
-        evaluation=replace(
-            config.evaluation,
-            n_episodes=min(2, config.evaluation.n_episodes),
-            max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
-        ),
-        model=replace(config.model, normalization=replace(config.model.normalization, n_steps=1)),
-    )
 
 
 def own_evaluators(config: EvaluationConfig) -> list[Evaluator]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from maze_train.config.loading import config_to_dict
-from maze_train.config.resuming import CONFIG_FILE
+from maze_train.config.writing import CONFIG_FILE, config_to_dict
 from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
 from maze_train.envs.building import close_all
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
@@ -220,6 +219,7 @@ class RolloutRunner:
     def _check_environment(self) -> None:
         """Build one environment, and refuse one that does not fit the policy or can not render."""
         config, mode = self.config, self.config.render_mode
+        setting = ("video", True) if config.video else ("render", config.render)
         if config.video:
             ffmpeg_path()
         try:
@@ -227,18 +227,13 @@ class RolloutRunner:
         except ConfigError as error:
             if mode is None or error.key != "env.kwargs":
                 raise
-            key, value = ("video", True) if config.video else ("render", config.render)
             problem = f"needs an environment that takes render_mode={mode!r}: {error.problem}"
-            raise ConfigError(key, problem, value) from error
+            raise ConfigError(setting[0], problem, setting[1]) from error
         try:
             if mode is not None and env.render_mode != mode:
-                key, value = ("video", True) if config.video else ("render", config.render)
-                modes = env.metadata.get("render_modes")
-                raise ConfigError(
-                    key,
-                    f"needs the render mode {mode!r}; {env_name(self.env_config)} has {modes}",
-                    value,
-                )
+                has = f"{env_name(self.env_config)} has {env.metadata.get('render_modes')}"
+                problem = f"needs the render mode {mode!r}; {has}"
+                raise ConfigError(setting[0], problem, setting[1])
             self._spaces = (env.observation_space, env.action_space)
             self.policy.check_spaces(env_name(self.env_config), self._spaces)
         finally:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from maze_train.config.resuming import CHECKPOINTS, checkpoint_name
+from maze_train.config.resuming import checkpoint_name
+from maze_train.config.stored import modules_to_trust
+from maze_train.config.writing import CHECKPOINTS
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import remove_leftovers
 from maze_train.runners.run_dir import BEST, METRICS, new_directory
@@ -17,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from maze_train.config.train_config import TrainConfig
     from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
     from maze_train.training.trainer import Trainer
     from maze_train.types import Tensor
 
-__all__ = ["RunCheckpoints", "load_checkpoint"]
+__all__ = ["RunCheckpoints", "how_to_go_on", "load_checkpoint"]
 
 RESULTS = (METRICS, BEST, "summary.json", "policies", "plots", "events.out.tfevents.*")
 """Files and directories of a run besides its configuration and its checkpoints."""
@@ -152,3 +156,19 @@ def shapes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, list[int
         for module, weights in modules.items()
         for name, value in weights.items()
     }
+
+
+def how_to_go_on(run_dir: Path | None, config: TrainConfig, has_env: bool) -> str:
+    """The line that says how a run is continued.
+
+    Args:
+        run_dir: Its directory.
+        config: Its configuration.
+        has_env: Whether the environment was made in Python.
+    """
+    modules = modules_to_trust(config, has_env)
+    if has_env:
+        trust = f", trust={modules!r}" if modules else ""
+        return f"to go on: train(env=..., resume={str(run_dir)!r}{trust})"
+    trust = f" trust=[{','.join(modules)}]" if modules else ""
+    return f"to go on: maze-run resume={shlex.quote(str(run_dir))}{trust}"

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from maze_train.config.resuming import CHECKPOINTS
-from maze_train.config.stored import CONFIG_FILE, check_plain, modules_to_trust
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.errors import ConfigError
-from maze_train.files import atomic_write
 
-if TYPE_CHECKING:
-    from maze_train.config.train_config import TrainConfig
-
-__all__ = [
-    "check_is_free",
-    "how_to_go_on",
-    "make_run_dir",
-    "new_directory",
-    "write_config",
-]
+__all__ = ["BEST", "METRICS", "check_is_free", "make_run_dir", "new_directory"]
 
 BEST, METRICS = "best", "metrics.csv"
 
@@ -65,39 +52,6 @@ def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:
     except OSError as error:
         problem = f"can not be written: {error}"
         raise ConfigError("run_dir", problem, run_dir or str(default_parent)) from error
-
-
-def write_config(run_dir: Path, text: str) -> None:
-    """Write the configuration of a run.
-
-    Raises:
-        ConfigError: If it can not be written, or not be read again.
-    """
-    try:
-        check_plain(text)
-    except ValueError as error:
-        raise ConfigError(CONFIG_FILE, f"could not be read again: it would be {error}") from error
-    try:
-        with atomic_write(run_dir / CONFIG_FILE) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError("run_dir", f"can not be written: {error}", str(run_dir)) from error
-
-
-def how_to_go_on(run_dir: Path | None, config: TrainConfig, has_env: bool) -> str:
-    """The line that says how a run is continued.
-
-    Args:
-        run_dir: Its directory.
-        config: Its configuration.
-        has_env: Whether the environment was made in Python.
-    """
-    modules = modules_to_trust(config, has_env)
-    if has_env:
-        trust = f", trust={modules!r}" if modules else ""
-        return f"to go on: train(env=..., resume={str(run_dir)!r}{trust})"
-    trust = f" trust=[{','.join(modules)}]" if modules else ""
-    return f"to go on: maze-run resume={shlex.quote(str(run_dir))}{trust}"
 
 
 def new_directory(parent: Path) -> Path:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.rollout_loading import WEIGHTS_FILE, policy_nearby
-from maze_train.config.stored import CONFIG_FILE, PARTS_OF_POLICY, check_trust, read_settings
+from maze_train.config.stored import PARTS_OF_POLICY, check_trust, read_settings
+from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import RunDirectoryError
 from maze_train.targets import locate
 from maze_train.training.policy_files import read_score, read_spaces, read_weights
@@ -46,6 +47,11 @@ class SavedPolicy:
     action_space: spaces.Space[Any]
     weights: dict[str, torch.Tensor]
     score: dict[str, Any]
+
+    @property
+    def spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """Observation and action space of one environment."""
+        return self.observation_space, self.action_space
 
     @property
     def run_dir(self) -> Path:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.errors import ConfigError, nearest
+from maze_train.learner.config import Schedule, check_schedule
+from maze_train.targets import TARGET
 
 __all__ = [
     "EVALUATION_METRICS",
@@ -101,6 +103,29 @@ class AlgorithmConfig:
 
     def _check_epoch_length(self) -> None:
         check_at_least("epoch_length", self.epoch_length, 1)
+
+    def _check_at_least(self, least: float, *keys: str) -> None:
+        """Refuse settings below a bound."""
+        for key in keys:
+            check_at_least(key, getattr(self, key), least)
+
+    def _check_positive(self, *keys: str) -> None:
+        """Refuse numbers that are not above 0; schedules may end there, None is none."""
+        for key in keys:
+            value = getattr(self, key)
+            if isinstance(value, Schedule):
+                check_schedule(key, value, check_at_least, 0.0)
+            elif value is not None:
+                check_positive(key, value)
+
+    def _check_targets(self, *keys: str) -> None:
+        """Refuse mappings that name no class, and an optimizer with a learning rate of its own."""
+        for key in keys:
+            node = getattr(self, key)
+            if isinstance(node, dict) and TARGET not in node:
+                raise ConfigError(key, f"expected the key {TARGET}", node)
+            if key == "optimizer" and "lr" in node:
+                raise ConfigError("optimizer.lr", "set algorithm.lr instead", node["lr"])
 
     @property
     def model_settings(self) -> dict[str, Any]:

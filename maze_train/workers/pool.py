@@ -360,13 +360,16 @@ def warn(message: str) -> None:
         print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
-def check_spaces(number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
-    """Refuse environments whose spaces differ from those of environment 0.
+def check_spaces(
+    number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any], first: int = 0
+) -> None:
+    """Refuse environments whose spaces differ from those of the first one.
 
     Args:
         number: Number of the first of these environments.
         spaces: Their observation and action space.
-        expected: Those of environment 0.
+        expected: Those of the first one.
+        first: Its number.
 
     Raises:
         SpaceError: If they differ.
@@ -374,8 +377,8 @@ def check_spaces(number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any]
     if spaces != expected:
         raise SpaceError(
             f"the spaces of environment {number} are {spaces[0]} and {spaces[1]}, those of "
-            f"environment 0 are {expected[0]} and {expected[1]}: all environments must have equal "
-            "spaces"
+            f"environment {first} are {expected[0]} and {expected[1]}: all environments must have "
+            "equal spaces"
         )
 
 

@@ -58,25 +58,17 @@ def test_registered_ids_are_options(source: GymnasiumSource, path: str, known: b
     assert source.is_config(path) is known
 
 
-def test_an_option_sets_the_id_alone(source: GymnasiumSource) -> None:
-    """Everything else keeps its default."""
-    assert source.load_config("env/CartPole-v1").config == {"id": "CartPole-v1"}
-
-
 def test_groups_and_lists(source: GymnasiumSource) -> None:
-    """The source has the group `env` and below it the namespaces."""
+    """The source has the group `env` and the namespaces below it; an option sets the id alone."""
+    assert source.load_config("env/CartPole-v1").config == {"id": "CartPole-v1"}
     assert source.available()
-    assert source.is_group("")
-    assert source.is_group("env")
-    assert source.is_group("env/phys2d")
-    assert not source.is_group("env/CartPole-v1")
-    assert not source.is_group("hydra")
+    groups = ["", "env", "env/phys2d", "env/CartPole-v1", "hydra"]
+    assert [source.is_group(path) for path in groups] == [True, True, True, False, False]
     assert source.list("", None) == ["env"]
-    assert source.list("env", ObjectType.GROUP) == []
-    assert "CartPole-v1" in source.list("env", ObjectType.CONFIG)
-    assert "CartPole-v1" in source.list("env/phys2d", None)
+    assert source.list("env", ObjectType.GROUP) == source.list("algorithm", ObjectType.CONFIG) == []
+    for path, name in (("env", "CartPole-v1"), ("env/phys2d", "CartPole-v1")):
+        assert name in source.list(path, ObjectType.CONFIG)
     assert "ppo/CartPole-v1" in source.list("experiment", ObjectType.CONFIG)
-    assert source.list("algorithm", ObjectType.CONFIG) == []
 
 
 def test_a_module_before_the_id_is_imported(toy_module: str) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from maze_train.config.loading import config_to_dict, load_config
+from maze_train.config.loading import load_config
 from maze_train.config.resuming import stored_settings
 from maze_train.config.stored import PARTS, check_trust, modules_to_trust, read_settings
+from maze_train.config.writing import config_to_dict, write_config
 from maze_train.errors import ConfigError
-from maze_train.runners.run_dir import how_to_go_on, write_config
+from maze_train.runners.run_checkpoints import how_to_go_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -51,6 +51,7 @@ def test_values_are_the_sums_over_parts() -> None:
     joint, p, q = make(), randn(4, 3, 17), randn(4, 3, 17, seed=1)
     actions = joint.sample(p, joint.draw_noise((4, 3)))
     mine, other = own_params(p), own_params(q)
+    assert all(torch.equal(a, b) for a, b in zip(joint.split(p), mine.values(), strict=True))
     parts = joint.parts.items()
     log_prob, entropy = joint.log_prob_and_entropy(p, actions)
     torch.testing.assert_close(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from cases import sweep
 from family_cases import randn
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
@@ -37,12 +38,6 @@ JOINT: dict[str, Distribution] = {
     "all, other order": JointDistribution(dict(reversed(SINGLE.items()))),
 }
 CASES = {"categorical": SINGLE["categorical"], "squashed": SINGLE["squashed"], **JOINT}
-ALPHA = 0.3
-
-
-def parts_of(distribution: Distribution) -> dict[str, Distribution]:
-    """The parts by key."""
-    return distribution.parts if isinstance(distribution, JointDistribution) else {"": distribution}
 
 
 def draw(distribution: Distribution, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,109 +46,62 @@ def draw(distribution: Distribution, n: int) -> tuple[torch.Tensor, torch.Tensor
     return 0.7 * randn(n, distribution.param_size), noise
 
 
-def own_columns(distribution: Distribution) -> dict[str, tuple[list[int], list[int]]]:
-    """Columns of params and noise of each part: all of the network first, then all free ones."""
-    parts = parts_of(distribution)
-    net, noise = 0, 0
-    free = sum(part.param_size - part.free_param_size for part in parts.values())
-    result = {}
-    for key, part in parts.items():
-        net_size = part.param_size - part.free_param_size
-        columns = [*range(net, net + net_size), *range(free, free + part.free_param_size)]
-        result[key] = (columns, list(range(noise, noise + part.noise_size)))
-        net, free, noise = net + net_size, free + part.free_param_size, noise + part.noise_size
-    return result
-
-
-def reference(distribution: Distribution, params: torch.Tensor, noise: torch.Tensor) -> Any:
-    """The four fields of a sample with graphs, and all entropies, part by part in a plain loop."""
-    empty = params.new_zeros(len(params), 0)
-    features, log_probs, probs, choice_log_probs, entropies = [empty], [], [empty], [empty], []
-    for key, (columns, noise_columns) in own_columns(distribution).items():
-        part, own = parts_of(distribution)[key], params[:, columns]
-        if part.num_choices:
-            p, log_p = part.choice_probs(own)
-            probs.append(p)
-            choice_log_probs.append(log_p)
-            entropies.append(part.entropy(own))
-        else:
-            x, log_prob = part.reparameterized(own, noise[:, noise_columns])
-            features.append(x)
-            log_probs.append(log_prob)
-            entropies.append(-log_prob)
-    sample = SoftSample(
-        torch.cat(features, -1),
-        torch.stack(log_probs, -1) if log_probs else empty,
-        torch.cat(probs, -1),
-        torch.cat(choice_log_probs, -1),
-    )
-    return sample, torch.stack(entropies, -1)
+def pieces(
+    distribution: Distribution, params: torch.Tensor, noise: torch.Tensor
+) -> list[tuple[str, Distribution, torch.Tensor, torch.Tensor]]:
+    """Key, family, params and noise of each part."""
+    if not isinstance(distribution, JointDistribution):
+        return [("", distribution, params, noise)]
+    own = distribution.split(params), distribution.split_noise(noise)
+    return [
+        (*part, *tensors) for part, *tensors in zip(distribution.parts.items(), *own, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sample_is_that_of_the_parts(case: str) -> None:
-    """Fields are those of the parts, in their order."""
-    soft = SoftActions(CASES[case])
-    params, noise = draw(CASES[case], 5)
-    expected, entropies = reference(CASES[case], params, noise)
-    sample = soft.sample(params, noise)
-    for name in SoftSample.__slots__:
-        value = getattr(sample, name)
-        torch.testing.assert_close(value, getattr(expected, name))
-    assert sample.features.shape == (5, soft.critic_input_size)
-    assert sample.probs.shape == (5, soft.num_choices)
-    torch.testing.assert_close(soft.neg_log_probs(sample), entropies)
+@sweep("n", [5, 0])
+def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
+    """Fields are those of the parts, in their order, with their gradients; entropies as well.
 
-
-@pytest.mark.parametrize("case", CASES)
-def test_gradient_of_the_soft_loss(case: str) -> None:
-    """The gradient of a soft actor's loss is that of the parts."""
-    soft = SoftActions(CASES[case])
-    params, noise = draw(CASES[case], 5)
-    f, q = randn(5, soft.critic_input_size, seed=1), randn(5, soft.num_choices, seed=2)
-    slopes = []
-    for draw_sample in (
-        lambda x: reference(CASES[case], x, noise)[0],
-        lambda x: soft.sample(x, noise),
-    ):
-        leaf = params.clone().requires_grad_()
-        sample = draw_sample(leaf)
-        loss = (sample.features * f).sum() + ALPHA * sample.log_probs.sum()
-        loss = loss + (sample.probs * (ALPHA * sample.choice_log_probs - q)).sum()
-        slopes += torch.autograd.grad(loss, leaf)
-    torch.testing.assert_close(*slopes)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_actions_are_read_by_part(case: str) -> None:
-    """Features of stored actions are those of the parts; choices have their probability."""
+    Stored actions have the same features, and the choices that have their probability.
+    """
     soft, distribution = SoftActions(CASES[case]), CASES[case]
-    params, noise = draw(distribution, 5)
-    actions: Any = distribution.sample(params, noise)
-    features, chosen = soft.critic_input(actions), soft.choices(actions)
-    sample = soft.sample(params, noise)
-    torch.testing.assert_close(features.double(), sample.features)
-    assert chosen.dtype == torch.int64
-    total = sample.choice_log_probs.gather(1, chosen).sum(1)
-    expected = torch.zeros(5, dtype=torch.float64)
-    for key, (columns, _) in own_columns(distribution).items():
-        part = parts_of(distribution)[key]
+    params, noise = draw(distribution, n)
+    params.requires_grad_()
+    sample, actions = soft.sample(params, noise), distribution.sample(params, noise)
+    fields: dict[str, list[torch.Tensor]] = {name: [] for name in SoftSample.__slots__}
+    entropies, chosen = [], torch.zeros(n, dtype=torch.float64)
+    for key, part, own, own_noise in pieces(distribution, params, noise):
         if part.num_choices:
-            own = actions[key] if isinstance(actions, dict) else actions
-            expected = expected + part.log_prob(params[:, columns], own)
-    torch.testing.assert_close(total, expected)
-    assert features.shape == (5, soft.critic_input_size)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_empty_batch(case: str) -> None:
-    """No rows give no values and no gradients."""
-    soft = SoftActions(CASES[case])
-    params, noise = draw(CASES[case], 0)
-    sample = soft.sample(params, noise)
-    assert sample.features.shape == (0, soft.critic_input_size)
-    assert soft.neg_log_probs(sample).shape == (0, len(soft.parts))
-    assert soft.target_entropies(params, 1.0, 1.0).shape == (0, len(soft.parts))
+            pair = ("probs", "choice_log_probs"), part.choice_probs(own)
+            entropies.append(part.entropy(own))
+            own_actions = actions[key] if isinstance(actions, dict) else actions
+            chosen = chosen + part.log_prob(own, own_actions)
+        else:
+            x, log_prob = part.reparameterized(own, own_noise)
+            pair = ("features", "log_probs"), (x, log_prob.unsqueeze(-1))
+            entropies.append(-log_prob)
+        for name, value in zip(*pair, strict=True):
+            fields[name].append(value)
+    for name, values in fields.items():
+        own_field = getattr(sample, name)
+        expected = torch.cat(values, -1) if values else params.new_zeros(n, 0)
+        torch.testing.assert_close(own_field, expected)
+        if values:
+            weights = randn(*expected.shape, seed=4)
+            slopes = [
+                torch.autograd.grad((x * weights).sum(), params, retain_graph=True)
+                for x in (own_field, expected)
+            ]
+            torch.testing.assert_close(*slopes)
+    torch.testing.assert_close(soft.neg_log_probs(sample), torch.stack(entropies, -1))
+    assert sample.features.shape == (n, soft.critic_input_size)
+    assert sample.probs.shape == (n, soft.num_choices)
+    assert soft.target_entropies(params, 1.0, 1.0).shape == (n, len(soft.parts))
+    torch.testing.assert_close(soft.critic_input(actions).double(), sample.features)
+    choices = soft.choices(actions)
+    assert choices.dtype == torch.int64
+    torch.testing.assert_close(sample.choice_log_probs.gather(1, choices).sum(1), chosen)
 
 
 def test_what_the_parts_are() -> None:
@@ -194,7 +142,7 @@ def test_target_entropies() -> None:
     assert single.tolist() == [[-3.0]] * 3
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.2, 1e6])
+@sweep("alpha", [0.0, 0.2, 1e6])
 def test_masked_choices_add_nothing(alpha: float) -> None:
     """Illegal choices have no share in loss and gradient, and nothing overflows in float32."""
     joint = JointDistribution({"gear": SINGLE["categorical"], "aim": SINGLE["gaussian"]})
@@ -227,16 +175,6 @@ def test_saturated_actions_are_finite(family: Distribution) -> None:
     (result,) = torch.autograd.grad(sample.features.sum() + sample.log_probs.sum(), params)
     assert sample.log_probs.isfinite().all()
     assert result.isfinite().all()
-
-
-def test_splitting_finds_the_params_of_each_part() -> None:
-    """Free ones included."""
-    joint = JOINT["all"]
-    assert isinstance(joint, JointDistribution)
-    params = randn(3, joint.param_size)
-    assert joint.free_param_size == 4
-    own = [params[:, columns] for columns, _ in own_columns(joint).values()]
-    assert all(torch.equal(a, b) for a, b in zip(joint.split(params), own, strict=True))
 
 
 def test_families_without_either_are_named() -> None:

@@ -320,6 +320,7 @@ def test_each_start_begins_a_new_game() -> None:
     slots.start(0, 1)
     assert slots.step(1, np.ones(ROWS, np.int64)) == []
     assert slots.step(1, np.ones(ROWS, np.int64)) == []  # a life was lost, and the game goes on
+    assert not slots.terminations.any()
     assert slots.lengths[0] == 2
     slots.start(0, 2)
     assert inner(slots, 0).calls[-1] == ("reset", 2, None)

@@ -12,7 +12,7 @@ from cases import sweep
 from torch import nn
 
 from maze_train.nets.config import MemoryConfig
-from maze_train.nets.recurrent import Memory
+from maze_train.nets.recurrent import RecurrentNetwork
 
 CELLS = ["lstm", "gru"]
 L, N, F, H = 9, 3, 5, 4
@@ -30,7 +30,7 @@ def make_memory(cell="lstm", layers=2, dtype=torch.float64, **sizes):
     """A memory in evaluation mode, as models are, with biases other than zero."""
     torch.manual_seed(1)
     config = MemoryConfig(cell=cell, size=sizes.get("size", H), layers=layers)
-    return Memory(sizes.get("inputs", F), config, orthogonal=False).to(dtype).eval()
+    return RecurrentNetwork(sizes.get("inputs", F), config, orthogonal=False).to(dtype).eval()
 
 
 def make_data(memory, pattern="many", length=L, n=N):
@@ -198,13 +198,13 @@ def test_weights_are_exchanged_with_torch(cell):
 def test_initial_weights(cell):
     """Orthogonal with gain 1 and zero biases, or what PyTorch does."""
     config = MemoryConfig(cell=cell, size=H, layers=2)
-    for name, param in Memory(F, config, orthogonal=True).layers.named_parameters():
+    for name, param in RecurrentNetwork(F, config, orthogonal=True).layers.named_parameters():
         if name.startswith("bias"):
             assert not param.any()
         else:
             torch.testing.assert_close(param.T @ param, torch.eye(param.shape[1]))
     torch.manual_seed(5)
-    own = Memory(F, config, orthogonal=False)
+    own = RecurrentNetwork(F, config, orthogonal=False)
     torch.manual_seed(5)
     other = (nn.LSTM if cell == "lstm" else nn.GRU)(F, H, 2)
     for a, b in zip(own.parameters(), other.parameters(), strict=True):

@@ -35,14 +35,23 @@ NOT_COMPARED = {"wall_time_s", "_epoch_began_s"}
 
 MOMENTS: dict[str, tuple[str, str]] = {
     "rollout": ("maze_train.rollout.collector", "env_actions"),
+    "playing": ("maze_train.training.interruption:Interruption", "check"),
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
     "evaluation": ("maze_train.training.evaluators:RolloutEvaluator", "_act"),
     "writing": ("maze_train.tracking.tracker:Tracker", "write"),
     "saving": ("maze_train.training.checkpoint_files", "write_synced"),
     "renaming": ("maze_train.training.checkpoints", "fsync_directory"),
 }
-CALLS = {"rollout": 70, "update": 3, "evaluation": 10, "writing": 1, "saving": 2, "renaming": 2}
-"""What is called in each phase of a run: killed there, the process is in the middle of it."""
+CALLS = {
+    "rollout": 70,
+    "playing": 20,
+    "update": 3,
+    "evaluation": 10,
+    "writing": 1,
+    "saving": 2,
+    "renaming": 2,
+}
+"""The call in each phase of a run at which the process is killed, in the middle of it."""
 
 
 def kill_at(moment: str, call: int) -> None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cases import everyday
-from killed_runs import CALLS, MOMENTS, assert_equal_runs, run_in_child
+from continued_runs import assert_same_training
+from continued_runs import settings as short_settings
+from killed_runs import CALLS, MOMENTS, run_in_child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,22 +81,33 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+OTHERS = ("impala, replay", "es, more steps", "bc")
+"""Cases of `continued_runs`."""
+
+SAMPLING, PLAYING = ([m for m in MOMENTS if m != other] for other in ("playing", "rollout"))
+PHASES = {"impala, replay": SAMPLING, "es, more steps": PLAYING, "bc": PLAYING[1:]}
+"""Phases in which a run is killed: all, but those that an algorithm does not have."""
+
+
 def settings(run_dir: Path, case: str, runner: str) -> dict[str, Any]:
-    """Settings of a run of five epochs, to start or to continue."""
+    """Settings of a run of some epochs, to start or to continue."""
+    # Numbers of IMPALA are the same each time in one process only.
+    runner = "dev" if "impala" in case else runner
     workers = {"runner.n_workers": 2} if runner == "local" else {}
-    own = {**COMMON, **CASES[case]}
-    place = {"runner": runner, **workers, "run_dir": str(run_dir), "resume": "auto"}
-    return {**own, **place}
+    place = {"runner": runner, **workers, "resume": "auto"}
+    if case in OTHERS:
+        return {**short_settings(case, run_dir), **place}
+    return {**COMMON, **CASES[case], **place, "run_dir": str(run_dir)}
 
 
-@pytest.mark.parametrize("case", everyday(1, sorted(CASES, key="memory, ppo".__ne__)))
+@pytest.mark.parametrize("case", everyday(1, sorted([*CASES, *OTHERS], key="memory, ppo".__ne__)))
 def test_killed_runs_equal_undisturbed_ones(tmp_path, case):
     """Killed in each phase, continued on dev and local in turn: equal to the last bit."""
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert run_in_child(settings(straight, case, "dev")) == 0
-    for i, moment in enumerate(MOMENTS):
+    for i, moment in enumerate(PHASES.get(case, SAMPLING)):
         runner = ("dev", "local")[i % 2]
         code = run_in_child(settings(killed, case, runner), moment, CALLS[moment])
         assert code == -9, f"the run was over before it could be killed ({moment})"
     assert run_in_child(settings(killed, case, "local")) == 0
-    assert_equal_runs(killed, straight)
+    assert_same_training(killed, straight)

@@ -1,4 +1,4 @@
-"""Runs that are continued: by directory, by checkpoint, automatically, longer, elsewhere."""
+"""Run directories that are continued: by name, by checkpoint, automatically, longer, damaged."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import os
 import random
 import re
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import continued_runs
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -20,24 +23,23 @@ from maze_train import Evaluator, MetricsWriter, load_policy, run_rollout, train
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import exclusive
 
-SMALL: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "algorithm": "ppo",
-    "algorithm.lr": 1e-3,  # a schedule depends on where training ends
-    "algorithm.batch_size": 16,
-    "algorithm.epoch_length": 2,
-    "algorithm.n_rollout_steps": 16,
-    "runner.concurrency": 2,
-    "evaluation.n_episodes": 2,
-    "model.hidden_sizes": [8],
-    "seed": 1,
-    "total_steps": 4 * 64,
-    "tracking.progress": "quiet",
-    "tracking.plot": False,
-}
-LOCAL = {"runner": "local", "runner.n_workers": 2}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 QUIET = {"progress": "quiet", "plot": False}
-STOPPED = {"tracking": {**QUIET, "writers": [{"_target_": "test_resume.StoppingWriter"}]}}
+ONE_EPOCH, TWO_EPOCHS, TO_THE_END = ({"algorithm.n_epochs": n} for n in (1, 2, 0))
+TENSORBOARD = {"tracking.tensorboard": True}
+start = partial(continued_runs.start, "ppo")
+
+
+def make_cartpole() -> Any:
+    """A function without a name that a checkpoint may import."""
+    return gymnasium.make("CartPole-v1")
+
+
+def tracking(part: type) -> dict[str, Any]:
+    """Settings of a run with a writer of this module."""
+    return {"tracking": {**QUIET, "writers": [{"_target_": f"test_resume.{part.__name__}"}]}}
 
 
 class StoppingWriter(MetricsWriter):
@@ -47,9 +49,22 @@ class StoppingWriter(MetricsWriter):
         raise KeyboardInterrupt
 
 
-def start(run_dir: Path, **changes: Any) -> Any:
-    """A run of four epochs, or of as many as `changes` says."""
-    return train(**{**SMALL, "run_dir": run_dir, **changes})
+class DrawingWriter(MetricsWriter):
+    """A writer that draws from the global generators when it starts."""
+
+    def start(self, run: Any) -> None:
+        torch.rand(3)
+
+
+class DrawingEvaluator(Evaluator):
+    """Reports a number of each global generator."""
+
+    def evaluate(self, policy: Any) -> dict[str, float]:
+        return {
+            "own/torch": float(torch.rand(())),
+            "own/numpy": float(np.random.rand()),  # noqa: NPY002
+            "own/python": random.random(),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +75,43 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-@pytest.fixture
-def half(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, ended after two epochs."""
-    start(tmp_path / "run", **{"algorithm.n_epochs": 2})
-    return tmp_path / "run"
+    run_dir = tmp_path_factory.mktemp("half") / "run"
+    start(run_dir, **TWO_EPOCHS)
+    return run_dir
+
+
+@pytest.fixture
+def half(two_epochs: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(two_epochs, tmp_path / "run")
+
+
+def points(run_dir: Path) -> list[int]:
+    """The steps of the points of a curve in TensorBoard."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir))
+    events.Reload()
+    return [event.step for event in events.Scalars("eval/episode_return_mean")]
+
+
+def edit_settings(run_dir: Path, change: Callable[[Any], Any]) -> None:
+    """Change the `config.yaml` of a run."""
+    node = yaml.safe_load((run_dir / "config.yaml").read_text())
+    change(node)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(node))
+
+
+# -- what is continued ---------------------------------------------------------------------------
 
 
 def test_a_finished_run_is_extended(half, whole):
-    """By its directory alone; settings that may change are changed by name."""
-    result = train(resume=half, **{"algorithm.n_epochs": 0})
+    """By its directory alone, a path or text; settings that may change are changed by name."""
+    assert train(resume=str(half)).summary.epochs == 2
+    result = train(resume=half, **TO_THE_END)
     assert_equal_runs(half, whole)
     assert [row["epoch"] for row in result.history] == [1, 2, 3, 4]
     assert result.summary.stop_reason == "total_steps"
@@ -78,96 +120,103 @@ def test_a_finished_run_is_extended(half, whole):
     assert json.loads((half / "summary.json").read_text())["epochs"] == 4
 
 
-def test_from_python_the_directory_may_be_a_path_or_text(half):
-    """Both name the same run."""
-    assert train(resume=str(half)).summary.epochs == 2
-    assert train(resume=half).summary.epochs == 2
-
-
 def test_auto_starts_or_continues(tmp_path, whole):
-    """One command for both, as a cluster repeats it."""
+    """One command for both, as a cluster repeats it; also below a folder `checkpoints`."""
+    run_dir = tmp_path / "checkpoints" / "run"
     for epochs in (1, 3, 0, 0):
-        start(tmp_path / "run", resume="auto", **{"algorithm.n_epochs": epochs})
-    assert_equal_runs(tmp_path / "run", whole)
-
-
-def test_dev_to_local_and_back(half, whole):
-    """Where a run takes place makes no difference, nor do the numbers of workers."""
-    train(resume=half, **LOCAL, **{"algorithm.n_epochs": 3})
-    assert yaml.safe_load((half / "config.yaml").read_text())["runner"]["concurrency"] == 2
-    train(resume=half, runner="dev", **{"algorithm.n_epochs": 0})
-    assert_equal_runs(half, whole)
+        start(run_dir, resume="auto", **{"algorithm.n_epochs": epochs})
+    assert_equal_runs(run_dir, whole)
+    assert train(resume=run_dir).summary.epochs == 4
 
 
 def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
     """Continued without more to do, nothing but the summary changes."""
     run_dir = shutil.copytree(whole, tmp_path / "run")
-    before = (rows_of(run_dir), final_state(run_dir))
     outcome = json.loads((run_dir / "summary.json").read_text())
     assert train(resume=run_dir).summary.epochs == 4
     again = json.loads((run_dir / "summary.json").read_text())
     assert again["final_eval_return_mean"] == outcome["final_eval_return_mean"] is not None
     assert again["best_metric"] == outcome["best_metric"]
-    assert rows_of(run_dir) == before[0]
-    assert differences(final_state(run_dir), before[1]) == []
+    assert_equal_runs(run_dir, whole)
 
 
 def test_one_checkpoint_by_name(half, whole):
     """Later rows and checkpoints belong to what is left behind."""
-    train(resume=half / "checkpoints" / "epoch_000001", **{"algorithm.n_epochs": 0})
+    train(resume=half / "checkpoints" / "epoch_000001", **TO_THE_END)
     assert_equal_runs(half, whole)
     with pytest.raises(RunDirectoryError, match="no checkpoint 'epoch_000077'"):
         train(resume=half / "checkpoints" / "epoch_000077")
 
 
-def test_killed_between_row_and_checkpoint(half, whole):
+def test_killed_between_row_and_checkpoint(tmp_path, whole):
     """A row whose epoch is repeated does not appear twice, in the table or in TensorBoard."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    shutil.rmtree(half / "checkpoints" / "epoch_000002")
-    (half / "checkpoints" / "latest").unlink()
-    train(resume=half, **{"algorithm.n_epochs": 0})
-    assert_equal_runs(half, whole)
-    events = EventAccumulator(str(half))
-    events.Reload()
-    steps = [event.step for event in events.Scalars("eval/episode_return_mean")]
-    assert steps == [64, 128, 192, 256]
+    run_dir = tmp_path / "run"
+    start(run_dir, **TENSORBOARD, **TWO_EPOCHS)
+    shutil.rmtree(run_dir / "checkpoints" / "epoch_000002")
+    (run_dir / "checkpoints" / "latest").unlink()
+    train(resume=run_dir, **TO_THE_END)
+    assert_equal_runs(run_dir, whole)
+    assert points(run_dir) == [64, 128, 192, 256]
 
 
 def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
     """Killed before its first checkpoint, a run goes on from the one it had gone back to."""
     checkpoints = half / "checkpoints"
     with pytest.raises(KeyboardInterrupt):
-        train(resume=checkpoints / "epoch_000001", **STOPPED, **{"algorithm.n_epochs": 0})
+        train(resume=checkpoints / "epoch_000001", **tracking(StoppingWriter), **TO_THE_END)
     assert (checkpoints / "latest").read_text().startswith("epoch_000001 ")
     train(resume=half, tracking=QUIET)
     assert_equal_runs(half, whole)
 
 
-def test_points_before_the_first_checkpoint_do_not_appear_twice(tmp_path):
-    """In TensorBoard, where a run begins again."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    more = {"resume": "auto", "checkpoint.interval": 3}
-    start(tmp_path / "run", **more, **{"algorithm.n_epochs": 2})
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    start(tmp_path / "run", **more)
-    events = EventAccumulator(str(tmp_path / "run"))
-    events.Reload()
-    steps = [event.step for event in events.Scalars("eval/episode_return_mean")]
-    assert steps == [64, 128, 192, 256]
-    assert not list((tmp_path / "run").glob("*.previous.csv"))
-
-
-def test_before_the_first_checkpoint_a_run_begins_again(half, whole, capsys):
-    """It says so, and what the run had written is kept, not overwritten."""
-    shutil.rmtree(half / "checkpoints")
-    rows, score = rows_of(half), (half / "best" / "score.json").read_bytes()
-    train(resume=half, **{"algorithm.n_epochs": 0})
-    assert_equal_runs(half, whole)
-    (before,) = (half / "before").iterdir()
-    assert f"{half} has no checkpoint: the run begins again, at step 0" in capsys.readouterr().err
+def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys):
+    """It says so; what the run had written is kept, and TensorBoard has no point twice."""
+    run_dir = tmp_path / "run"
+    more = {**TENSORBOARD, "resume": "auto", "checkpoint.interval": 3}
+    start(run_dir, **more, **TWO_EPOCHS)
+    shutil.rmtree(run_dir / "checkpoints")
+    rows, score = rows_of(run_dir), (run_dir / "best" / "score.json").read_bytes()
+    start(run_dir, **more)
+    assert rows_of(run_dir) == rows_of(whole)
+    (before,) = (run_dir / "before").iterdir()
+    warning = f"{run_dir} has no checkpoint: the run begins again, at step 0"
+    assert warning in capsys.readouterr().err
     assert (rows_of(before), (before / "best" / "score.json").read_bytes()) == (rows, score)
+    assert points(run_dir) == [64, 128, 192, 256]
+
+
+def test_a_trial_is_continued(tmp_path):
+    """The settings of `fast_dev_run` are those of the run."""
+    for _ in range(2):
+        assert start(tmp_path / "run", resume="auto", **{"runner.fast_dev_run": True})
+
+
+def test_an_environment_from_python(tmp_path):
+    """A function without a name that can be imported is given again; settings are not."""
+    start(tmp_path / "run", env=lambda: make_cartpole(), **TWO_EPOCHS)
+    result = train(env=lambda: make_cartpole(), resume=tmp_path / "run", **TO_THE_END)
+    assert result.summary.epochs == 4
+
+
+def test_writers_may_draw_random_numbers(tmp_path, whole):
+    """They do not shift those of the run, neither at its start nor where it is continued."""
+    start(tmp_path / "run", **tracking(DrawingWriter), **TWO_EPOCHS)
+    train(resume=tmp_path / "run", trust=["test_resume"], **TO_THE_END)
+    states = [final_state(path)["generators"] for path in (tmp_path / "run", whole)]
+    assert differences(*states) == []
+
+
+def test_global_generators_continue(tmp_path):
+    """Networks with dropout, and parts of a user, draw from them."""
+    own = {"evaluation.evaluators": [{"_target_": "test_resume.DrawingEvaluator"}]}
+    start(tmp_path / "a", **own)
+    start(tmp_path / "b", **own, **TWO_EPOCHS)
+    train(resume=tmp_path / "b", trust=["test_resume"], **TO_THE_END)
+    assert len({row["own/torch"] for row in rows_of(tmp_path / "a")}) == 4
+    assert_equal_runs(tmp_path / "b", tmp_path / "a")
+
+
+# -- what is damaged or left over ----------------------------------------------------------------
 
 
 def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
@@ -176,7 +225,7 @@ def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
     data = bytearray(state.read_bytes())
     data[len(data) // 2] ^= 1
     state.write_bytes(data)
-    train(resume=half, **{"algorithm.n_epochs": 0})
+    train(resume=half, **TO_THE_END)
     told = capsys.readouterr().err
     assert "epoch_000002 is damaged" in told
     assert "state.safetensors" in told
@@ -194,7 +243,7 @@ def test_a_damaged_table_is_set_aside(half, whole, capsys):
     table = half / "metrics.csv"
     damaged = table.read_bytes().replace(b"0", b"\xff", 1)
     table.write_bytes(damaged)
-    train(resume=half, **{"algorithm.n_epochs": 0})
+    train(resume=half, **TO_THE_END)
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(warnings) == 1
     assert re.search(r"metrics\.csv is damaged: .*it is kept as metrics\.damaged\.csv", warnings[0])
@@ -203,12 +252,29 @@ def test_a_damaged_table_is_set_aside(half, whole, capsys):
     assert differences(final_state(half), final_state(whole)) == []
 
 
-def test_a_checkpoint_is_no_policy(half):
-    """The message names the place where the best policy lies."""
-    with pytest.raises(RunDirectoryError, match=r"no saved policy: .*; did you mean .*run/best\?"):
-        load_policy(half / "checkpoints" / "epoch_000002")
-    with pytest.raises(ConfigError, match=r"no saved policy: .*; did you mean .*run/best\?"):
-        run_rollout(half / "checkpoints" / "epoch_000002")
+def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
+    """What a lost branch wrote as the best is replaced."""
+    before = json.loads((half / "best" / "score.json").read_text())
+    (half / "best" / "policy.pt").unlink()
+    (half / "best" / "score.json").write_text('{"score": 999.0, "epoch": 3}')
+    train(resume=half)
+    assert json.loads((half / "best" / "score.json").read_text()) == before
+    train(resume=half, **TO_THE_END)
+    assert_equal_runs(half, whole)
+
+
+def test_what_a_killed_process_left_is_removed(half):
+    """Files that it had not finished; those of living processes stay."""
+    dead = [half / ".metrics.csv.999999999.tmp", half / "best" / ".policy.pt.999999999.tmp"]
+    living = half / f".mine.{os.getpid()}.tmp"
+    for path in (*dead, living):
+        path.touch()
+    train(resume=half)
+    assert not any(path.exists() for path in dead)
+    assert living.exists()
+
+
+# -- what is refused -----------------------------------------------------------------------------
 
 
 def test_settings_that_matter_are_refused(half):
@@ -219,6 +285,30 @@ def test_settings_that_matter_are_refused(half):
     with pytest.raises(ConfigError, match=r"env.id = 'Acrobot-v1'"):
         start(half, resume="auto", env="Acrobot-v1")
     assert (half / "config.yaml").read_text() == before
+
+
+def test_a_configuration_that_was_edited(half, capsys):
+    """The checkpoint knows the settings so far; what differs and may do so is told."""
+    edit_settings(half, lambda node: node.update(total_steps=192))
+    train(resume=half, **TO_THE_END)
+    place = f"checkpoint {half}/checkpoints/epoch_000002"
+    told = f"changed since {place}: algorithm.n_epochs = 0 (was 2), total_steps = 192 (was 256)\n"
+    assert told in capsys.readouterr().err
+    edit_settings(half, lambda node: node["algorithm"].update(gamma=0.5))
+    with pytest.raises(ConfigError, match=r"gamma = 0.5: checkpoint \S+epoch_000003 has 0.99"):
+        train(resume=half)
+
+
+def test_a_checkpoint_of_another_run_is_refused(half, tmp_path):
+    """One message names all settings that differ."""
+    start(tmp_path / "other", env="Acrobot-v1", **{"model.hidden_sizes": [4]}, **ONE_EPOCH)
+    shutil.rmtree(half / "checkpoints")
+    shutil.copytree(tmp_path / "other" / "checkpoints", half / "checkpoints")
+    text = (
+        r"env.id = 'CartPole-v1': checkpoint .* has 'Acrobot-v1', .*changed: model.hidden_sizes\)"
+    )
+    with pytest.raises(ConfigError, match=text):
+        train(resume=half)
 
 
 def test_two_processes_do_not_share_a_directory(half):
@@ -237,12 +327,11 @@ def test_a_new_run_does_not_touch_one_that_is_there(half):
 @pytest.mark.parametrize("resume", [None, "auto"])
 def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
     """While it builds its environments, another run of the same directory begins and ends."""
-    import gymnasium
 
     def make() -> Any:
         if not (tmp_path / "run").exists():
             start(tmp_path / "run")
-        return gymnasium.make("CartPole-v1")
+        return make_cartpole()
 
     with pytest.raises(ConfigError, match="holds a run already; continue it with resume=auto"):
         start(tmp_path / "run", env=make, resume=resume)
@@ -259,164 +348,26 @@ def test_a_run_without_its_configuration_is_not_removed(half, resume):
     assert len(list((half / "checkpoints").glob("epoch_*"))) == 2
 
 
-def edit_settings(run_dir: Path, change: Any) -> None:
-    """Change the `config.yaml` of a run."""
-    node = yaml.safe_load((run_dir / "config.yaml").read_text())
-    change(node)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(node))
+def test_a_checkpoint_is_no_policy(half):
+    """The message names the place where the best policy lies."""
+    with pytest.raises(RunDirectoryError, match=r"no saved policy: .*; did you mean .*run/best\?"):
+        load_policy(half / "checkpoints" / "epoch_000002")
+    with pytest.raises(ConfigError, match=r"no saved policy: .*; did you mean .*run/best\?"):
+        run_rollout(half / "checkpoints" / "epoch_000002")
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value", "told"),
-    [
-        ("algorithm", "gamma", 0.5, r"algorithm.gamma = 0.5: checkpoint \S+epoch_000002 has 0.99"),
-        (None, "seed", 7, "seed = 7: checkpoint .* has 1,"),
-    ],
-)
-def test_a_configuration_that_was_edited_is_refused(half, section, key, value, told):
-    """The checkpoint knows the settings under which the run came so far."""
-    edit_settings(half, lambda node: (node[section] if section else node).update({key: value}))
-    with pytest.raises(ConfigError, match=told):
-        train(resume=half)
-
-
-def test_a_setting_that_may_change_is_told(half, capsys):
-    """Also where it was changed in the file."""
-    edit_settings(half, lambda node: node.update(total_steps=192))
-    train(resume=half, **{"algorithm.n_epochs": 0})
-    told = (
-        f"checkpoint {half}/checkpoints/epoch_000002: algorithm.n_epochs = 0 (was 2), total_steps"
-    )
-    assert f"changed since {told} = 192 (was 256)\n" in capsys.readouterr().err
-
-
-def test_a_checkpoint_of_another_run_is_refused(half, tmp_path):
-    """One message names all settings that differ."""
-    start(tmp_path / "other", env="Acrobot-v1", **{"model.hidden_sizes": [4]})
-    shutil.rmtree(half / "checkpoints")
-    shutil.copytree(tmp_path / "other" / "checkpoints", half / "checkpoints")
-    text = (
-        r"env.id = 'CartPole-v1': checkpoint .* has 'Acrobot-v1', .*changed: model.hidden_sizes\)"
-    )
-    with pytest.raises(ConfigError, match=text):
-        train(resume=half)
-
-
-def test_without_checkpoints_none_are_written(tmp_path):
-    """Both intervals 0: the run can not be continued, and begins again."""
-    start(tmp_path / "run", **{"checkpoint.interval": 0, "algorithm.n_epochs": 2})
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
-    """What a lost branch wrote as the best is replaced."""
-    shutil.copy(half / "best" / "score.json", half / "score_before.json")
-    (half / "best" / "policy.pt").unlink()
-    (half / "best" / "score.json").write_text('{"score": 999.0, "epoch": 3}')
-    train(resume=half)
-    assert json.loads((half / "best" / "score.json").read_text()) == json.loads(
-        (half / "score_before.json").read_text()
-    )
-    train(resume=half, **{"algorithm.n_epochs": 0})
-    assert_equal_runs(half, whole)
-
-
-def test_a_directory_with_an_unlucky_name(tmp_path):
-    """A run below a folder `checkpoints` is a run."""
-    run_dir = tmp_path / "checkpoints" / "run"
-    start(run_dir, **{"algorithm.n_epochs": 1})
-    assert train(resume=run_dir, **{"algorithm.n_epochs": 2}).summary.epochs == 2
-
-
-def test_a_trial_is_continued(tmp_path):
-    """The settings of `fast_dev_run` are those of the run."""
-    for _ in range(2):
-        assert start(tmp_path / "run", resume="auto", **{"runner.fast_dev_run": True})
-
-
-def test_an_environment_from_python(tmp_path, capsys):
-    """A function without a name that can be imported is given again; settings are not."""
-    import gymnasium
-
-    def make() -> Any:
-        return gymnasium.make("CartPole-v1")
-
-    start(tmp_path / "run", env=make, **{"algorithm.n_epochs": 2})
-    result = train(env=make, resume=tmp_path / "run", **{"algorithm.n_epochs": 0})
-    assert result.summary.epochs == 4
-
-
-def test_what_a_killed_process_left_is_removed(half):
-    """Files that it had not finished; those of living processes stay."""
-    dead = [half / ".metrics.csv.999999999.tmp", half / "best" / ".policy.pt.999999999.tmp"]
-    living = half / f".mine.{os.getpid()}.tmp"
-    for path in (*dead, living):
-        path.touch()
-    train(resume=half)
-    assert not any(path.exists() for path in dead)
-    assert living.exists()
-
-
-class DrawingWriter(MetricsWriter):
-    """A writer that draws from the global generators when it starts."""
-
-    def start(self, run: Any) -> None:
-        torch.rand(3)
-
-
-def test_writers_may_draw_random_numbers(tmp_path):
-    """They do not shift those of the run, neither at its start nor where it is continued."""
-    drawing = {"tracking": {**QUIET, "writers": [{"_target_": "test_resume.DrawingWriter"}]}}
-    plain = start(tmp_path / "a")
-    start(tmp_path / "b", **drawing, **{"algorithm.n_epochs": 2})
-    train(resume=tmp_path / "b", trust=["test_resume"], **{"algorithm.n_epochs": 0})
-    states = [final_state(tmp_path / name)["generators"] for name in "ab"]
-    assert plain.summary.epochs == 4
-    assert differences(*states) == []
-
-
-class DrawingEvaluator(Evaluator):
-    """Reports a number of each global generator."""
-
-    def evaluate(self, policy: Any) -> dict[str, float]:
-        return {
-            "own/torch": float(torch.rand(())),
-            "own/numpy": float(np.random.rand()),  # noqa: NPY002
-            "own/python": random.random(),
-        }
-
-
-def test_global_generators_continue(tmp_path):
-    """Networks with dropout, and parts of a user, draw from them."""
-    own = {"evaluation.evaluators": [{"_target_": "test_resume.DrawingEvaluator"}]}
-    start(tmp_path / "a", **own)
-    start(tmp_path / "b", **own, **{"algorithm.n_epochs": 2})
-    train(resume=tmp_path / "b", trust=["test_resume"], **{"algorithm.n_epochs": 0})
-    assert len({row["own/torch"] for row in rows_of(tmp_path / "a")}) == 4
-    assert_equal_runs(tmp_path / "b", tmp_path / "a")
-
-
-def test_env_is_needed_for_a_new_run():
-    """With the remedy."""
-    with pytest.raises(ConfigError, match=r"env: choose one: env=<registered id>"):
-        train(algorithm="ppo")
-
+# -- older versions ------------------------------------------------------------------------------
 
 GOLDEN = Path(__file__).parent / "golden_run"
 """A run of two epochs under schema 1, made by `make_golden`. It is never made again."""
 GOLDEN_SUM = 29.745483603328466
 """Sum of the absolute values of its weights."""
-
-
 IMPALA = "maze_train.algorithms.impala.config.ImpalaAlgorithmConfig"
 
 
 def make_golden() -> None:
     """Make the golden run of the present schema; for a schema that has none yet."""
-    start(
-        GOLDEN,
-        **{"algorithm.n_epochs": 2, "checkpoint.keep_last": 1, "tracking.tensorboard": False},
-    )
+    start(GOLDEN, **TWO_EPOCHS, **{"checkpoint.keep_last": 1})
     for name in ("best", "plots"):
         shutil.rmtree(GOLDEN / name, ignore_errors=True)
     for name in (".lock", "summary.json"):

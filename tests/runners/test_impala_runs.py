@@ -14,10 +14,11 @@ from gymnasium import spaces
 from own_parts import ANY_SPACES, AnyEnv, diaries
 from short_runs import FORK, short_run, summary
 
-from maze_train import load_policy
+from maze_train import load_config, load_policy
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import TrainingError
+from maze_train.runners.factory import build_runner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -244,3 +245,11 @@ def test_nothing_but_lost_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     assert summary("run")["stop_reason"] == "error"
     assert summary("run")["env_steps"] == 4 * 41
+
+
+def test_environments_of_actors_are_numbered_through():
+    """In messages, those of the second actor follow those of the first."""
+    values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
+    with build_runner(load_config({**values, "runner.concurrency": 6})) as runner:
+        workers = runner.builder.actors._pool.workers
+        assert [worker._env.first_env for worker in workers] == [0, 3]

@@ -28,6 +28,7 @@ from maze_train.errors import ConfigError, EnvError, MissingExtraError, RunDirec
 from maze_train.rollout.player import PlayedEpisode
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress, summarise
+from maze_train.tracking.display import Display
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
 DICT_ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}}
@@ -455,6 +456,21 @@ def test_lines_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 2
     assert lines[0].startswith("episode 0/2     10 steps     10/s")
     assert lines[1].startswith("episode 1/2     20 steps     10/s  eta 0:00:02  return 3.00")
+
+
+def test_a_reader_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs the display, not the rollout: nothing more is printed."""
+    printed = []
+
+    def fails(self: Display, text: str, style: str = "") -> None:
+        printed.append(text)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Display, "say", fails)
+    with RolloutProgress(2, "lines", clock=iter(range(99)).__next__) as progress:
+        for _ in range(3):
+            progress.steps(10)
+    assert len(printed) == 1
 
 
 def played(number: int, total: float, success: float = math.nan, lost: bool = False) -> Any:

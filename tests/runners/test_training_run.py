@@ -153,17 +153,6 @@ def test_schedules_go_from_start_to_end() -> None:
         np.testing.assert_allclose([row[f"train/{name}"] for row in history], values, rtol=1e-6)
 
 
-def test_patience_ends_a_run_that_does_not_improve() -> None:
-    """After `patience` evaluations without a new best, training stops."""
-    env = {
-        "_target_": "own_envs.SpacesEnv",
-        "wrappers": [{"_target_": "own_envs.Scaled", "factor": 0.0}],
-    }
-    result = short_run(env=env, **{"algorithm.patience": 1})
-    assert result.summary.stop_reason == "patience"
-    assert (result.summary.epochs, result.summary.best_epoch) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [

@@ -31,6 +31,19 @@ LOW = np.array([-1.0, -2.0, -1.0], np.float32)
             ),
         ),
         (
+            spaces.Box(0.0, 1.0, (), np.float32),
+            spaces.Box(0.0, 2.0, (), np.float32),
+            (
+                "Box(shape=[], dtype=float32) with bounds [0.0, 1.0]",
+                "Box(shape=[], dtype=float32) with bounds [0.0, 2.0]",
+            ),
+        ),
+        (
+            VECTOR,
+            spaces.Box(-1.0, 1.0, (3,), np.float64),
+            ("Box(shape=[3], dtype=float32)", "Box(shape=[3], dtype=float64)"),
+        ),
+        (
             spaces.Discrete(3),
             spaces.Discrete(3, start=1),
             ("Discrete(3)", "Discrete(3, start=1)"),

@@ -188,9 +188,8 @@ def _params(
     policy, masking = model.policy, model.masking
     outputs, net_backward = forward_and_backward(policy.net, features)
     if masking is not None:
-        masked = masking.apply(outputs, obs)
-        is_legal = masked == outputs
-        return masked, lambda grad, of_input: net_backward(grad * is_legal, of_input)
+        # Illegal actions have probability 0 and are never taken: their logits get no gradient.
+        return masking.apply(outputs, obs), net_backward
     free_params, size = policy.free_params, outputs.shape[-1]
     if free_params is None:
         return outputs, net_backward

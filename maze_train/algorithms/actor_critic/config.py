@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.checks import check_at_least, check_between, check_one_of
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
@@ -74,29 +74,21 @@ class ActorCriticConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
         check_at_least("n_rollout_steps", self.n_rollout_steps, 1)
-        check_schedule("lr", self.lr, check_at_least, 0.0)
-        if not isinstance(self.lr, Schedule):
-            check_positive("lr", self.lr)
-        if "_target_" not in self.optimizer:
-            raise ConfigError("optimizer", "expected the key _target_", self.optimizer)
-        if "lr" in self.optimizer:
-            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
+        self._check_positive("lr")
+        self._check_targets("optimizer")
         check_between("gamma", self.gamma, 0.0, 1.0)
         check_between("gae_lambda", self.gae_lambda, 0.0, 1.0)
-        check_at_least("policy_loss_coef", self.policy_loss_coef, 0.0)
-        check_at_least("value_loss_coef", self.value_loss_coef, 0.0)
+        self._check_at_least(0.0, "policy_loss_coef", "value_loss_coef", "max_grad_norm")
         check_schedule("entropy_coef", self.entropy_coef, check_at_least, 0.0)
-        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
         check_one_of("grad_clip_by", self.grad_clip_by, ("global_norm", "norm", "value"))
-        check_at_least("scaled_reward_clip", self.scaled_reward_clip, 0.0)
-        check_at_least("sequence_length", self.sequence_length, 0)
+        self._check_at_least(0.0, "scaled_reward_clip")
+        self._check_at_least(0, "sequence_length", "critic_burn_in_epochs")
         if self.sequence_length and self.n_rollout_steps % self.sequence_length:
             raise ConfigError(
                 "sequence_length",
                 f"expected a divisor of n_rollout_steps={self.n_rollout_steps}, or 0",
                 self.sequence_length,
             )
-        check_at_least("critic_burn_in_epochs", self.critic_burn_in_epochs, 0)
 
     def shortened(self) -> ActorCriticConfig:
         """The settings of a trial: one update of a short rollout, which is one sequence."""

@@ -24,8 +24,8 @@ from maze_train.functional.returns import (
     normalize_advantages,
 )
 from maze_train.learner.progress import scheduled_value
-from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.targets import locate
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:
@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
+    from maze_train.learner.reward_scaling import RewardScaler
     from maze_train.types import Tensor
 
 __all__ = ["ActorCriticLearner"]
+
+REWARD_SCALER = "maze_train.learner.reward_scaling.RewardScaler"
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 
@@ -190,10 +193,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         return model.distribution.log_prob(evaluated.params, actions)
 
     def _scaled_rewards(self, module_id: str, rollout: Rollout) -> Tensor:
-        scaler = self._reward_scalers.get(module_id)
-        if scaler is None:
-            scaler = RewardScaler(self.config.gamma, self.config.scaled_reward_clip)
-            self._reward_scalers[module_id] = scaler
+        scaler = self._reward_scalers.setdefault(module_id, self._new_reward_scaler())
         kept = None if rollout.ignored is None else ~rollout.ignored
         return scaler.scale(rollout.rewards, rollout.ended, kept)
 
@@ -290,9 +290,14 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         super().load_state_dict(state)
         self._reward_scalers = {}
         for module_id, scaler_state in state["reward_scalers"].items():
-            scaler = RewardScaler(self.config.gamma, self.config.scaled_reward_clip)
-            scaler.load_state_dict(scaler_state)
-            self._reward_scalers[module_id] = scaler
+            self._reward_scalers[module_id] = self._new_reward_scaler()
+            self._reward_scalers[module_id].load_state_dict(scaler_state)
+
+    def _new_reward_scaler(self) -> RewardScaler:
+        scaler: RewardScaler = locate(REWARD_SCALER)(
+            self.config.gamma, self.config.scaled_reward_clip
+        )
+        return scaler
 
 
 def _columns(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_one_of, check_positive
+from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule, check_schedule
+from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
@@ -83,20 +83,11 @@ class BCAlgorithmConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
         check_at_least("batch_size", self.batch_size, 1)
-        if isinstance(self.lr, Schedule):
-            check_schedule("lr", self.lr, check_at_least, 0.0)  # it may end at 0
-        else:
-            check_positive("lr", self.lr)
-        for key in ("optimizer", "loss"):
-            node = getattr(self, key)
-            if TARGET not in node:
-                raise ConfigError(key, "expected the key _target_", node)
-        if "lr" in self.optimizer:
-            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
+        self._check_positive("lr")
+        self._check_targets("optimizer", "loss")
         check_one_of("box_loss", self.box_loss, BOX_LOSSES)
-        check_at_least("entropy_coef", self.entropy_coef, 0.0)
+        self._check_at_least(0.0, "entropy_coef", "max_grad_norm")
         check_one_of("class_weights", self.class_weights, ("none", "balanced"))
-        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
         if not 0 <= self.validation_percentage < 100:
             raise ConfigError(
                 "validation_percentage", "expected [0, 100)", self.validation_percentage

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_one_of, check_positive
+from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule, check_schedule
+from maze_train.learner.config import Schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
 __all__ = ["FITNESS_SHAPING", "ESAlgorithmConfig"]
@@ -89,24 +89,11 @@ class ESAlgorithmConfig(AlgorithmConfig):
                 "expected an even number, as each perturbation is tried with both signs",
                 self.n_rollouts_per_update,
             )
-        check_at_least("n_timesteps_per_update", self.n_timesteps_per_update, 0)
-        check_at_least("max_steps", self.max_steps, 0)
-        for key in ("noise_stddev", "lr"):
-            value = getattr(self, key)
-            if isinstance(value, Schedule):
-                check_schedule(key, value, check_at_least, 0.0)  # it may end at 0
-            else:
-                check_positive(key, value)
-        for key in ("optimizer", "policy_wrapper"):
-            node = getattr(self, key)
-            if node is not None and "_target_" not in node:
-                raise ConfigError(key, "expected the key _target_", node)
-        if "lr" in self.optimizer:
-            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
-        check_at_least("l2_penalty", self.l2_penalty, 0.0)
+        self._check_at_least(0, "n_timesteps_per_update", "max_steps")
+        self._check_at_least(0.0, "l2_penalty", "action_noise_stddev", "max_grad_norm")
+        self._check_positive("noise_stddev", "lr")
+        self._check_targets("optimizer", "policy_wrapper")
         check_one_of("fitness_shaping", self.fitness_shaping, FITNESS_SHAPING)
-        check_at_least("action_noise_stddev", self.action_noise_stddev, 0.0)
-        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
         check_at_least("noise_table_size", self.noise_table_size, 2)
         if self.device not in ("cpu", "auto"):
             raise ConfigError(

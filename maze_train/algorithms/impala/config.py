@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.checks import check_at_least, check_between, check_one_of
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -92,12 +92,10 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
                 self.queue_out_of_sync_factor,
             )
         check_at_least("broadcast_interval", self.broadcast_interval, 1)
-        for key in ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold"):
-            if getattr(self, key) is not None:
-                check_positive(key, getattr(self, key))
+        bounds = ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
+        self._check_positive(*bounds, "replay_proportion")
         check_one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
         check_at_least("replay_size", self.replay_size, 0)
-        check_positive("replay_proportion", self.replay_proportion)
         if self.replay_size and self.num_replayed < 1:
             raise ConfigError(
                 "replay_proportion",

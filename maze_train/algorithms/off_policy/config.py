@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.checks import check_at_least, check_between, check_one_of
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule, check_schedule
+from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
@@ -120,19 +120,10 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        for key in (
-            "n_rollout_steps",
-            "batch_size",
-            "initial_buffer_size",
-            "replay_buffer_size",
-            "initial_action_repeat",
-            "n_step_returns",
-            "target_update_interval",
-        ):
-            check_at_least(key, getattr(self, key), 1)
-        for key in ("update_to_data_ratio", "tau"):
-            check_positive(key, getattr(self, key))
-        self._check_lr("lr")
+        self._check_at_least(1, "n_rollout_steps", "batch_size", "n_step_returns")
+        self._check_at_least(1, "initial_buffer_size", "replay_buffer_size")
+        self._check_at_least(1, "initial_action_repeat", "target_update_interval")
+        self._check_positive("lr", "update_to_data_ratio", "tau")
         check_between("gamma", self.gamma, 0.0, 1.0)
         check_between("tau", self.tau, 0.0, 1.0)
         check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
@@ -140,7 +131,8 @@ class OffPolicyConfig(AlgorithmConfig):
         check_one_of("matmul_precision", self.matmul_precision, ("highest", "high", "medium"))
         storages = ("memory", "disk", "device")
         check_one_of("replay_buffer_storage", self.replay_buffer_storage, storages)
-        self._check_targets()
+        self._check_targets("optimizer", "replay_buffer")
+        self._check_targets("initial_sampling_policy", "initial_demonstration_trajectories")
         self._check_effects()
         if self.initial_buffer_size > self.replay_buffer_size:
             raise ConfigError(
@@ -148,27 +140,6 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"expected at most replay_buffer_size={self.replay_buffer_size}",
                 self.initial_buffer_size,
             )
-
-    def _check_lr(self, key: str) -> None:
-        value = getattr(self, key)
-        if value is None:
-            return
-        check_schedule(key, value, check_at_least, 0.0)
-        if not isinstance(value, Schedule):
-            check_positive(key, value)
-
-    def _check_targets(self) -> None:
-        for key in (
-            "optimizer",
-            "replay_buffer",
-            "initial_sampling_policy",
-            "initial_demonstration_trajectories",
-        ):
-            node = getattr(self, key)
-            if isinstance(node, dict) and TARGET not in node:
-                raise ConfigError(key, f"expected the key {TARGET}", node)
-        if "lr" in self.optimizer:
-            raise ConfigError("optimizer.lr", "set algorithm.lr instead", self.optimizer["lr"])
 
     def _check_effects(self) -> None:
         """Refuse settings that would do nothing."""

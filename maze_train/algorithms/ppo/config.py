@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.checks import check_at_least, check_positive
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule, check_schedule
+from maze_train.learner.config import Schedule
 
 __all__ = ["PPOAlgorithmConfig"]
 
@@ -51,13 +50,9 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
-        check_at_least("batch_size", self.batch_size, 1)
-        check_at_least("n_optimization_epochs", self.n_optimization_epochs, 1)
-        check_schedule("clip_range", self.clip_range, check_at_least, 0.0)
-        if not isinstance(self.clip_range, Schedule):
-            check_positive("clip_range", self.clip_range)
-        check_at_least("value_clip_range", self.value_clip_range, 0.0)
-        check_at_least("target_kl", self.target_kl, 0.0)
+        self._check_at_least(1, "batch_size", "n_optimization_epochs")
+        self._check_at_least(0.0, "value_clip_range", "target_kl")
+        self._check_positive("clip_range")
 
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse minibatches larger than the rollout."""

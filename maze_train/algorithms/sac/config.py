@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
-from maze_train.checks import check_at_least, check_positive
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -56,12 +55,9 @@ class SACAlgorithmConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
-        check_at_least("num_critics", self.num_critics, 1)
-        check_at_least("policy_update_interval", self.policy_update_interval, 1)
-        check_positive("entropy_coef", self.entropy_coef)
-        for key in ("critic_lr", "entropy_coef_lr"):
-            self._check_lr(key)
-        check_at_least("target_entropy_multiplier", self.target_entropy_multiplier, 0.0)
+        self._check_at_least(1, "num_critics", "policy_update_interval")
+        self._check_at_least(0.0, "target_entropy_multiplier")
+        self._check_positive("entropy_coef", "critic_lr", "entropy_coef_lr")
         if not self.entropy_tuning:
             for key, default in (("entropy_coef_lr", None), ("target_entropy_multiplier", 1.0)):
                 if getattr(self, key) != default:

@@ -1,0 +1,128 @@
+"""The way of a configuration from what a user gives to what a runner gets.
+
+    values by name      Hydra composes them, or a Python user gives them
+    stored_settings     with `resume=<directory>`: the settings of that run, and changes of the user
+    load_config         names of options and dotted keys become mappings, these become dataclasses,
+                        which check themselves; then come the defaults of the algorithm
+    prepare             a base run gives its networks; a trial is shortened; the settings of a run
+                        that is continued are compared; a seed is drawn
+
+`configure` is the way to a `TrainConfig`, `prepare` the rest of it. Runners change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from maze_train.config.loading import load_config
+from maze_train.config.resuming import continued, run_to_resume, stored_settings
+from maze_train.config.train_config import AUTO
+from maze_train.seeding import draw_seed
+from maze_train.targets import locate
+from maze_train.training.config import TRIAL_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.training.checkpoints import CheckpointInfo
+
+__all__ = ["PreparedRun", "configure", "prepare"]
+
+# By name, since both need PyTorch: an error in a configuration is reported before it is imported.
+RUN_CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
+BASE_POLICY = "maze_train.runners.base_policy.SavedBasePolicy"
+
+
+class BasePolicy(Protocol):
+    """Policy of the run that `base_run` names, with which another run begins."""
+
+    def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
+        """Give the configuration the networks of the policy."""
+
+    def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
+        """Refuse a policy for other spaces than those of the environment."""
+
+    def take_over(self, model: nn.Module) -> str:
+        """Give a model the weights of the policy; returns a line that says which."""
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A checked configuration, and what the run begins with."""
+
+    config: TrainConfig
+    """The configuration, with a seed and all defaults."""
+
+    resumed_dir: Path | None = None
+    """Directory of the run that is continued; None: a new run."""
+
+    checkpoint: CheckpointInfo | None = None
+    """Checkpoint at which the run goes on; None: it begins at step 0."""
+
+    base: BasePolicy | None = None
+    """Policy whose weights training starts from; None: new weights, or those of a checkpoint."""
+
+
+def configure(
+    values: Mapping[str, Any], changes: Mapping[str, Any] | None = None, has_env: bool = False
+) -> TrainConfig:
+    """Make the configuration of a run from plain values.
+
+    Args:
+        values: Values as `load_config` takes them.
+        changes: Settings that are changed in the run that `resume` names; None: the values are not
+            changes, but a whole configuration, also with `resume`.
+        has_env: Whether the caller makes the environment, in place of the id or target.
+
+    Raises:
+        ConfigError: If a setting is wrong, see `load_config` and `stored_settings`.
+        RunDirectoryError: If the configuration of the run is damaged.
+    """
+    resume = values.get("resume")
+    if changes is not None and resume not in (None, AUTO):
+        values = stored_settings(str(resume), changes, has_env)
+    return load_config(values)
+
+
+def prepare(config: TrainConfig) -> PreparedRun:
+    """Complete a configuration, and find what the run begins with; nothing is written.
+
+    Raises:
+        ConfigError: If there is no run to continue, a setting differs from it that changes its
+            numbers, or the algorithm can not learn with the policy of the base run.
+        RunDirectoryError: If the configuration of the run that is continued is damaged.
+    """
+    config = config.with_defaults()
+    directory, base = run_to_resume(config), None
+    if config.base_run is not None:
+        base = locate(BASE_POLICY)(config)
+        config = base.with_networks(directory)
+    config, checkpoint = shortened(config), None
+    if directory is not None:
+        checkpoint = locate(RUN_CHECKPOINTS)(directory, config.resume).find()
+        config = continued(config, directory, checkpoint)
+    if config.seed is None:
+        config = replace(config, seed=draw_seed())
+    return PreparedRun(config, directory, checkpoint, None if checkpoint else base)
+
+
+def shortened(config: TrainConfig) -> TrainConfig:
+    """Shorten everything if the run is a trial (`runner.fast_dev_run`)."""
+    if not config.runner.fast_dev_run:
+        return config
+    limit = config.evaluation.max_episode_steps
+    return replace(
+        config,
+        algorithm=config.algorithm.shortened(),
+        evaluation=replace(
+            config.evaluation,
+            n_episodes=min(2, config.evaluation.n_episodes),
+            max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
+        ),
+        model=replace(config.model, normalization=replace(config.model.normalization, n_steps=1)),
+    )

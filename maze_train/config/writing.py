@@ -1,0 +1,143 @@
+"""The configuration of a run as it is written: plain values, YAML, and its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from maze_train.config.fields import TUPLE, dotted_name, hints_of, key_of_field
+from maze_train.errors import ConfigError
+from maze_train.files import atomic_write
+from maze_train.learner.config import Schedule
+from maze_train.targets import TARGET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from maze_train.config.train_config import TrainConfig
+
+__all__ = [
+    "CHECKPOINTS",
+    "CONFIG_FILE",
+    "LOADER",
+    "check_plain",
+    "config_text",
+    "config_to_dict",
+    "write_config",
+]
+
+CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
+"""Names in the directory of a run."""
+
+MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
+"""Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one comes with most wheels
+
+
+def config_to_dict(config: Any) -> dict[str, Any]:
+    """A configuration dataclass as plain values for YAML.
+
+    `load_config` turns those of a `TrainConfig` into an equal one, `build_dataclass` those of any.
+    """
+    dumped = _dump(config, type(config))
+    assert isinstance(dumped, dict)
+    return dumped
+
+
+def config_text(config: TrainConfig) -> str:
+    """The configuration of a run as YAML, without directories and trust.
+
+    Who repeats the run wants another directory.
+    """
+    config = replace(config, run_dir=None, resume=None, trust=[])
+    return yaml.safe_dump(config_to_dict(config), sort_keys=False)
+
+
+def write_config(run_dir: Path, text: str) -> None:
+    """Write the configuration of a run.
+
+    Raises:
+        ConfigError: If it can not be written, or not be read again.
+    """
+    try:
+        check_plain(text)
+    except ValueError as error:
+        raise ConfigError(CONFIG_FILE, f"could not be read again: it would be {error}") from error
+    try:
+        with atomic_write(run_dir / CONFIG_FILE) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError("run_dir", f"can not be written: {error}", str(run_dir)) from error
+
+
+def check_plain(text: str) -> None:
+    """Refuse YAML that no run writes, before anything is made of it.
+
+    Raises:
+        ValueError: If there are aliases, tags, keys that come twice, or bounds are exceeded.
+    """
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+    open_nodes: list[set[str] | None] = []  # keys so far; None: a list
+    is_key = [False]
+    events: Iterator[Any] = yaml.parse(text, LOADER)
+    for event in events:
+        where = f"in line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
+            raise ValueError(f"an alias or a tag {where}, which no run writes")
+        if isinstance(event, yaml.CollectionEndEvent):
+            open_nodes.pop()
+            is_key.pop()
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.ScalarEvent):
+                _check_scalar(event, open_nodes[-1] if is_key[-1] else None, where)
+            if open_nodes and open_nodes[-1] is not None:
+                is_key[-1] = not is_key[-1]
+            if isinstance(event, yaml.CollectionStartEvent):
+                is_mapping = isinstance(event, yaml.MappingStartEvent)
+                open_nodes.append(set() if is_mapping else None)
+                is_key.append(is_mapping)
+        if len(open_nodes) > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
+
+
+def _check_scalar(event: yaml.ScalarEvent, keys: set[str] | None, where: str) -> None:
+    """Refuse keys that come twice, and numbers of endless length."""
+    if keys is not None:
+        if event.value in keys:
+            raise ValueError(f"{event.value!r} for the second time {where}")
+        keys.add(event.value)
+    if event.implicit[0] and len(event.value) > MAX_NUMBER and event.value[0] in "+-.0123456789":
+        raise ValueError(f"a number of {len(event.value):,} digits {where}")
+
+
+def _dump(value: Any, hint: Any) -> Any:
+    """A value as plain data; a dataclass says its class if `hint` would not lead back to it."""
+    if isinstance(value, Schedule):
+        return _dump_schedule(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        hints = hints_of(type(value))
+        node = {
+            key_of_field(f.name): _dump(getattr(value, f.name), hints[f.name])
+            for f in fields(value)
+            if f.init
+        }
+        return node if type(value) is hint else {TARGET: dotted_name(type(value)), **node}
+    if isinstance(value, Mapping):
+        return {key: _dump(entry, Any) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        entries = [_dump(entry, Any) for entry in value]
+        return {TUPLE: entries} if isinstance(value, tuple) and hint is Any else entries
+    return value
+
+
+def _dump_schedule(schedule: Schedule) -> dict[str, Any] | str:
+    if schedule.start is not None and schedule.end == 0:
+        return str(schedule)
+    if schedule.start is not None:
+        return {"start": schedule.start, "end": schedule.end}
+    return {"points": [list(point) for point in schedule.points or ()], "by": schedule.by}

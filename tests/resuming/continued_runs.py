@@ -1,0 +1,221 @@
+"""Short runs of every algorithm, to be stopped and continued."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from killed_runs import PARTS, differences, final_state, rows_of
+
+sys.path.insert(0, str(PARTS))  # environments of the tests of runners
+
+from recorded import cartpole_heuristic, record
+
+from maze_train import Trajectory, load_policy, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OWN = ["continued_runs", "own_envs", "own_parts"]
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "runner": "dev",
+    "evaluation.n_episodes": 2,
+    "evaluation.max_episode_steps": 20,
+    "checkpoint.keep_last": 4,
+    "model.hidden_sizes": [8],
+    "seed": 1,
+    "tracking.progress": "quiet",
+    "tracking.plot": False,
+    "tracking.tensorboard": False,
+}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "ppo": {
+        "algorithm.lr": 1e-3,  # a schedule depends on where training ends
+        "algorithm.batch_size": 16,
+        "algorithm.epoch_length": 2,
+        "algorithm.n_rollout_steps": 16,
+        "runner.concurrency": 2,
+        "total_steps": 4 * 64,
+    },
+    "sac": {
+        "algorithm.epoch_length": 16,
+        "algorithm.n_rollout_steps": 2,
+        "algorithm.batch_size": 8,
+        "algorithm.initial_buffer_size": 40,
+        "algorithm.replay_buffer_size": 200,  # it wraps
+        "algorithm.update_to_data_ratio": 0.3,
+        "runner.concurrency": 2,
+        "total_steps": 4 * 64,
+    },
+    "impala": {
+        "algorithm.epoch_length": 3,
+        "algorithm.n_rollout_steps": 8,
+        "algorithm.num_actors": 2,
+        "algorithm.actors_batch_size": 3,  # epochs begin with either actor
+        "algorithm.lr": 0.005,
+        "runner.concurrency": 4,
+        "total_steps": 4 * 3 * 48,
+    },
+    "es": {
+        "algorithm.epoch_length": 3,
+        "algorithm.n_rollouts_per_update": 4,
+        "algorithm.max_steps": 30,
+        "algorithm.noise_table_size": 5000,
+        "runner.concurrency": 3,
+        "algorithm.n_epochs": 4,
+        "total_steps": 0,
+    },
+    "bc": {
+        "algorithm.epoch_length": 7,
+        "algorithm.batch_size": 16,
+        "model.normalization.mode": "running",
+        "algorithm.n_epochs": 4,
+    },
+}
+"""Four epochs of each."""
+
+LOCAL = {"runner": "local", "runner.n_workers": 2}
+FORK = {"runner": "local", "runner.start_method": "fork"}
+ONE_EPOCH, TWO_EPOCHS, FOUR_EPOCHS = ({"algorithm.n_epochs": n} for n in (1, 2, 4))
+NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 48}
+MEMORY = {"model": "vector_rnn", "model.memory.size": 8}
+PENDULUM = {"env": {"id": "Pendulum-v1", "max_episode_steps": 20}}
+DICT_ENV = {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}}
+DEMONSTRATIONS = {"_target_": "continued_runs.demonstrations"}
+
+CASES: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "sac": {},
+    "sac, large buffer": {"algorithm.replay_buffer_size": 1000},
+    "sac, disk": {"algorithm.replay_buffer_storage": "disk"},
+    "sac, prioritised": {
+        "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
+        "algorithm.n_step_returns": 3,
+    },
+    "sac, initial phase": {
+        "algorithm.initial_buffer_size": 150,
+        "algorithm.initial_action_repeat": 7,
+    },
+    "sac, demonstrations": {
+        "algorithm.initial_demonstration_trajectories": DEMONSTRATIONS,
+        "model.normalization.mode": "running",
+        "model.normalization.n_steps": 100,
+    },
+    "impala": {},
+    "impala, old weights": {**DICT_ENV, "algorithm.broadcast_interval": 2},
+    "impala, normalised": {**PENDULUM, **NORMALISED, "algorithm.broadcast_interval": 5},
+    "impala, replay": {
+        **DICT_ENV,
+        **MEMORY,
+        "algorithm.replay_size": 5,
+        "algorithm.broadcast_interval": 2,
+    },
+    "impala, replay of stacks": {
+        "env": {
+            "_target_": "own_envs.SpacesEnv",
+            "wrappers": [{"_target_": "maze_train.ObservationStackWrapper", "n": 3}],
+        },
+        "algorithm.replay_size": 4,
+        "algorithm.replay_proportion": 0.4,
+    },
+    "es": {},
+    "es, normalised": {
+        **PENDULUM,
+        **NORMALISED,
+        "algorithm.lr": "linear_0.1",
+        "algorithm.noise_stddev": {"points": [[0, 0.5], [8, 0.01]], "by": "updates"},
+    },
+    "es, more steps": {
+        **NORMALISED,
+        "algorithm.n_timesteps_per_update": 150,
+        "algorithm.optimizer": {"_target_": "maze_train.SGD", "momentum": 0.8},
+        "algorithm.lr": {"points": [[0, 0.5], [900, 0.01]], "by": "env_steps"},
+    },
+    "es, sampled": {
+        **DICT_ENV,
+        "algorithm.deterministic": False,
+        "algorithm.action_noise_stddev": 0.3,
+        "algorithm.optimizer": {"_target_": "torch.optim.Adam", "amsgrad": True},
+    },
+    "es, memory": {**MEMORY, **NORMALISED},
+    "es, steps end it": {
+        "total_steps": 700,
+        "algorithm.n_epochs": 0,
+        "algorithm.lr": "linear_0.1",
+    },
+    "bc": {},
+    "bc, validation only": {"algorithm.epoch_length": 0, "evaluation.n_episodes": 0},
+    "bc, balanced": {
+        "algorithm.lr": "linear_0.01",
+        "algorithm.entropy_coef": 0.1,
+        "algorithm.class_weights": "balanced",
+    },
+}
+"""Settings by algorithm and what is particular."""
+
+
+def demonstrations(path: str = "") -> list[Trajectory]:
+    """One demonstration on CartPole."""
+    rng = np.random.default_rng(0)
+    obs, actions = rng.normal(size=(8, 4)).astype(np.float32), rng.integers(0, 2, 7)
+    return [Trajectory(obs, actions, np.ones(7), terminated=True, truncated=False)]
+
+
+def record_cartpole(directory: Path, n_episodes: int = 10, **how: Any) -> Path:
+    """Record episodes of a heuristic."""
+    env = gymnasium.make("CartPole-v1")
+    return record(directory, env, how.get("act", cartpole_heuristic), n_episodes)
+
+
+def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
+    """Settings of a run; the data set of BC lies beside its directory."""
+    algorithm = case.partition(",")[0]
+    given = {**SMALL, "algorithm": algorithm, **ALGORITHMS[algorithm], **CASES[case]}
+    if algorithm == "bc":
+        data = run_dir.parent / "data"
+        given["runner.dataset"] = str(data if data.exists() else record_cartpole(data))
+    return {**given, "run_dir": str(run_dir), **changes}
+
+
+def start(case: str, run_dir: Path, **changes: Any) -> Any:
+    """Start a run of four epochs, or of as many as the changes say."""
+    return train(**settings(case, run_dir, **changes))
+
+
+def words(given: dict[str, Any]) -> list[str]:
+    """Settings as arguments of `maze-run`."""
+    return [f"{key}={_word(value)}" for key, value in given.items()]
+
+
+def _word(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_word(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_word, value))}]"
+    return str(value)
+
+
+go_on = functools.partial(train, trust=OWN)
+"""Continues a run."""
+
+
+def parts_of(checkpoint: Path) -> dict[str, int]:
+    """The inodes of the large pieces of a checkpoint by name."""
+    return {path.name: path.stat().st_ino for path in checkpoint.glob("part_*")}
+
+
+def assert_same_training(run_dir: Path, other: Path) -> None:
+    """Every number is the same, but how many steps ES made in vain."""
+    dropped = "population/steps_dropped"
+    rows, others = ([{**row, dropped: ""} for row in rows_of(path)] for path in (run_dir, other))
+    assert len(rows) >= 3
+    assert rows == others
+    state, wanted = ({**final_state(path), "steps_dropped": 0} for path in (run_dir, other))
+    assert differences(state, wanted) == []
+    weights, best = (load_policy(path, OWN).model.state_dict() for path in (run_dir, other))
+    assert differences(dict(weights), dict(best)) == []

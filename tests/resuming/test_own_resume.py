@@ -1,0 +1,368 @@
+"""Continued runs of one algorithm: its files, its counts, and what is lost where it must be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from continued_runs import (
+    FORK,
+    FOUR_EPOCHS,
+    LOCAL,
+    ONE_EPOCH,
+    TWO_EPOCHS,
+    go_on,
+    parts_of,
+    record_cartpole,
+    settings,
+    start,
+    words,
+)
+from gymnasium import spaces
+from killed_runs import CONTEXT, PARTS, assert_equal_runs, final_state
+from leftovers import left_in
+from own_parts import diaries
+
+import maze_train.data.replay_memory as replay_memory
+from maze_train import UniformReplayBuffer
+from maze_train.errors import ConfigError, EnvError
+
+OWN = [Path(__file__).stem, "continued_runs", "faulty_envs", "own_envs", "own_parts"]
+TO_THE_END = {"algorithm.n_epochs": 0}
+NO_EVALUATION = {"evaluation.n_episodes": 0}
+
+
+# -- SAC: checkpoints of the replay buffer -------------------------------------------------------
+
+
+def parts_by_checkpoint(run_dir: Path) -> list[dict[str, int]]:
+    """The large pieces of each checkpoint of a run, the oldest first."""
+    return [parts_of(path) for path in sorted((run_dir / "checkpoints").glob("epoch_*"))]
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_parts_that_did_not_change_are_shared(tmp_path, monkeypatch, is_continued):
+    """They are the same files in both checkpoints, also in a run that is continued."""
+    monkeypatch.setattr(replay_memory, "SEGMENT_NBYTES", 8 * 2 * (16 + 8 + 4 + 1))  # 8 rows
+    epochs = {"algorithm.n_epochs": 3}
+    start("sac, large buffer", tmp_path / "run", **(TWO_EPOCHS if is_continued else epochs))
+    if is_continued:
+        go_on(resume=tmp_path / "run", **epochs)
+    found = parts_by_checkpoint(tmp_path / "run")
+    # 32 rows an epoch, and the newest observation in one more.
+    assert [len(names) for names in found] == [5, 9, 13]
+    for before, after in pairwise(found):
+        # Of the segment that was written on, and of the row before it.
+        assert len(set(before.values()) & set(after.values())) == len(before) - 2
+
+
+def test_kept_rollouts_are_files_that_checkpoints_share(tmp_path):
+    """IMPALA writes each once, however many checkpoints hold it; it goes when none does."""
+    more = {"algorithm.replay_size": 15, "checkpoint.keep_last": 2, "total_steps": 3 * EPOCH}
+    start("impala, replay", tmp_path / "run", **more)
+    found = parts_by_checkpoint(tmp_path / "run")
+    # Nine rollouts an epoch: the oldest nine of the fifteen are others.
+    assert [len(parts) for parts in found] == [15, 15]
+    assert len(set(found[0].values()) & set(found[1].values())) == 6
+
+
+def test_without_checkpoints_no_buffer_is_written(tmp_path, capsys):
+    """`checkpoint.interval=0`: nothing of it is on disk; else its size is told."""
+    start("sac", tmp_path / "run", **ONE_EPOCH)
+    assert "checkpoints hold the replay buffer, which grows to " in capsys.readouterr().err
+    for case in ("sac", "sac, disk"):
+        start(case, tmp_path / case, **ONE_EPOCH, **{"checkpoint.interval": 0})
+        files = {path.name for path in (tmp_path / case).rglob("*") if path.is_file()}
+        assert files == {
+            ".lock", "config.yaml", "metrics.csv", "policy.pt", "score.json", "spaces.json",
+            "summary.json",
+        }  # fmt: skip
+    assert "replay buffer" not in capsys.readouterr().err
+
+
+class KeptReplay(UniformReplayBuffer):
+    """A replay buffer that can be looked at after a run."""
+
+    last: ClassVar[Any] = None
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        KeptReplay.last = self
+
+
+def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
+    """All samples that a buffer can give, by observation."""
+    batch = buffer.sample_batch(60 * len(buffer))
+    columns = (batch.obs, batch.rewards, batch.discounts, batch.next_obs)
+    found = {}
+    for obs, reward, discount, next_obs in zip(*(x.tolist() for x in columns), strict=True):
+        found[tuple(obs)] = (reward, discount, next_obs if discount else None)
+    return found
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"id": "CartPole-v1", "backend": "native"},
+        {"_target_": "faulty_envs.FaultyEnv", "kwargs": {"fault": "chance"}},
+    ],
+    ids=["native", "chance"],
+)
+def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
+    """What was stored stays as it was: no sample over several steps reaches over the gap."""
+    more = {
+        "env": env,
+        "algorithm.replay_buffer": {"_target_": "test_own_resume.KeptReplay"},
+        "algorithm.n_step_returns": 3,
+        **NO_EVALUATION,
+    }
+    start("sac, large buffer", tmp_path / "run", **more, **TWO_EPOCHS)
+    before = samples_by_obs(KeptReplay.last)
+    again = {"resume": tmp_path / "run", "trust": OWN, **TO_THE_END}
+    with pytest.raises(EnvError, match=r"checkpoint\.allow_new_episodes=true"):
+        go_on(**again)
+    go_on(**again, **{"checkpoint.allow_new_episodes": True})
+    after = samples_by_obs(KeptReplay.last)
+    assert len(before) > 100
+    assert len(after) == len(KeptReplay.last) >= 256 > len(before)
+    assert {obs: after[obs] for obs in before} == before
+    # Episodes end terminal here: only what was the newest row is cut after one step.
+    assert sum(discount > 0.985 for _, discount, _ in before.values()) == 2
+
+
+# -- ES and BC -----------------------------------------------------------------------------------
+
+
+def test_what_a_checkpoint_of_es_holds(tmp_path):
+    """No environment; of the noise table what it follows from."""
+    start("es, more steps", tmp_path / "run", **TWO_EPOCHS)
+    state = final_state(tmp_path / "run")
+    assert state["noise_table"]["count"] == 5000
+    assert not {"collector", "env", "envs", "actors"} & state.keys()
+    assert state["learners"]["learner"]["weights_seq_no"] == 6
+    files = [path for path in (tmp_path / "run" / "checkpoints").rglob("*") if path.is_file()]
+    assert 0 < max(path.stat().st_size for path in files) < 50_000
+
+
+def test_data_that_moved_changed_or_grew(tmp_path, capsys):
+    """BC goes on with the episodes that it began with, wherever they are; others are refused."""
+    start("bc", tmp_path / "whole")
+    start("bc", tmp_path / "run", **TWO_EPOCHS)
+    grown = shutil.copytree(tmp_path / "data", tmp_path / "moved")
+    record_cartpole(grown, 5, act=lambda obs: 0)
+    other = record_cartpole(tmp_path / "other", 9)
+    with pytest.raises(ConfigError, match=r"runner\.dataset.* parts that this run learned from"):
+        go_on(resume=tmp_path / "run", **FOUR_EPOCHS, **{"runner.dataset": str(other)})
+    go_on(resume=tmp_path / "run", **FOUR_EPOCHS, **{"runner.dataset": str(grown)})
+    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+    assert "5 episodes were added to the data set since" in capsys.readouterr().err
+
+
+# -- IMPALA: actors in processes -----------------------------------------------------------------
+
+EPOCH = 3 * 48
+ROOM = 2 * 3 * 16
+"""Steps that the two actors can make before the learner takes them: three rollouts each."""
+
+
+def assert_counted(history: list[dict[str, Any]]) -> None:
+    """In every row: what was made was learned from, dropped, or is on its way."""
+    assert [row["env_steps"] for row in history] == [EPOCH * (i + 1) for i in range(len(history))]
+    for row in history:
+        made, dropped = row["actors/steps_made"], row["actors/steps_dropped"]
+        assert made == row["env_steps"] + dropped + row["actors/steps_in_flight"]
+        assert 0 <= row["actors/steps_in_flight"] <= ROOM
+
+
+def in_flight_of(run_dir: Path) -> int:
+    """The steps that actors had made, and the learner had not got, when a run was saved."""
+    counts = final_state(run_dir)["actors"]["counts"]
+    return int(counts["made"] - counts["trained"] - counts["dropped"])
+
+
+def diary_env(directory: Path) -> dict[str, Any]:
+    """Settings of environments that write what happens to them."""
+    directory.mkdir()
+    return {"_target_": "own_parts.DiaryEnv", "kwargs": {"directory": str(directory)}}
+
+
+def beginnings(directory: Path) -> set[tuple[float, ...]]:
+    """The first observation of each environment that was reset."""
+    texts = [text for path in directory.iterdir() if (text := path.read_text())]
+    found = [tuple(json.loads(text.splitlines()[0])["obs"]) for text in texts]
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+@pytest.mark.slow
+def test_actors_begin_anew(tmp_path, capsys):
+    """What was in flight is told and counted, steps go on, and no episode is one of before."""
+    more = {**FORK, **NO_EVALUATION}
+    start("impala", tmp_path / "run", env=diary_env(tmp_path / "diaries"), **more, **TWO_EPOCHS)
+    in_flight = in_flight_of(tmp_path / "run")
+    before = beginnings(tmp_path / "diaries")
+    capsys.readouterr()
+    result = go_on(resume=tmp_path / "run", **FOUR_EPOCHS)
+    told = re.search(r"and (\d+) steps that were in flight are dropped", capsys.readouterr().err)
+    assert told is not None
+    assert int(told[1]) == in_flight
+    assert_counted(result.history)
+    dropped = [row["actors/steps_dropped"] for row in result.history]
+    assert dropped == [0, 0, in_flight, in_flight]
+    # By the word of the environments themselves.
+    happened = sum(count for count, _ in diaries(tmp_path / "diaries"))
+    assert 0 <= happened - result.history[-1]["actors/steps_made"] <= 2 * ROOM  # of both runs
+    assert [row.get("train/lost_episodes", 0) for row in result.history] == [0, 0, 4, 0]
+    assert len(before) == 4
+    assert len(beginnings(tmp_path / "diaries")) == 8
+    # The same seed gives the same episodes in another run, where nothing was resumed.
+    start("impala", tmp_path / "again", env=diary_env(tmp_path / "other"), **more, **ONE_EPOCH)
+    assert beginnings(tmp_path / "other") == before
+
+
+@pytest.mark.slow
+def test_impala_on_dev_on_local_and_back(tmp_path, capsys):
+    """Steps, counts, learning rate, kept rollouts and weights go on, wherever the actors are."""
+    run_dir = tmp_path / "run"
+    start("impala, replay", run_dir, **ONE_EPOCH)
+    states = [final_state(run_dir)]
+    result = go_on(resume=run_dir, **FORK, **TWO_EPOCHS)
+    assert "the actors begin new episodes\n" in capsys.readouterr().err
+    assert_counted(result.history)
+    states.append(final_state(run_dir))
+    in_flight = in_flight_of(run_dir)
+    result = go_on(resume=run_dir, runner="dev", **FOUR_EPOCHS)
+    assert_counted(result.history)
+    assert result.summary.updates == 12
+    states.append(final_state(run_dir))
+    assert [state["replay"]["added"] for state in states] == [9, 18, 36]
+    generations = [state["actors"]["generations"] for state in states]
+    assert generations == [[0, 0], [1, 1], [2, 2]]
+    # Nothing is in flight in one process: what was dropped is what local had begun.
+    flying = [row["actors/steps_in_flight"] for row in result.history]
+    assert flying[0] == flying[2] == flying[3] == 0
+    assert result.history[3]["actors/steps_dropped"] == in_flight
+
+
+# -- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def arguments(case: str, run_dir: Path, **changes: Any) -> list[str]:
+    """The arguments of `maze-run` for a run."""
+    given = settings(case, run_dir, **changes)
+    if "env._target_" in changes:
+        del given["env"]
+    return words(given)
+
+
+def command(argv: list[str], output: str, stop_at: int) -> None:
+    """`maze-run` in a group of processes of its own, which may get Ctrl-C in a gradient step."""
+    os.setsid()
+    sys.path[:0] = [str(PARTS), str(Path(__file__).parent)]
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    from maze_train.algorithms.sac.learner import SACLearner
+    from maze_train.cli import main
+
+    original, calls = SACLearner.compute_loss_for_module, []
+
+    def counted(*args: Any) -> Any:
+        calls.append(None)
+        if len(calls) == stop_at:
+            print("asked to end", flush=True)
+            os.killpg(0, signal.SIGINT)
+        return original(*args)
+
+    SACLearner.compute_loss_for_module = counted  # type: ignore[method-assign]
+    sys.exit(main(argv))
+
+
+def assert_interrupted(child: Any, output: Path, run_dir: Path) -> int:
+    """The command ended as it should, with all its processes; returns the steps of the run."""
+    child.join(120)
+    text = output.read_text()
+    assert child.exitcode == 130, text
+    assert "maze-run: interrupted" in text
+    assert "Traceback" not in text
+    assert left_in(child.pid or 0) == {}
+    outcome = json.loads((run_dir / "summary.json").read_text())
+    assert outcome["stop_reason"] == "interrupted"
+    return int(outcome["env_steps"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [{}, LOCAL], ids=["dev", "local"])
+def test_ctrl_c_in_a_gradient_step(tmp_path, place):
+    """The update comes to its end and is saved, no process is left, and the run can go on."""
+    output, run_dir = tmp_path / "output.txt", tmp_path / "run"
+    start("sac", tmp_path / "whole")
+    argv = arguments("sac", run_dir, **place)
+    child = CONTEXT.Process(target=command, args=(argv, str(output), 20))
+    child.start()
+    assert 0 < assert_interrupted(child, output, run_dir) < 256
+    assert output.read_text().count("asked to end") == 1
+    go_on(resume=run_dir, runner="dev")
+    assert_equal_runs(run_dir, tmp_path / "whole")
+
+
+class SlowEnv(gymnasium.Env[Any, Any]):
+    """Some quick steps; then each takes ten seconds, and a file says that it is under way."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, quick: int, marker: str) -> None:
+        self.quick, self.marker = quick, Path(marker)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.quick -= 1
+        if self.quick < 0:
+            self.marker.touch()
+            time.sleep(10.0)
+        return np.zeros(2, np.float32), 1.0, self.quick % 5 == 0, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["impala", "es"])
+def test_ctrl_c_while_others_play(tmp_path, case):
+    """A rollout or episode takes two minutes: the run does not wait for it, and saves."""
+    output, run_dir, marker = (tmp_path / name for name in ("output.txt", "run", "slow"))
+    env = {
+        "env._target_": "test_own_resume.SlowEnv",
+        "env.kwargs.quick": 25,
+        "env.kwargs.marker": marker,
+    }
+    argv = arguments(case, run_dir, **FORK, **env, **NO_EVALUATION)
+    child = CONTEXT.Process(target=command, args=(argv, str(output), 0))
+    child.start()
+    deadline = time.monotonic() + 60
+    while not marker.exists() and child.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert marker.exists(), output.read_text()
+    os.killpg(child.pid or 0, signal.SIGINT)
+    started = time.monotonic()
+    steps = assert_interrupted(child, output, run_dir)
+    assert time.monotonic() - started < 60
+    state = final_state(run_dir)
+    if case == "es":
+        assert state["progress"]["env_steps"] == steps > 0
+    else:
+        assert state["actors"]["counts"]["trained"] == steps <= state["actors"]["counts"]["made"]
