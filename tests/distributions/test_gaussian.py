@@ -115,7 +115,7 @@ def test_wrong_settings_are_named(settings_: dict[str, object], key: str) -> Non
 
 
 def test_what_critics_read_of_clipped_actions() -> None:
-    """Clipped as `to_env` does, not rounded, scaled where both bounds are finite; modes unclipped."""
+    """Clipped as `to_env` does, not rounded, scaled between two finite bounds; modes unclipped."""
     low = np.array([-1.0, -np.inf, 0.0, 2.0], dtype=np.float32)
     high = np.array([3.0, np.inf, np.inf, 2.0], dtype=np.float32)
     family = DiagonalGaussian(Box(low, high))
