@@ -12,8 +12,8 @@ from maze_train import load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
-from maze_train.config.loading import config_to_dict
 from maze_train.config.resuming import FREE
+from maze_train.config.writing import config_to_dict
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
