@@ -83,9 +83,8 @@ class PlayerWorker:
         self._player = EpisodePlayer(self._slots, agent, self._settings, self._context.count)
 
     def begin_round(self, *args: Any) -> None:
-        """Forget earlier episodes, and tell the agent that a round begins."""
+        """Tell the agent that a round begins; there are no episodes then."""
         assert self._player is not None, "set_agent() comes first"
-        self._player.drop()
         self._player.agent.begin_round(*args)
 
     def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:

@@ -74,25 +74,30 @@ class PairDraws:
         self._seed = seed
         self._table = table
         self._dim = dim
-        self._block: tuple[int, int] = (-1, -1)
-        self._draws: list[PairDraw] = []
+        self._iteration = -1
+        self._blocks: dict[int, list[PairDraw]] = {}
 
     def draw(self, iteration: int, pair: int) -> PairDraw:
         """The random numbers of a pair."""
         number, offset = divmod(pair, PAIRS_PER_BLOCK)
-        if self._block != (iteration, number):
-            sequence = np.random.SeedSequence(self._seed, spawn_key=(iteration, number))
-            generator = np.random.default_rng(sequence)
-            n = PAIRS_PER_BLOCK
-            indices = self._table.sample_index(generator, self._dim, n)
-            env_seeds = generator.integers(2**32, size=n)
-            action_seeds = generator.integers(2**63, size=n)
-            self._draws = [
-                PairDraw(*map(int, numbers))
-                for numbers in zip(indices, env_seeds, action_seeds, strict=True)
-            ]
-            self._block = (iteration, number)
-        return self._draws[offset]
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._blocks.clear()
+        if number not in self._blocks:
+            self._blocks[number] = self._draw_block(number)
+        return self._blocks[number][offset]
+
+    def _draw_block(self, number: int) -> list[PairDraw]:
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(self._iteration, number))
+        generator = np.random.default_rng(sequence)
+        n = PAIRS_PER_BLOCK
+        indices = self._table.sample_index(generator, self._dim, n)
+        env_seeds = generator.integers(2**32, size=n)
+        action_seeds = generator.integers(2**63, size=n)
+        return [
+            PairDraw(*map(int, numbers))
+            for numbers in zip(indices, env_seeds, action_seeds, strict=True)
+        ]
 
 
 def num_reals(distribution: Distribution) -> int:

@@ -279,24 +279,6 @@ def test_gradients_do_not_leave_their_part(name):
     assert differing(usual, other_goal) == {"log_temperatures"}
 
 
-@pytest.mark.parametrize("name", ["box", "mixed"])
-def test_a_loss_may_be_scaled(name):
-    """Gradients by hand are scaled with it, all of them."""
-    observation_space, action_space = PROBLEMS[name]
-    batch = make_batch(observation_space, action_space)
-
-    class Scaled(SACLearner):
-        def compute_loss_for_module(self, *args):
-            return 3.0 * super().compute_loss_for_module(*args)
-
-    found = [
-        gradients_of(make_model(observation_space, action_space), make_config(), batch, learner)
-        for learner in (SACLearner, Scaled)
-    ]
-    for key, gradient in found[0].items():
-        torch.testing.assert_close(found[1][key], 3.0 * gradient, msg=lambda m, k=key: k + m)
-
-
 def test_gradients_are_finite_where_actions_are_saturated():
     """Both stored actions and those of the policy lie on the bounds."""
     model = make_model(BOX, REACH)

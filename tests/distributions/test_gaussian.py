@@ -115,7 +115,7 @@ def test_wrong_settings_are_named(settings_: dict[str, object], key: str) -> Non
 
 
 def test_what_critics_read_of_clipped_actions() -> None:
-    """Clipped as `to_env` does, not rounded, scaled where both bounds are finite."""
+    """Clipped as `to_env` does, not rounded, scaled between two finite bounds; modes unclipped."""
     low = np.array([-1.0, -np.inf, 0.0, 2.0], dtype=np.float32)
     high = np.array([3.0, np.inf, np.inf, 2.0], dtype=np.float32)
     family = DiagonalGaussian(Box(low, high))
@@ -125,6 +125,8 @@ def test_what_critics_read_of_clipped_actions() -> None:
     features.sum().backward()
     assert actions.grad is not None
     assert actions.grad.tolist() == [[0.0, 1.0, 0.0, 0.0], [0.5, 1.0, 1.0, 0.0]]
+    modes = family.unit_mode(torch.cat((actions.detach(), torch.zeros(2, 4)), -1))
+    assert modes.tolist() == [[-5.0, -9.0, -9.0, -11.0], [0.5, 9.0, 9.0, 7.0]]
     assert family.log_scale == 0.0
     integer = DiagonalGaussian(Box(0, 10, (1,), dtype=np.uint8))
     assert integer.critic_input(torch.tensor([7.4])).item() == pytest.approx(0.48)

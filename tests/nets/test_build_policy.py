@@ -179,16 +179,6 @@ def test_images(settings, has_trunk, encoders):
     assert policy.load_state_dict(actor_critic.state_dict(), strict=False).missing_keys == []
 
 
-def test_forward_is_policy_params():
-    """Calling a policy gives its parameters, with any leading dimensions and with a graph."""
-    policy = build_policy(model_config("plain"), BOX, TURN, 0)
-    obs = torch.randn(4, 3, 5)
-    assert torch.equal(policy(obs), policy.policy_params(obs))
-    assert policy(obs).shape == (4, 3, 4)
-    policy(obs).square().sum().backward()
-    assert all(p.grad is not None for p in policy.parameters())
-
-
 def test_models_with_and_without_memory_are_told_apart():
     """Each of the two methods says which of them is the right one."""
     plain = build_policy(model_config("plain"), BOX, TURN, 0)
@@ -245,18 +235,6 @@ def test_observations_are_normalised():
     policy.normalizer.update(obs)
     torch.testing.assert_close(policy(obs), plain((obs - obs.mean(0)) / obs.std(0, correction=0)))
     assert plain.normalizer is None
-
-
-def test_a_seed_gives_the_same_weights():
-    """Whatever the global generator has given, which goes on as if nothing had been built."""
-    before = torch.get_rng_state()
-    first = build_policy(model_config("memory"), BOX, TURN, 3)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(7)
-    obs = observations(BOX)
-    assert_same(acts(build_policy(model_config("memory"), BOX, TURN, 3), obs), acts(first, obs))
-    other = build_policy(model_config("memory"), BOX, TURN, 4)
-    assert not torch.equal(acts(other, obs)[0], acts(first, obs)[0])
 
 
 @pytest.mark.parametrize("settings", ["plain", "normalised memory"])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gymnasium import spaces
 from soft_models import (
-    BOX,
     PROBLEMS,
-    REACH,
     N,
     OwnCritic,
     OwnNet,
@@ -21,7 +18,7 @@ from soft_models import (
 from maze_train.distributions.beta import Beta
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.distributions.soft import SoftSample
-from maze_train.errors import ConfigError, SpaceError
+from maze_train.errors import ConfigError
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.critics import OwnCritics, TemplateCritics
 from maze_train.nets.encoders import DictEncoder
@@ -218,19 +215,6 @@ def test_any_number_of_critics(num_critics, critic):
     assert len(torch.unique(q[:, 0])) == num_critics
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_a_seed_gives_the_same_weights(name):
-    """Whatever the global generator has given, which goes on as if nothing had been built."""
-    state = torch.get_rng_state()
-    first = build(name, seed=3)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.rand(7)
-    same, other = build(name, seed=3).state_dict(), build(name, seed=4).state_dict()
-    for key, value in first.state_dict().items():
-        assert torch.equal(value, same[key]), key
-    assert any(not torch.equal(value, other[key]) for key, value in first.state_dict().items())
-
-
 def test_own_networks_are_used():
     """Policy and critics named in the configuration take the place of templates."""
     model = build(policy=own("OwnNet", width=3), critic=own("OwnCritic"))
@@ -270,10 +254,3 @@ def test_networks_that_do_not_fit_are_refused(settings, message):
     """What is wrong with a user's network is told with its key, before training."""
     with pytest.raises(ConfigError, match=message):
         build(**settings)
-
-
-def test_spaces_without_network_or_distribution_are_refused():
-    """Observations and actions of an unknown kind are named."""
-    for observation_space, action_space in ((spaces.Text(3), REACH), (BOX, spaces.Text(3))):
-        with pytest.raises(SpaceError, match="Text"):
-            build_soft_actor_critic(ModelConfig(), observation_space, action_space, 0)

@@ -97,16 +97,6 @@ def test_the_default_initialisation_of_pytorch_is_an_option():
     assert all(layer.bias.any() for layer in linears(model))
 
 
-def test_sizes_follow_the_configuration():
-    """Policy and critic have the hidden layers that are asked for, and outputs that fit."""
-    config = ModelConfig(hidden_sizes=[7, 6], critic_hidden_sizes=[9], value_support=[-2, 3])
-    model = build_actor_critic(config, BOX, spaces.MultiDiscrete([2, 3]), seed=0)
-    sizes = [(layer.in_features, layer.out_features) for layer in linears(model.policy)]
-    assert sizes == [(5, 7), (7, 6), (6, 5)]
-    sizes = [(layer.in_features, layer.out_features) for layer in linears(model.critic)]
-    assert sizes == [(5, 9), (9, 6)]
-
-
 def test_no_hidden_layer_is_a_linear_model():
     """An empty list of sizes leaves one linear layer."""
     net = TemplateNet(BOX, ModelConfig(), [], 3)
@@ -143,18 +133,6 @@ def test_without_output_layer_the_last_hidden_layer_is_the_output():
     net = TemplateNet(BOX, ModelConfig(), [8, 6])
     assert net.output_size == 6
     assert bool((net(100 * torch.randn(50, 5)).abs() <= 1.0).all())
-
-
-@pytest.mark.parametrize("image_encoder", ["nature", "impala"])
-def test_template_with_an_image(image_encoder):
-    """Convolutions, hidden layers with relu, a linear output; any leading dimensions."""
-    config = ModelConfig(image_encoder=image_encoder)
-    net = TemplateNet(IMAGE, config, [8], 3)
-    first, last = linears(net)
-    obs = torch.randint(0, 256, (2, 4, *IMAGE.shape)).to(torch.uint8)
-    torch.testing.assert_close(net(obs), last(torch.relu(first(net.encoder(obs)))))
-    assert net(obs).shape == (2, 4, 3)
-    assert first.in_features == net.encoder.output_size
 
 
 def test_seeds_give_weights_and_leave_the_global_generator_alone():

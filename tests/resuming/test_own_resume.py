@@ -39,7 +39,7 @@ import maze_train.data.replay_memory as replay_memory
 from maze_train import UniformReplayBuffer
 from maze_train.errors import ConfigError, EnvError
 
-OWN = [Path(__file__).stem, "continued_runs", "faulty_envs", "own_envs", "own_parts"]
+OWN = [Path(__file__).stem, "continued_runs", "own_envs", "own_parts"]
 TO_THE_END = {"algorithm.n_epochs": 0}
 NO_EVALUATION = {"evaluation.n_episodes": 0}
 
@@ -102,6 +102,25 @@ class KeptReplay(UniformReplayBuffer):
         KeptReplay.last = self
 
 
+class ChanceEnv(gymnasium.Env[Any, Any]):
+    """Observations that no seed repeats, and ends that are known: episodes have 7 steps."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def observe(self) -> Any:
+        return np.random.default_rng().standard_normal(2).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observe(), 1.0, self.t == 7, False, {}
+
+
 def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
     """All samples that a buffer can give, by observation."""
     batch = buffer.sample_batch(60 * len(buffer))
@@ -116,7 +135,7 @@ def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
     "env",
     [
         {"id": "CartPole-v1", "backend": "native"},
-        {"_target_": "faulty_envs.FaultyEnv", "kwargs": {"fault": "chance"}},
+        {"_target_": "test_own_resume.ChanceEnv"},
     ],
     ids=["native", "chance"],
 )

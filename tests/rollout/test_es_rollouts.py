@@ -233,6 +233,7 @@ def test_a_noise_table_that_is_too_small(n_workers: int) -> None:
 def test_results_of_an_earlier_policy_are_dropped(start: Any, n_workers: int) -> None:
     """Also those that wait to be read; what becomes of a policy is for the next iteration."""
     expected = {version: expected_pairs(UnequalEnv, 7, version=version) for version in (1, 2)}
+    assert expected[1] != expected[2]
     rollouts = start(UnequalEnv, n_workers, 6)
     for round_ in range(12):
         version = 1 + round_ % 2
