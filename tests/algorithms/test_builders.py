@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
@@ -15,7 +14,6 @@ from maze_train.errors import ConfigError
 from maze_train.rollout.es_rollouts import trained_size
 from maze_train.runners.factory import build_runner
 from maze_train.targets import locate
-from maze_train.training.environments import build_actor_env
 from maze_train.workers.places import LocalProcesses, ThisProcess
 
 FORK = {"runner": "local", "runner.start_method": "fork"}
@@ -202,16 +200,3 @@ def test_no_process_is_there_for_nothing(n_workers: int, expected: int) -> None:
     with make(**settings) as made:
         prepare(made)
         assert len(multiprocessing.active_children()) == expected
-
-
-# -- IMPALA --------------------------------------------------------------------------------------
-
-
-def test_environments_of_actors() -> None:
-    """They are numbered through in messages; those of processes keep nothing of their episodes."""
-    with make(algorithm="impala", **{"algorithm.num_actors": 2, "runner.concurrency": 6}) as made:
-        assert [env.first_env for env in made.builder.actors._envs] == [0, 3]
-        build = partial(build_actor_env, made.builder.context.env_factory, made.config.env)
-        with build("raise", 2) as env:
-            assert env.num_envs == 2
-            assert not env.can_be_restored
