@@ -170,8 +170,11 @@ def own_dataset() -> TrajectoryDataset:
     return TrajectoryDataset.open(os.environ["RECORDED"])
 
 
-def test_balanced_classes_and_own_loss(tmp_path, cartpole):
-    """Both reach the learner."""
+def test_balanced_classes_and_own_loss(tmp_path):
+    """Both reach the learner; one action is recorded more often than the other."""
+    cartpole = record(
+        tmp_path / "data", gymnasium.make("CartPole-v1"), lambda obs: int(obs[3] > 0.5)
+    )
     start(tmp_path / "run", cartpole)
     start(tmp_path / "balanced", cartpole, **{"algorithm.class_weights": "balanced"})
     start(tmp_path / "entropy", cartpole, **{"algorithm.entropy_coef": 0.5})

@@ -65,7 +65,7 @@ def test_the_local_runner_writes_the_metrics_of_the_dev_runner(
 ) -> None:
     """Equal metrics.csv, to the last digit, with 1, 2 and 3 workers; nothing is left behind."""
     expected = metrics(tmp_path / "dev", env, algorithm, name="dev")
-    assert len(expected) == 3
+    assert len(expected) >= 2
     assert float(expected[-1]["train/episodes"]) > 0
     for n_workers in (1, 2, 3):
         run_dir = tmp_path / f"local{n_workers}"
