@@ -2,21 +2,21 @@
 
 A reader can skip this file: `ActorCriticLearner.compute_loss_for_module` says what is computed, and
 autograd would give the same gradients. For small networks it takes longer than the arithmetic, so
-here they are derived by hand. `accelerates` says when; anything else takes the ordinary way.
+here they are derived by hand. `accelerates` says when; anything else takes the ordinary way. A
+learner whose policy loss has a gradient by hand has a method `policy_loss_gradient` beside it.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 import torch
 from torch.nn.functional import log_softmax
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
-from maze_train.functional.policy_loss import MAX_LOG_RATIO
 from maze_train.functional.returns import normalize_advantages
 from maze_train.learner.learner import Learner
 from maze_train.nets.actor_critic import ActorCriticModel
@@ -33,13 +33,19 @@ if TYPE_CHECKING:
     from maze_train.types import Tensor, TensorTree
 
 AnyLearner: TypeAlias = "AcceleratedLearner[Any, Any]"
+GradientsByHand: TypeAlias = "Mapping[str, Mapping[str, object]]"
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
 
-__all__ = ["AcceleratedLearner", "accelerates"]
+__all__ = ["AcceleratedLearner", "GradientsByHand", "accelerates"]
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
 
+METHODS = (
+    *("compute_losses", "compute_gradients", "compute_loss_for_module"),
+    *("outputs", "value_loss"),
+)
+"""Methods of a learner, besides its policy loss, that the gradients by hand take the place of."""
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LEAST_LOG_PROB = -1e4
 """Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
@@ -48,6 +54,10 @@ LEAST_LOG_PROB = -1e4
 class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
     """Computes losses and gradients of those modules by hand that `accelerates` names."""
 
+    gradients_by_hand: ClassVar[GradientsByHand] = {"compute_losses": {}, "compute_gradients": {}}
+    """Methods that this class defines itself and for which the gradients by hand are right, each
+    with the settings that this takes. A subclass that overrides one of `METHODS` gets autograd,
+    unless it declares the method too."""
     config: Any
     """Settings of an actor-critic."""
     entropy_coef = 0.0
@@ -69,6 +79,15 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
         self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch, statistics: Statistics
     ) -> Tensor:
         """Loss of the policy, 0-d; see `ActorCriticLearner`."""
+
+    @abstractmethod
+    def policy_loss_gradient(
+        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
+    ) -> Tensor:
+        """Gradient of `policy_loss` with respect to the log-probabilities, `[n]`.
+
+        Used where the class that defines it also defines `policy_loss`.
+        """
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Look which modules can be accelerated: networks and methods may have changed."""
@@ -99,15 +118,16 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
 def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
     """Whether a module has gradients by hand: stock networks, families and losses, nothing else.
 
-    Networks of linear layers on vectors, a scalar critic without value clipping, and a family of
-    `FAMILIES`. A method that a subclass of the learner overrides turns it off. Types are
-    compared exactly, because a subclass may compute something else.
+    Networks of linear layers on vectors, a scalar critic, and a family of `FAMILIES`. A method that
+    a subclass of the learner overrides turns it off, unless that class says in `gradients_by_hand`
+    that they stay right. Types are compared exactly, because a subclass may compute something else.
     """
     head, family, policy = model.value_head, model.distribution, model.policy
+    owner = _owner(learner, "policy_loss_gradient")
     return (
-        all(_name(getattr(learner, method)) in names for method, names in STOCK.items())
-        and getattr(learner.config, "value_clip_range", 0.0) == 0.0
-        and getattr(learner.config, "loss_reduction", "mean") == "mean"
+        all(_is_declared(learner, method) for method in METHODS)
+        and owner is not None
+        and owner is _owner(learner, "policy_loss")
         and (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)
         and (model.memory, head.support) == (None, None)
         and all(map(has_gradients_by_hand, (policy.net, model.critic)))
@@ -119,9 +139,26 @@ def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
     )
 
 
-def _name(thing: Any) -> str:
-    """The full name of a class or method."""
-    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"
+def _owner(learner: AnyLearner, method: str) -> type | None:
+    """The class that defines a method; None where the learner itself has one of that name."""
+    if method in vars(learner):
+        return None
+    return next(base for base in type(learner).__mro__ if method in vars(base))
+
+
+def _is_declared(learner: AnyLearner, method: str) -> bool:
+    """Whether the class that defines a method declares it, for settings as they are."""
+    owner = _owner(learner, method)
+    declared = {} if owner is None else vars(owner).get("gradients_by_hand", {})
+    settings = declared.get(method)
+    return settings is not None and all(
+        getattr(learner.config, key) == value for key, value in settings.items()
+    )
+
+
+def _name(thing: type) -> str:
+    """The full name of a class."""
+    return f"{thing.__module__}.{thing.__qualname__}"
 
 
 @torch.no_grad()
@@ -154,7 +191,7 @@ def _loss_and_backward(
     statistics.record(events.policy_loss, policy_loss, size)
     statistics.record(events.policy_entropy, mean_entropy, size)
     loss = loss + (config.policy_loss_coef * policy_loss - learner.entropy_coef * mean_entropy)
-    d_log_probs = LOSSES[_name(learner.policy_loss)](learner, log_probs, advantages, batch)
+    d_log_probs = learner.policy_loss_gradient(log_probs, advantages, batch)
     d_params = params_gradient(
         d_log_probs.mul_(config.policy_loss_coef), -learner.entropy_coef / size
     )
@@ -244,45 +281,8 @@ def _gaussian(params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, ParamsGr
     return log_prob, total_log_std + dims * (0.5 + HALF_LOG_2PI), gradient
 
 
-def _policy_gradient(
-    learner: AnyLearner, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
-) -> Tensor:
-    """Gradient of `policy_gradient_loss`: -A / n, `[n]`."""
-    return advantages * (-1.0 / advantages.numel())
-
-
-def _clipped_surrogate(
-    learner: Any, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
-) -> Tensor:
-    """Gradient of `clipped_surrogate_loss`: -ρ A / n where that is not clipped, else 0, `[n]`."""
-    log_ratios = log_probs - batch.old_log_probs
-    bounds = torch.add(advantages, advantages.abs(), alpha=learner.clip_range)
-    gains = log_ratios.clamp(max=MAX_LOG_RATIO).exp().mul_(advantages)
-    inside = (gains <= bounds) & (log_ratios <= MAX_LOG_RATIO)
-    return gains.mul_(inside).mul_(-1.0 / gains.numel())
-
-
-LEARNER = "maze_train.algorithms.actor_critic.learner.ActorCriticLearner"
-PPO = "maze_train.algorithms.ppo.learner.PPOLearner"
-IMPALA = "maze_train.algorithms.impala.learner.ImpalaLearner"
-LOSSES = {
-    f"{LEARNER}.policy_loss": _policy_gradient,
-    f"{PPO}.policy_loss": _clipped_surrogate,
-}
-"""Gradients of the losses of policies, by name, so that nothing is imported that a run lacks."""
-
 FAMILIES = {
     "maze_train.distributions.categorical.Categorical": _categorical,
     "maze_train.distributions.gaussian.DiagonalGaussian": _gaussian,
 }
 """Families of action distributions by name."""
-
-STOCK = {
-    "compute_losses": [f"{__name__}.AcceleratedLearner.compute_losses"],
-    "compute_gradients": [f"{__name__}.AcceleratedLearner.compute_gradients"],
-    "compute_loss_for_module": [f"{name}.compute_loss_for_module" for name in (LEARNER, IMPALA)],
-    "outputs": [f"{name}.outputs" for name in (LEARNER, IMPALA)],
-    "value_loss": [f"{name}.value_loss" for name in (LEARNER, PPO)],
-    "policy_loss": list(LOSSES),
-}
-"""Methods that the gradients by hand are those of."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from maze_train.algorithms.actor_critic.accelerated import AcceleratedLearner
+from maze_train.algorithms.actor_critic.accelerated import AcceleratedLearner, GradientsByHand
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.algorithms.actor_critic.evaluation import (
@@ -59,6 +59,11 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
 
     needs_old_log_probs: ClassVar[bool] = True
     """Whether the loss compares the policy with the one that acted."""
+    gradients_by_hand: ClassVar[GradientsByHand] = {
+        "compute_loss_for_module": {},
+        "outputs": {},
+        "value_loss": {},
+    }
 
     def __init__(
         self,
@@ -272,6 +277,12 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
             statistics: Takes what is worth reporting.
         """
         return policy_gradient_loss(log_probs, advantages)
+
+    def policy_loss_gradient(
+        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
+    ) -> Tensor:
+        """Gradient of the policy loss with respect to the log-probabilities: -A / n, `[n]`."""
+        return advantages * (-1.0 / advantages.numel())
 
     # -- state -----------------------------------------------------------------------------------
 

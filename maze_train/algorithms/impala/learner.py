@@ -18,6 +18,7 @@ from maze_train.errors import ShapeError
 from maze_train.functional.vtrace import importance_weights, vtrace
 
 if TYPE_CHECKING:
+    from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
     from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
     from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
     from maze_train.data.rollout import Rollout
@@ -43,6 +44,10 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     """
 
     most_empty_updates: ClassVar[int] = 100
+    gradients_by_hand: ClassVar[GradientsByHand] = {
+        "compute_loss_for_module": {"loss_reduction": "mean"},
+        "outputs": {},
+    }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._outputs: dict[str, tuple[Tensor, Tensor]] = {}

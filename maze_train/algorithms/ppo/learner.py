@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
@@ -10,6 +12,7 @@ from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.data.minibatches import minibatch_indices
 from maze_train.errors import ConfigError
 from maze_train.functional.policy_loss import (
+    MAX_LOG_RATIO,
     approximate_kl,
     clip_fraction,
     clipped_surrogate_loss,
@@ -19,6 +22,7 @@ from maze_train.learner.progress import scheduled_value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
     from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
     from maze_train.events import Statistics
     from maze_train.learner.progress import Progress
@@ -37,6 +41,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     Source: Schulman et al. (2017), arXiv:1707.06347, eq. 7 and algorithm 1.
     """
 
+    gradients_by_hand: ClassVar[GradientsByHand] = {"value_loss": {"value_clip_range": 0.0}}
     clip_range = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -99,6 +104,16 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         statistics.record(events.approximate_kl, divergence, size)
         statistics.record(events.clip_fraction, clip_fraction(log_ratios, self.clip_range), size)
         return clipped_surrogate_loss(log_ratios, advantages, self.clip_range)
+
+    def policy_loss_gradient(
+        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
+    ) -> Tensor:
+        """Gradient of the policy loss: -r A / n where that is not clipped, else 0, `[n]`."""
+        log_ratios = log_probs - batch.old_log_probs
+        bounds = torch.add(advantages, advantages.abs(), alpha=self.clip_range)
+        gains = log_ratios.clamp(max=MAX_LOG_RATIO).exp().mul_(advantages)
+        inside = (gains <= bounds) & (log_ratios <= MAX_LOG_RATIO)
+        return gains.mul_(inside).mul_(-1.0 / gains.numel())
 
     def value_loss(
         self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch
