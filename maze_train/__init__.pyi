@@ -130,11 +130,11 @@ from maze_train.functional.vtrace_forms import from_logits as from_logits
 from maze_train.functional.vtrace_forms import get_log_rhos as get_log_rhos
 from maze_train.functional.vtrace_forms import log_probs_from_logits_and_actions_and_spaces as log_probs_from_logits_and_actions_and_spaces
 from maze_train.learner.config import Schedule as Schedule
-from maze_train.learner.flat import get_flat_parameters as get_flat_parameters
-from maze_train.learner.flat import set_flat_parameters as set_flat_parameters
 from maze_train.learner.flat_optimizers import Adam as Adam
 from maze_train.learner.flat_optimizers import Optimizer as Optimizer
 from maze_train.learner.flat_optimizers import SGD as SGD
+from maze_train.learner.gradients import get_flat_parameters as get_flat_parameters
+from maze_train.learner.gradients import set_flat_parameters as set_flat_parameters
 from maze_train.learner.gradients import compute_gradient_norm as compute_gradient_norm
 from maze_train.learner.group import LearnerGroup as LearnerGroup
 from maze_train.learner.learner import Learner as Learner
@@ -180,13 +180,12 @@ from maze_train.runners.names import ImpalaRunner as ImpalaRunner
 from maze_train.runners.names import SACDevRunner as SACDevRunner
 from maze_train.runners.names import SACLocalRunner as SACLocalRunner
 from maze_train.runners.names import SACRunner as SACRunner
-from maze_train.runners.result import TrainingResult as TrainingResult
+from maze_train.runners.parts import TrainingResult as TrainingResult
 from maze_train.runners.rollout import RolloutResult as RolloutResult
 from maze_train.runners.rollout import RolloutRunner as RolloutRunner
 from maze_train.runners.rollout_report import RolloutSummary as RolloutSummary
 from maze_train.runners.saved_policies import SavedPolicy as SavedPolicy
 from maze_train.runners.saved_policies import read_saved_policy as read_saved_policy
-from maze_train.tracking.build import build_writers as build_writers
 from maze_train.tracking.config import TrackingConfig as TrackingConfig
 from maze_train.tracking.console import ConsoleWriter as ConsoleWriter
 from maze_train.tracking.curve import LearningCurveWriter as LearningCurveWriter
@@ -195,6 +194,7 @@ from maze_train.tracking.rows import RunInfo as RunInfo
 from maze_train.tracking.rows import read_rows as read_rows
 from maze_train.tracking.services import MLflowWriter as MLflowWriter
 from maze_train.tracking.services import WandbWriter as WandbWriter
+from maze_train.tracking.tracker import build_writers as build_writers
 from maze_train.tracking.tracker import MetricsWriter as MetricsWriter
 from maze_train.tracking.tracker import Tracker as Tracker
 from maze_train.tracking.writers import CSVWriter as CSVWriter
@@ -212,8 +212,8 @@ from maze_train.training.evaluators import RolloutEvaluator as RolloutEvaluator
 from maze_train.training.interruption import Interrupted as Interrupted
 from maze_train.training.model_selection import BestModelSelection as BestModelSelection
 from maze_train.training.model_selection import ModelSelectionBase as ModelSelectionBase
-from maze_train.training.outcome import Limits as Limits
-from maze_train.training.outcome import TrainingSummary as TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy as TrainedPolicy
+from maze_train.training.services import Limits as Limits
+from maze_train.training.services import TrainingSummary as TrainingSummary
 from maze_train.training.services import TrainerServices as TrainerServices
 from maze_train.training.trainer import Trainer as Trainer

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.fields import key_of_field
 from maze_train.config.pipeline import configure
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.train_config import AUTO
+from maze_train.config.writing import key_of_field
 from maze_train.envs.factory import EnvFactory
 from maze_train.runners.factory import build_runner
 from maze_train.runners.rollout import RolloutRunner
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gymnasium import Env
 
     from maze_train.envs.config import EnvConfig
-    from maze_train.runners.result import TrainingResult
+    from maze_train.runners.parts import TrainingResult
     from maze_train.runners.rollout import RolloutResult
 
 __all__ = ["load_policy", "run_rollout", "train"]

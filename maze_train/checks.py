@@ -1,4 +1,4 @@
-"""Range checks for settings, used by the `__post_init__` of every configuration dataclass."""
+"""Checks of settings, for the `__post_init__` of configuration dataclasses, and of shapes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, ShapeError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["absolute_path", "check_at_least", "check_between", "check_one_of", "check_positive"]
+    from torch import Tensor
 
+__all__ = [
+    "absolute_path",
+    "check_at_least",
+    "check_between",
+    "check_one_of",
+    "check_positive",
+    "check_same_shape",
+]
 
 LONGEST_BELOW = 150
 """Characters that the longest path within a directory of ours takes."""
@@ -76,3 +84,27 @@ def check_one_of(key: str, value: Any, allowed: Iterable[str]) -> None:
     close = nearest(str(value), names, count=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ConfigError(key, f"expected one of {', '.join(names)}{hint}", value)
+
+
+def check_same_shape(**tensors: Tensor) -> None:
+    """Refuse tensors that differ in shape, because broadcasting would hide the mistake.
+
+    A column [N, 1] against a row [N] broadcasts silently to [N, N] and still has a finite mean.
+
+    Args:
+        **tensors: At least one tensor; the names appear in the message, and the first sets the
+            expected shape.
+
+    Raises:
+        ShapeError: If a tensor has another shape than the first; the message names both tensors
+            and both shapes.
+    """
+    named = iter(tensors.items())
+    first_name, first = next(named)
+    expected = first.shape
+    for name, tensor in named:
+        if tensor.shape != expected:
+            raise ShapeError(
+                f"{name} has shape {list(tensor.shape)}, "
+                f"expected {list(expected)} like {first_name}"
+            )

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "maze_train"
 TORCH_FREE = tuple(
-    f"{PACKAGE}.{name}"
-    for name in ("config.loading", "spaces.describe", "spaces.images", "spaces.masks")
+    f"{PACKAGE}.{name}" for name in ("config.loading", "spaces.describe", "spaces.masks")
 )
 ROOT = Path(__file__).parents[1]
 

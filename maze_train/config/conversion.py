@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from maze_train.checks import check_one_of
-from maze_train.config.fields import TUPLE, field_of_key, hints_of, join
+from maze_train.config.writing import TUPLE, field_of_key, hints_of, join
 from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET, locate
 

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import maze_train.algorithms
 import maze_train.config.train_config
 from maze_train.config.catalogue import render_events, render_stub, stub_path
-from maze_train.config.fields import dotted_name, key_of_field
 from maze_train.config.options import shipped_root
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.train_config import RunnerConfig
+from maze_train.config.writing import dotted_name, key_of_field
 from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import Schedule
 from maze_train.nets.config import ModelConfig

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import yaml
 
 from maze_train.config.conversion import UnknownKeyError, build_dataclass, subclass_named
-from maze_train.config.fields import dotted_name, hints_of, join, key_of_field
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
+from maze_train.config.writing import dotted_name, hints_of, join, key_of_field
 from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import absolute_path
-from maze_train.config.fields import TUPLE
 from maze_train.config.loading import named_option, values_by_field
 from maze_train.config.stored import PARTS, check_trust, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, TUPLE, config_to_dict
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.targets import TARGET
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from maze_train.config.conversion import convert
-from maze_train.config.fields import join
 from maze_train.config.loading import load_config
 from maze_train.config.writing import (
     CONFIG_FILE,
@@ -24,6 +23,7 @@ from maze_train.config.writing import (
     MAX_BYTES,
     check_plain,
     config_to_dict,
+    join,
 )
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import read_regular

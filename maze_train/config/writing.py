@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import yaml
 
-from maze_train.config.fields import TUPLE, dotted_name, hints_of, key_of_field
 from maze_train.errors import ConfigError
 from maze_train.files import atomic_write
 from maze_train.learner.config import Schedule
@@ -23,11 +22,46 @@ __all__ = [
     "CHECKPOINTS",
     "CONFIG_FILE",
     "LOADER",
+    "TUPLE",
     "check_plain",
     "config_text",
     "config_to_dict",
+    "dotted_name",
+    "field_of_key",
+    "hints_of",
+    "join",
+    "key_of_field",
     "write_config",
 ]
+
+TUPLE = "_tuple_"
+"""The only key of a mapping that stands for a tuple, which YAML does not have."""
+
+
+def field_of_key(cls: type) -> dict[str, str]:
+    """The fields of a dataclass by their key in YAML: the name, or `_target_` for `target`."""
+    return {key_of_field(f.name): f.name for f in fields(cls) if f.init}
+
+
+def key_of_field(name: str) -> str:
+    """The key of a field in YAML."""
+    return TARGET if name == "target" else name
+
+
+def hints_of(cls: type) -> dict[str, Any]:
+    """The type hints of a dataclass, evaluated."""
+    return get_type_hints(cls)
+
+
+def dotted_name(cls: Any) -> str:
+    """The dotted path of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def join(path: str, key: str) -> str:
+    """A dotted key."""
+    return f"{path}.{key}" if path else str(key)
+
 
 CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
 """Names in the directory of a run."""

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from maze_train.checks import check_between
-from maze_train.distributions.base import env_dtype
-from maze_train.distributions.constant import Constant
+from maze_train.distributions.base import Constant, env_dtype
 from maze_train.errors import ConfigError, SpaceError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 from torch.nn.functional import log_softmax
 
-from maze_train.distributions.base import Distribution, check_space, env_dtype
-from maze_train.distributions.constant import Constant
+from maze_train.distributions.base import Constant, Distribution, check_space, env_dtype
 
 if TYPE_CHECKING:
     from gymnasium import Space

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 
-from maze_train.distributions.base import Distribution, check_space
+from maze_train.distributions.base import Constant, Distribution, check_space
 from maze_train.distributions.box import BoxBounds, BoxLayout, BoxScale
-from maze_train.distributions.constant import Constant
 
 if TYPE_CHECKING:
     from gymnasium import Space

@@ -9,16 +9,14 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from maze_train.envs.backends import autoreset_mode, build_native, check_settings, seed_for
-from maze_train.envs.buffers import StepBuffers
-from maze_train.envs.building import close_all
+from maze_train.envs.buffers import StepBuffers, converted
 from maze_train.envs.faults import explained
 from maze_train.envs.foreign_rows import check_columns, check_final, column_of, masked, reordered
 from maze_train.envs.pools import build_envpool
-from maze_train.envs.rows import converted
+from maze_train.envs.stepped import close_all
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.spaces.describe import FlatView
-from maze_train.spaces.masks import mask_layout
+from maze_train.spaces.describe import FlatView, mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.envs.finite import (
+from maze_train.envs.faults import (
     NonFiniteError,
     check_finite,
     check_finite_reward,

@@ -1,14 +1,47 @@
-"""Declarations of wrappers: stacks of frames, and the returns of whole episodes."""
+"""Layers of a wrapped environment, and what they declare: stacks of frames, returns of episodes."""
 
 from __future__ import annotations
 
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import gymnasium
 
 from maze_train.spaces.describe import FlatView
 
-__all__ = ["FRAME_STACK", "MonitoringWrapper", "described_metadata"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "FRAME_STACK",
+    "MonitoringWrapper",
+    "continuing_layers",
+    "described_metadata",
+    "gives_state",
+    "layers_of",
+]
+
+
+def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
+    """The wrappers of an environment from the outside in, then the environment itself."""
+    layer: Any = env
+    while isinstance(layer, gymnasium.Wrapper):
+        yield layer
+        layer = layer.env
+    yield layer
+
+
+def continuing_layers(env: gymnasium.Env[Any, Any]) -> list[Any]:
+    """The layers whose next reset may go on with the game that is running.
+
+    They have the attribute `goes_on`: whether it will. Setting it to False makes it begin anew.
+    """
+    return [layer for layer in layers_of(env) if hasattr(layer, "goes_on")]
+
+
+def gives_state(layer: Any) -> bool:
+    """Whether a layer gives its state itself."""
+    return all(callable(getattr(layer, name, None)) for name in ("state_dict", "load_state_dict"))
+
 
 FRAME_STACK, MONITORED = "frame_stack", "monitored"
 """Keys of the metadata of an environment by which wrappers declare themselves."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import wrappers as known
 
-from maze_train.envs.layers import gives_state, layers_of
+from maze_train.envs.monitoring import gives_state, layers_of
 from maze_train.errors import EnvError
 
 if TYPE_CHECKING:

@@ -15,11 +15,9 @@ from maze_train.envs.stepped import ON_NON_FINITE
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.envs.worker import CALLS, EnvWorker, StepReport
 from maze_train.errors import ConfigError, EnvError
-from maze_train.spaces.describe import FlatView
-from maze_train.spaces.masks import MASK_KEY
+from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.targets import locate
-from maze_train.workers.messages import Portable
-from maze_train.workers.places import ThisProcess
+from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces
 
 if TYPE_CHECKING:

@@ -11,18 +11,17 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from maze_train.envs.faults import episode_fault
-from maze_train.envs.finite import (
+from maze_train.envs.buffers import row_writer
+from maze_train.envs.faults import (
     MAX_REWARD,
     NonFiniteError,
     check_finite,
     check_finite_reward,
+    episode_fault,
     non_finite_rewards,
     non_finite_rows,
 )
-from maze_train.envs.layers import layers_of
-from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.envs.rows import row_writer
+from maze_train.envs.monitoring import MonitoringWrapper, layers_of
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.errors import EnvError
 from maze_train.spaces.describe import flat_space

@@ -1,27 +1,27 @@
-"""Environments of one process, and the loop that steps them one after the other into arrays."""
+"""Environments of one process: builds them, steps one after the other into arrays, closes them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from maze_train.envs.building import build_envs, close_all
-from maze_train.envs.faults import episode_fault
-from maze_train.envs.finite import FiniteCheck, check_finite
-from maze_train.envs.layers import continuing_layers
-from maze_train.envs.rows import masked_writer, row_writer
-from maze_train.errors import EnvError
-from maze_train.spaces.describe import FlatView
-from maze_train.spaces.masks import mask_layout
+import gymnasium
+
+from maze_train.envs.buffers import masked_writer, row_writer
+from maze_train.envs.faults import FiniteCheck, check_finite, episode_fault, explained
+from maze_train.envs.monitoring import continuing_layers
+from maze_train.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.spaces.describe import FlatView, mask_layout
+from maze_train.workers.pool import check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import gymnasium
+    from gymnasium.vector import VectorEnv
 
     from maze_train.types import Array
 
-__all__ = ["ON_NON_FINITE", "SteppedEnvs", "checked_info"]
+__all__ = ["ON_NON_FINITE", "SteppedEnvs", "build_envs", "checked_info", "close_all"]
 
 ON_NON_FINITE = ("raise", "skip")
 """Reactions to numbers that are not finite."""
@@ -172,3 +172,57 @@ def checked_info(info: Any) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise TypeError(f"info is {info!r}, expected a dict")
     return info
+
+
+def build_envs(
+    factories: Sequence[Callable[[], Any]], first: int = 0
+) -> list[gymnasium.Env[Any, Any]]:
+    """Call the factories, and check that the environments have equal spaces.
+
+    Args:
+        factories: Functions that return one environment each.
+        first: Index of the first one in its vector environment.
+
+    Raises:
+        ConfigError: If a factory refuses its settings.
+        EnvError: If a factory raises, returns no environment, or one whose spaces differ
+            from the first's.
+        MissingExtraError: If a package that an environment needs is not installed.
+    """
+    envs: list[gymnasium.Env[Any, Any]] = []
+    index = first
+    try:
+        for index, factory in enumerate(factories, start=first):
+            env = factory()
+            if not isinstance(env, gymnasium.Env):
+                raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
+            if any(env is other for other in envs):
+                raise TypeError(
+                    "the factory returned the same environment twice; let it build a new one"
+                )
+            envs.append(env)
+            check_spaces(index, spaces_of(env), spaces_of(envs[0]), first)
+    except (ConfigError, MissingExtraError):
+        close_all(envs)
+        raise
+    except BaseException as error:
+        close_all(envs)
+        raise EnvError(f"environment {index} could not be built: {explained(error)}") from error
+    return envs
+
+
+def spaces_of(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
+    """Observation and action space."""
+    return env.observation_space, env.action_space
+
+
+def close_all(envs: Iterable[gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]]) -> None:
+    """Close environments; the first exception is raised after all were closed."""
+    first_error: BaseException | None = None
+    for env in envs:
+        try:
+            env.close()
+        except BaseException as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise EnvError(f"closing an environment failed: {explained(first_error)}") from first_error

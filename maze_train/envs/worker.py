@@ -6,19 +6,17 @@ import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from maze_train.envs.buffers import StepBuffers
-from maze_train.envs.faults import explained
-from maze_train.envs.finite import (
+from maze_train.envs.buffers import StepBuffers, row_writer
+from maze_train.envs.faults import (
     MAX_REWARD,
     NonFiniteError,
     check_finite,
     check_finite_reward,
+    explained,
     non_finite_rewards,
     non_finite_rows,
 )
-from maze_train.envs.layers import gives_state, layers_of
-from maze_train.envs.monitoring import described_metadata
-from maze_train.envs.rows import row_writer
+from maze_train.envs.monitoring import described_metadata, gives_state, layers_of
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.seeding import EpisodeSeeds
 from maze_train.targets import locate
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from maze_train.envs.journal import EpisodeRecord
-    from maze_train.workers.messages import Portable
+    from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
 
 __all__ = ["CALLS", "EnvWorker", "StepReport"]

@@ -16,12 +16,11 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.checks import check_at_least, check_positive
+from maze_train.envs.buffers import column_writer
 from maze_train.envs.monitoring import FRAME_STACK, described_metadata
-from maze_train.envs.rows import column_writer
 from maze_train.errors import ConfigError, EnvError, SpaceError
 from maze_train.seeding import Seeds
-from maze_train.spaces.describe import FlatView, join_keys
-from maze_train.spaces.masks import MASK_KEY, is_mask_key, mask_layout
+from maze_train.spaces.describe import MASK_KEY, FlatView, is_mask_key, join_keys, mask_layout
 from maze_train.spaces.random_actions import masks_of_parts, random_action
 
 if TYPE_CHECKING:

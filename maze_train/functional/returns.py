@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from maze_train.checks import check_same_shape
 from maze_train.errors import ShapeError
-from maze_train.functional.shapes import check_same_shape
 
 if TYPE_CHECKING:
     from maze_train.types import Tensor

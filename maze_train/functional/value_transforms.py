@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import log_softmax
 
 from maze_train.checks import check_positive
 from maze_train.errors import ConfigError, ShapeError
@@ -20,6 +21,7 @@ __all__ = [
     "check_support",
     "scalar_to_support",
     "support_to_scalar",
+    "two_hot_loss",
 ]
 
 
@@ -212,3 +214,33 @@ def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
     support = torch.arange(low, high + 1, dtype=scalar.dtype, device=scalar.device)
     distances = (scalar.clamp(low, high).unsqueeze(-1) - support).abs()
     return torch.clamp(1.0 - distances, min=0.0)
+
+
+def two_hot_loss(logits: Tensor, targets: Tensor, support_range: tuple[int, int]) -> Tensor:
+    """Cross-entropy between a categorical value estimate and a two-hot target.
+
+    L = -mean(sum_k two_hot(R)_k * log softmax(logits)_k)
+
+    Args:
+        logits: Unnormalized log-probabilities of the support, [..., K], K = high - low + 1.
+        targets: R, already passed through the value transform if there is one, clamped to the
+            support, [...]; a constant of the loss.
+        support_range: Lowest and highest integer of the support, low < high.
+
+    Returns:
+        Loss in nats, 0-d.
+
+    Raises:
+        ConfigError: If the support is empty.
+        ShapeError: If the logits do not match the support or the targets.
+
+    Source: Schrittwieser et al. (2020), arXiv:1911.08265, appendix F.
+    """
+    check_support(logits, support_range)
+    if logits.shape[:-1] != targets.shape:
+        raise ShapeError(
+            f"targets has shape {list(targets.shape)}, "
+            f"expected {list(logits.shape[:-1])} like logits without the support"
+        )
+    weights = scalar_to_support(targets.detach(), support_range)
+    return (weights * log_softmax(logits, dim=-1)).sum(dim=-1).mean().neg()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from maze_train.checks import check_same_shape
 from maze_train.errors import ConfigError
 from maze_train.functional.returns import backward_recurrence
-from maze_train.functional.shapes import check_same_shape
 
 if TYPE_CHECKING:
     from maze_train.types import Tensor

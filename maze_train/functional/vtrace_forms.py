@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 import torch
 
+from maze_train.checks import check_same_shape
 from maze_train.errors import ShapeError
-from maze_train.functional.shapes import check_same_shape
 from maze_train.functional.vtrace import VTraceReturns, vtrace
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from torch import nn
 
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.events import Event, EventInterface, Statistics
-from maze_train.learner.modes import has_modes
+from maze_train.learner.modes import has_modes, matmul_precision
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.precision import matmul_precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,10 +1,19 @@
-"""Modules that do not care about training and evaluation mode."""
+"""Modes of PyTorch: precision of matrix products, training and evaluation of modules."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
 from torch import nn
 
-__all__ = ["has_modes"]
+from maze_train.checks import check_one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["has_modes", "matmul_precision"]
 
 OWN = "maze_train.nets."
 INDIFFERENT = (
@@ -42,3 +51,27 @@ def has_modes(module: nn.Module) -> bool:
         type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)
         for part in module.modules()
     )
+
+
+@contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """Compute products of float32 matrices with this precision in the block.
+
+    Args:
+        name: `highest`: float32; `high`: factors rounded to TensorFloat-32 or to two bfloat16
+            numbers each, where the device can; `medium`: factors rounded to bfloat16. Sums are
+            float32.
+
+    Raises:
+        ConfigError: If there is no such precision; PyTorch would only warn.
+    """
+    check_one_of("precision", name, ("highest", "high", "medium"))
+    before = torch.get_float32_matmul_precision()
+    if name == before:
+        yield
+        return
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -11,7 +11,7 @@ from torch import nn
 
 from maze_train.errors import ConfigError, SpaceError
 from maze_train.nets.template import TemplateNet
-from maze_train.spaces.masks import is_mask_key
+from maze_train.spaces.describe import is_mask_key
 from maze_train.spaces.tensors import sampled_for
 from maze_train.targets import build_target, locate
 

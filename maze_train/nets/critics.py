@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from maze_train.nets.building import build_own
-from maze_train.nets.encoders import encoder_for
 from maze_train.nets.ensemble import EnsembleMLP
+from maze_train.nets.template import encoder_for
 
 if TYPE_CHECKING:
     from gymnasium import spaces

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from maze_train.nets.activations import activation
+from maze_train.nets.blocks import activation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

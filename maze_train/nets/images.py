@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from maze_train.nets.activations import is_traced
-from maze_train.spaces.images import image_layout
+from maze_train.nets.blocks import is_traced
+from maze_train.spaces.describe import image_layout
 
 if TYPE_CHECKING:
     from gymnasium import spaces

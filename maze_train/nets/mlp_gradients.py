@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from maze_train.nets.blocks import MLP
-from maze_train.nets.encoders import BoxEncoder, DictEncoder, OneHotEncoder
-from maze_train.nets.template import TemplateNet
+from maze_train.nets.template import BoxEncoder, DictEncoder, OneHotEncoder, TemplateNet
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from torch import nn
 
 from maze_train.errors import ConfigError, TrainingError, nearest
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
-from maze_train.spaces.images import is_image
+from maze_train.spaces.describe import is_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable

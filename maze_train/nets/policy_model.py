@@ -22,8 +22,7 @@ from maze_train.nets.building import (
     readable,
 )
 from maze_train.nets.template import resolve
-from maze_train.spaces.describe import flat_space
-from maze_train.spaces.masks import is_mask_key, mask_layout
+from maze_train.spaces.describe import flat_space, is_mask_key, mask_layout
 from maze_train.spaces.tensors import sampled_for
 from maze_train.targets import TARGET, build_target, locate
 

@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from maze_train.nets.activations import activation
-from maze_train.nets.blocks import MLP
+from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.building import Policy, readable
-from maze_train.nets.encoders import BoxEncoder, DictEncoder, OneHotEncoder
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.nets.template import TemplateNet
+from maze_train.nets.template import BoxEncoder, DictEncoder, OneHotEncoder, TemplateNet
 from maze_train.trees import tree_map
 
 if TYPE_CHECKING:

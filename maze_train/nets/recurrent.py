@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from maze_train.nets.activations import is_traced
+from maze_train.nets.blocks import is_traced
 
 if TYPE_CHECKING:
     from maze_train.nets.config import MemoryConfig

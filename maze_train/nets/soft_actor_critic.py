@@ -24,9 +24,7 @@ from maze_train.nets.building import (
 )
 from maze_train.nets.critics import build_critics
 from maze_train.nets.template import resolve
-from maze_train.spaces.describe import flat_space
-from maze_train.spaces.images import holds_images
-from maze_train.spaces.masks import mask_layout
+from maze_train.spaces.describe import flat_space, holds_images, mask_layout
 
 if TYPE_CHECKING:
     from gymnasium import spaces

@@ -2,22 +2,181 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+import torch
+from gymnasium import spaces
 from torch import nn
 
+from maze_train.errors import SpaceError
 from maze_train.nets.blocks import MLP
-from maze_train.nets.encoders import encoder_for
-from maze_train.spaces.images import holds_images
+from maze_train.spaces.describe import holds_images, is_image
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
-    from gymnasium import spaces
-
     from maze_train.nets.config import ModelConfig
+    from maze_train.nets.images import ImageEncoder
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["TemplateNet", "resolve"]
+__all__ = [
+    "BoxEncoder",
+    "DictEncoder",
+    "Encoder",
+    "OneHotEncoder",
+    "TemplateNet",
+    "encoder_for",
+    "leaf_encoder",
+    "resolve",
+]
+
+IMAGE_ENCODER = "maze_train.nets.images.ImageEncoder"
+
+IMAGE_FACTOR = 4
+"""Units of the branch of an image, compared with those of other branches."""
+
+
+class BoxEncoder(nn.Module):
+    """Box and MultiBinary observations, flattened; bytes are scaled to [0, 1] by their upper bound.
+
+    Maps `[..., *space.shape]` to `[..., output_size]`. Numbers become those of the default dtype:
+    in float32, integers beyond 2^24 are rounded. Observations that are floats already, such as
+    normalised ones, are not scaled.
+    """
+
+    def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
+        super().__init__()
+        self.output_size = math.prod(space.shape)
+        self.dims = len(space.shape)
+        is_bytes = isinstance(space, spaces.Box) and space.dtype == np.uint8
+        highest = float(space.high.max(initial=0)) if is_bytes else 0.0  # type: ignore[union-attr]  # a Box
+        self.scale = 1 / highest if highest > 1 else None
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Flatten, convert, scale."""
+        if not obs.is_floating_point():
+            obs = obs.to(torch.get_default_dtype())
+            if self.scale is not None:
+                obs = obs.mul_(self.scale)
+        if self.dims == 1:
+            return obs
+        return obs.unsqueeze(-1) if self.dims == 0 else obs.flatten(-self.dims)
+
+
+class OneHotEncoder(nn.Module):
+    """Discrete and MultiDiscrete observations as concatenated one-hot vectors.
+
+    Maps `[..., *space.shape]` integers to `[..., output_size]`.
+    """
+
+    shifts: Tensor
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
+        super().__init__()
+        counts = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        counts = counts.ravel().astype(np.int64)
+        starts = np.broadcast_to(np.asarray(space.start, np.int64).ravel(), counts.shape)
+        self.dims = len(space.shape or ())
+        self.output_size = int(counts.sum())
+        offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        # Both shifts in one addition: from values to positions in the concatenated vector.
+        self.register_buffer("shifts", torch.as_tensor(offsets - starts), persistent=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """One-hot vectors, `[..., output_size]`."""
+        values = obs.unsqueeze(-1) if self.dims == 0 else obs.flatten(-self.dims)
+        positions = values.long() + self.shifts
+        # Made of the positions, they have the dimension of vmap as well.
+        shape = (*positions.shape[:-1], self.output_size)
+        zeros = positions.new_zeros(shape, dtype=torch.get_default_dtype())
+        return zeros.scatter_(-1, positions, 1.0)
+
+
+class DictEncoder(nn.Module):
+    """Dict observations: one branch per key (a linear layer and a nonlinearity), joined.
+
+    A branch has `config.branch_size` units, and four times as many on top of the convolutions of an
+    image. Keys that the space does not have, and empty ones (a Box of shape (0,)), are passed over.
+
+    Args:
+        space: Flat Dict space.
+        config: Resolved settings of the model.
+    """
+
+    def __init__(self, space: spaces.Dict, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.activation is not None
+        encoders = {
+            key: leaf_encoder(leaf, config, key)
+            for key, leaf in space.spaces.items()
+            if 0 not in (leaf.shape or ())
+        }
+        self.keys = list(encoders)
+        self.encoders = nn.ModuleList(encoders.values())
+        self.sizes = [
+            config.branch_size * (1 if isinstance(e, BoxEncoder | OneHotEncoder) else IMAGE_FACTOR)
+            for e in encoders.values()
+        ]
+        self.branches = nn.ModuleList(
+            MLP(e.output_size, [size], config.activation, orthogonal=bool(config.orthogonal_init))
+            for e, size in zip(encoders.values(), self.sizes, strict=True)
+        )
+        self.output_size = sum(self.sizes)
+
+    def forward(self, obs: TensorTree) -> Tensor:
+        """Features of all keys in their order, `[..., output_size]`."""
+        assert isinstance(obs, dict)
+        parts = zip(self.keys, self.encoders, self.branches, strict=True)
+        return torch.cat([branch(encoder(obs[key])) for key, encoder, branch in parts], dim=-1)
+
+
+Encoder: TypeAlias = "BoxEncoder | OneHotEncoder | ImageEncoder | DictEncoder"
+
+
+def leaf_encoder(
+    space: spaces.Space[object], config: ModelConfig, key: str = ""
+) -> BoxEncoder | OneHotEncoder | ImageEncoder:
+    """The encoder of one leaf of an observation space.
+
+    Raises:
+        SpaceError: If the space is of a kind that no network reads.
+    """
+    if isinstance(space, spaces.Box) and is_image(space) and config.image_encoder != "flat":
+        encoder: ImageEncoder = locate(IMAGE_ENCODER)(
+            space, config.image_encoder, bool(config.orthogonal_init)
+        )
+        return encoder
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return BoxEncoder(space)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return OneHotEncoder(space)
+    where = f" (key {key!r})" if key else ""
+    raise SpaceError(
+        f"observation space {space}{where}: expected Box, Discrete, MultiDiscrete, MultiBinary, or "
+        "a Dict of these; convert it with an observation wrapper (env.wrappers)"
+    )
+
+
+def encoder_for(space: spaces.Space[object], config: ModelConfig) -> Encoder:
+    """The encoder of a flat observation space, with the attribute `output_size`.
+
+    Args:
+        space: Flat observation space, without action masks.
+        config: Resolved settings of the model.
+
+    Raises:
+        SpaceError: If a leaf is of a kind that no network reads, or there is nothing to read.
+    """
+    encoder: Encoder
+    if isinstance(space, spaces.Dict):
+        encoder = DictEncoder(space, config)
+    else:
+        encoder = leaf_encoder(space, config)
+    if encoder.output_size == 0:
+        raise SpaceError(f"observation space {space}: there is nothing in it to read")
+    return encoder
 
 
 def resolve(config: ModelConfig, space: spaces.Space[object]) -> ModelConfig:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from maze_train.errors import ConfigError
-from maze_train.functional.value_loss import (
+from maze_train.functional.losses import (
     clipped_value_loss,
     squared_value_loss,
-    two_hot_loss,
 )
-from maze_train.functional.value_transforms import support_to_scalar
-from maze_train.targets import build_target
+from maze_train.targets import build_target, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +21,10 @@ if TYPE_CHECKING:
     from maze_train.types import Tensor
 
 __all__ = ["ValueHead"]
+
+SUPPORT_TO_SCALAR = "maze_train.functional.value_transforms.support_to_scalar"
+TWO_HOT_LOSS = "maze_train.functional.value_transforms.two_hot_loss"
+"""Found where a critic is categorical."""
 
 KEY = "model.value_transform"
 SAMPLES = (-10.0, -1.0, 0.0, 1.0, 10.0)
@@ -44,7 +46,11 @@ class ValueHead:
     ) -> None:
         self.transform = transform
         self.support = support
-        self.output_size = 1 if support is None else support[1] - support[0] + 1
+        self.output_size = 1
+        if support is not None:
+            self.output_size = support[1] - support[0] + 1
+            self._expected: Callable[..., Tensor] = locate(SUPPORT_TO_SCALAR)
+            self._two_hot_loss: Callable[..., Tensor] = locate(TWO_HOT_LOSS)
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ValueHead:
@@ -59,7 +65,7 @@ class ValueHead:
         return cls(transform, support)
 
     def _transformed(self, raw: Tensor) -> Tensor:
-        return raw.squeeze(-1) if self.support is None else support_to_scalar(raw, self.support)
+        return raw.squeeze(-1) if self.support is None else self._expected(raw, self.support)
 
     def values(self, raw: Tensor) -> Tensor:
         """State values in units of returns, `[...]`, from raw outputs `[..., output_size]`."""
@@ -82,7 +88,7 @@ class ValueHead:
             clip_range: Half-width of the interval around `old_values`; 0: no clipping.
         """
         if self.support is not None:
-            return two_hot_loss(raw, targets, self.support)
+            return self._two_hot_loss(raw, targets, self.support)
         if clip_range > 0:
             return clipped_value_loss(raw.squeeze(-1), old_values, targets, clip_range)
         return squared_value_loss(raw.squeeze(-1), targets)

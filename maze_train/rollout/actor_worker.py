@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.episodes import FinishedEpisodes
     from maze_train.types import TensorTree
-    from maze_train.workers.messages import Portable
+    from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
 
 __all__ = ["ActorEnvs", "ActorPolicy", "ActorWorker", "MakeActorEnv"]

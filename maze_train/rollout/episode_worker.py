@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.envs.slots import EnvSlots
 from maze_train.nets.population import row_blocks
 from maze_train.rollout.episode_player import EpisodePlayer, PlayedEpisode
-from maze_train.workers.messages import Portable
-from maze_train.workers.places import ThisProcess
+from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import worker_names
 from maze_train.workers.task_queue import TaskQueue
 

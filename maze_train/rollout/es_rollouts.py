@@ -14,7 +14,7 @@ from maze_train.rollout.members import PairDraws
 from maze_train.rollout.population import MemberAgent
 from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
-from maze_train.workers.messages import Portable
+from maze_train.workers.places import Portable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

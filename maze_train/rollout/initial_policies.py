@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 
+from maze_train.distributions.base import Constant
 from maze_train.distributions.box import BoxBounds, VectorLayout
-from maze_train.distributions.constant import Constant
 from maze_train.distributions.joint import JointDistribution
 from maze_train.errors import SpaceError
 from maze_train.spaces.actions import checked_actions

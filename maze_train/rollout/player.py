@@ -15,7 +15,7 @@ from maze_train.rollout.episode_player import PlayedEpisode, PlaySettings
 from maze_train.rollout.episode_worker import PlayerPool
 from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.rollout.video import ffmpeg_path
-from maze_train.workers.messages import Portable
+from maze_train.workers.places import Portable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

@@ -13,26 +13,25 @@ from maze_train.envs.factory import EnvFactory
 from maze_train.files import exclusive
 from maze_train.runners.notes import start_notes, tell
 from maze_train.runners.parts import (
+    TrainingResult,
+    check_is_free,
     joined,
+    make_run_dir,
     missing_results,
     own_evaluators,
     past_rows,
     tell_stop,
 )
-from maze_train.runners.result import TrainingResult
-from maze_train.runners.run_dir import check_is_free, make_run_dir
 from maze_train.seeding import Seeds
 from maze_train.targets import locate
-from maze_train.tracking.build import build_writers
 from maze_train.tracking.rows import RunInfo
-from maze_train.tracking.tracker import Tracker
+from maze_train.tracking.tracker import Tracker, build_writers
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.interruption import Interruption
 from maze_train.training.machine import find_device, torch_threads
 from maze_train.training.model_selection import BestModelSelection
-from maze_train.training.outcome import Limits
-from maze_train.training.services import TrainerServices
+from maze_train.training.services import Limits, TrainerServices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from maze_train.tracking.tracker import MetricsWriter
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.outcome import TrainingSummary
     from maze_train.training.policy_files import TrainedPolicy
+    from maze_train.training.services import TrainingSummary
     from maze_train.training.trainer import Trainer
 
 __all__ = ["TrainingRunner"]

@@ -12,9 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.envs.factory import env_name
-from maze_train.spaces.describe import flat_spaces
-from maze_train.spaces.images import is_image
-from maze_train.spaces.masks import choice_sizes, is_mask_key
+from maze_train.spaces.describe import choice_sizes, flat_spaces, is_image, is_mask_key
 from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:

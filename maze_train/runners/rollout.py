@@ -13,12 +13,13 @@ import yaml
 
 from maze_train.config.writing import CONFIG_FILE, config_to_dict
 from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
-from maze_train.envs.building import close_all
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
+from maze_train.envs.stepped import close_all
 from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.rollout.video import ffmpeg_path
+from maze_train.runners.parts import new_directory
 from maze_train.runners.rollout_policies import chosen_policy
 from maze_train.runners.rollout_report import (
     EPISODES_FILE,
@@ -29,7 +30,6 @@ from maze_train.runners.rollout_report import (
     print_stop,
     summarise,
 )
-from maze_train.runners.run_dir import new_directory
 from maze_train.training.environments import close_quietly
 from maze_train.training.interruption import Interruption
 from maze_train.training.machine import torch_threads

@@ -11,7 +11,7 @@ from maze_train.config.stored import modules_to_trust
 from maze_train.config.writing import CHECKPOINTS
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import remove_leftovers
-from maze_train.runners.run_dir import BEST, METRICS, new_directory
+from maze_train.runners.parts import BEST, METRICS, new_directory
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import CheckpointConfig

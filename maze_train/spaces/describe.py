@@ -1,4 +1,4 @@
-"""Flat views of nested gymnasium spaces.
+"""What a gymnasium space holds: a flat view of its leaves, images, legal actions.
 
 A nested space becomes one flat mapping from the joined keys of its leaves to the leaves. The inside
 of a Tuple is keyed by its index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)` has the leaves
@@ -8,16 +8,40 @@ of a Tuple is keyed by its index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from gymnasium import spaces
 
 from maze_train.errors import SpaceError
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["FlatView", "flat_space", "flat_spaces", "flatten_value", "unflatten_value"]
+    from maze_train.spaces.masks import MaskLayout
+
+__all__ = [
+    "MASK_KEY",
+    "FlatView",
+    "ImageLayout",
+    "choice_sizes",
+    "flat_space",
+    "flat_spaces",
+    "flatten_value",
+    "holds_images",
+    "image_layout",
+    "is_image",
+    "is_mask_key",
+    "mask_layout",
+    "unflatten_value",
+]
+
+MASK_KEY = "action_mask"
+"""The key of a Dict observation that holds the legal actions."""
+
+MASKS = "maze_train.spaces.masks.layout_of_masks"
+"""Found where observations hold masks."""
 
 LEAF_TYPES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 NESTED_TYPES = (spaces.Dict, spaces.Tuple)
@@ -171,3 +195,110 @@ def assemble(space: spaces.Space[Any], path: tuple[Any, ...], flat: Mapping[str,
     if isinstance(space, spaces.Tuple):
         return tuple(assemble(sub, (*path, i), flat) for i, sub in enumerate(space.spaces))
     return flat[join_keys(path)]
+
+
+SMALLEST_SIDE = 7
+"""Pixels that each side of an image has at least: MiniGrid's view."""
+
+SMALLEST_GREY_SIDE = 16
+"""The same where there are no channels: less is a table."""
+
+
+class ImageLayout(NamedTuple):
+    """Meaning of the dimensions of an image."""
+
+    channels: int
+    """Channels of all frames together."""
+    height: int
+    width: int
+    channels_last: bool
+    """Whether the last dimension holds channels; false where there are none."""
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    """Whether observations are pictures, which convolutions can read.
+
+    Such a space is a Box of bytes (uint8) with
+
+    - three dimensions, height and width at least 7, whatever its bounds: (7, 7, 3), (4, 84, 84);
+    - four dimensions: a stack of such pictures, (4, 96, 96, 3); or
+    - two dimensions of at least 16 and the bounds 0 and 255: (84, 84).
+
+    All else is read as numbers: bytes in one dimension (the memory of an Atari console), tables
+    with few rows or columns or bounds of their own, and whatever is not uint8.
+    """
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return False
+    if len(space.shape) == 2:
+        has_all_bytes = bool(np.all(space.low == 0) and np.all(space.high == 255))
+        return has_all_bytes and min(space.shape) >= SMALLEST_GREY_SIDE
+    if len(space.shape) in (3, 4):
+        layout = image_layout(space)
+        return min(layout.height, layout.width) >= SMALLEST_SIDE
+    return False
+
+
+def image_layout(space: spaces.Box) -> ImageLayout:
+    """Decide which dimension of an image holds the channels: the first one or the last one.
+
+    If the remaining two are equal for one of the choices only, it is that one: (7, 7, 20) has 20
+    channels. Otherwise it is the smaller one, and the last one of equals. A first dimension of four
+    counts frames.
+
+    Args:
+        space: A Box with two (no channels), three or four (frames) dimensions.
+    """
+    if len(space.shape) == 2:
+        return ImageLayout(1, *space.shape, channels_last=False)
+    *stack, first, middle, last = space.shape
+    frames = stack[0] if stack else 1
+    channels_last = last <= first
+    if (first == middle) != (middle == last):
+        channels_last = first == middle
+    if channels_last:
+        return ImageLayout(frames * last, first, middle, channels_last=True)
+    return ImageLayout(frames * first, middle, last, channels_last=False)
+
+
+def holds_images(space: spaces.Space[Any]) -> bool:
+    """Whether a flat space is an image, or a Dict with an image in it."""
+    leaves = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+    return any(is_image(leaf) for leaf in leaves)
+
+
+def is_mask_key(key: str) -> bool:
+    """Whether a key of a flat observation is the mask, or a part of it."""
+    return key == MASK_KEY or key.startswith(f"{MASK_KEY}/")
+
+
+def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Number of actions of each choice of an action leaf; empty if it can not be masked."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in np.ravel(space.nvec))
+    return ()
+
+
+def mask_layout(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> MaskLayout | None:
+    """Find the legal actions in the observations of an environment.
+
+    Args:
+        observation_space: Observation space of one environment, nested or flat.
+        action_space: Its action space, nested or flat.
+
+    Returns:
+        The layout, see `maze_train.spaces.masks`; None when observations have no key `action_mask`.
+
+    Raises:
+        SpaceError: If the mask does not fit the action space.
+    """
+    if not isinstance(observation_space, spaces.Dict):
+        return None
+    masks = {k: leaf for k, leaf in flat_spaces(observation_space).items() if is_mask_key(k)}
+    if not masks:
+        return None
+    layout: MaskLayout = locate(MASKS)(masks, action_space)
+    return layout

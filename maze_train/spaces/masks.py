@@ -21,22 +21,14 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.errors import SpaceError, nearest
-from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.describe import MASK_KEY, choice_sizes, flat_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
-__all__ = ["MASK_KEY", "MaskLayout", "MaskedPart", "is_mask_key", "mask_layout"]
-
-MASK_KEY = "action_mask"
-"""The key of a Dict observation that holds the legal actions."""
-
-
-def is_mask_key(key: str) -> bool:
-    """Whether a key of a flat observation is the mask, or a part of it."""
-    return key == MASK_KEY or key.startswith(f"{MASK_KEY}/")
+__all__ = ["MaskLayout", "MaskedPart", "layout_of_masks"]
 
 
 @dataclass(frozen=True)
@@ -135,26 +127,18 @@ class MaskLayout:
         raise AssertionError(f"every choice of {leaf!r} has a legal action")
 
 
-def mask_layout(
-    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-) -> MaskLayout | None:
-    """Find the legal actions in the observations of an environment.
+def layout_of_masks(
+    masks: Mapping[str, spaces.Space[Any]], action_space: spaces.Space[Any]
+) -> MaskLayout:
+    """Relate the masks in the observations of an environment to the parts of its actions.
 
     Args:
-        observation_space: Observation space of one environment, nested or flat.
-        action_space: Its action space, nested or flat.
-
-    Returns:
-        The layout, or None when observations have no key `action_mask`.
+        masks: Spaces of the masks, by their keys in the flat observation.
+        action_space: Action space of the environment, nested or flat.
 
     Raises:
         SpaceError: If the mask does not fit the action space.
     """
-    if not isinstance(observation_space, spaces.Dict):
-        return None
-    masks = {k: leaf for k, leaf in flat_spaces(observation_space).items() if is_mask_key(k)}
-    if not masks:
-        return None
     actions = flat_spaces(action_space)
     sizes = {key: choice_sizes(leaf) for key, leaf in actions.items()}
     maskable = {key: own for key, own in sizes.items() if own}
@@ -172,15 +156,6 @@ def mask_layout(
     parts = {key: actions[key] for key in maskable}
     check_shape(MASK_KEY, masks[MASK_KEY], list(maskable.values()), parts)
     return MaskLayout(tuple(joined_parts(maskable)))
-
-
-def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Number of actions of each choice of an action leaf; empty if it can not be masked."""
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(int(n) for n in np.ravel(space.nvec))
-    return ()
 
 
 def joined_parts(maskable: Mapping[str, tuple[int, ...]]) -> Iterator[MaskedPart]:

@@ -1,4 +1,4 @@
-"""The one object through which a training run reports its metrics, and the base of writers."""
+"""The one object through which a training run reports its metrics, and its writers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from maze_train.targets import build_target, locate
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from maze_train.tracking.config import TrackingConfig
     from maze_train.tracking.rows import MetricsRow, RunInfo
 
-__all__ = ["MetricsWriter", "Tracker"]
+__all__ = ["MetricsWriter", "Tracker", "build_writers"]
 
 
 class MetricsWriter:
@@ -183,3 +186,27 @@ def _print_to_stderr(message: str) -> None:
     # If the terminal itself is gone, nobody reads the message.
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr, flush=True)
+
+
+CONSOLE = "maze_train.tracking.console.ConsoleWriter"
+WRITERS = {
+    "csv": "maze_train.tracking.writers.CSVWriter",
+    "tensorboard": "maze_train.tracking.writers.TensorBoardWriter",
+    "summary": "maze_train.tracking.writers.JSONSummaryWriter",
+    "plot": "maze_train.tracking.curve.LearningCurveWriter",
+}
+"""Writers by the setting that asks for them."""
+
+
+def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
+    """The writers that the settings ask for; the console comes last, after the files are written.
+
+    Raises:
+        ConfigError: If one of `writers` can not be built or is not a `MetricsWriter`.
+        MissingExtraError: If one needs a package that is not installed.
+    """
+    writers = [locate(path)() for setting, path in WRITERS.items() if getattr(config, setting)]
+    for i, node in enumerate(config.writers):
+        writers.append(build_target(node, key=f"tracking.writers[{i}]", kind=MetricsWriter))
+    writers.append(locate(CONSOLE)(config.progress))
+    return writers

@@ -21,7 +21,6 @@ from maze_train.training.config import (
     EvaluationConfig,
 )
 from maze_train.training.environments import build_vector_env, close_quietly
-from maze_train.training.evaluators import RolloutEvaluator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +43,9 @@ if TYPE_CHECKING:
     from maze_train.workers.places import Place
 
 __all__ = ["AlgorithmBuilder", "BuildContext", "make_builder"]
+
+EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
+"""Found where a run evaluates its policy."""
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
@@ -254,7 +256,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if not config.n_episodes:
             return []
         return [
-            RolloutEvaluator(
+            locate(EVALUATOR)(
                 lambda num_envs: self.context.make_env(num_envs, training=False),
                 config.n_episodes,
                 concurrency=config.concurrency,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.files import process_runs
-from maze_train.workers.messages import dumps
 from maze_train.workers.pipes import (
     CALL,
     DEFINE,
@@ -26,6 +25,7 @@ from maze_train.workers.pipes import (
     RESULT,
     receive_message,
 )
+from maze_train.workers.places import dumps
 from maze_train.workers.pool import CallCancelledError, WorkerContext, warn
 
 if TYPE_CHECKING:

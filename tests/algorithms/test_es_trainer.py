@@ -24,7 +24,7 @@ from maze_train.envs.names import SequentialVectorEnv
 from maze_train.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Schedule
-from maze_train.learner.flat import get_flat_parameters
+from maze_train.learner.gradients import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.progress import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
@@ -37,8 +37,7 @@ from maze_train.rollout.population import MemberSettings
 from maze_train.runners.factory import build_runner
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.interruption import Interrupted, Interruption
-from maze_train.training.outcome import Limits
-from maze_train.training.services import TrainerServices
+from maze_train.training.services import Limits, TrainerServices
 from maze_train.workers.pool import PrivateMemory
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maze_train.data.minibatches import minibatch_indices
+from maze_train.algorithms.ppo.learner import minibatch_indices
 
 
 def a_pass(generator, num_samples=50, batch_size=8):

@@ -13,13 +13,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from maze_train.envs.building import close_all
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.names import SequentialVectorEnv
 from maze_train.envs.slots import EnvSlots
+from maze_train.envs.stepped import close_all
 from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import EnvError
 

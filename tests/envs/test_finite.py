@@ -16,7 +16,7 @@ from vector_cases import FORKS, PLACES, here
 
 from maze_train import EnvFactory
 from maze_train.envs.atari import EpisodicLifeWrapper
-from maze_train.envs.finite import FiniteCheck
+from maze_train.envs.faults import FiniteCheck
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.envs.repair import episode_seed
 from maze_train.errors import EnvError

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from reference_losses import slow_clipped_value_loss, slow_surrogate, slow_two_hot_loss
 
 from maze_train.errors import ConfigError, ShapeError
-from maze_train.functional.policy_loss import (
+from maze_train.functional.losses import (
     approximate_kl,
     clip_fraction,
     clipped_surrogate_loss,
+    clipped_value_loss,
     policy_gradient_loss,
+    squared_value_loss,
 )
-from maze_train.functional.value_loss import clipped_value_loss, squared_value_loss, two_hot_loss
+from maze_train.functional.value_transforms import two_hot_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,8 +4,8 @@ import pytest
 import torch
 from cases import sweep
 
+from maze_train.checks import check_same_shape
 from maze_train.errors import ShapeError
-from maze_train.functional.shapes import check_same_shape
 
 
 @sweep("shape", [(), (0,), (5, 3)])

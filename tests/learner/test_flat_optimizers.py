@@ -16,8 +16,8 @@ from torch import nn
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.learner.config import Schedule
-from maze_train.learner.flat import get_flat_parameters
 from maze_train.learner.flat_optimizers import SGD, Adam, Optimizer
+from maze_train.learner.gradients import get_flat_parameters
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.learner.progress import Progress
 

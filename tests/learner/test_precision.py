@@ -7,7 +7,7 @@ import torch
 from practice_learner import LineLearner, make_data, make_module
 
 from maze_train.errors import ConfigError, TrainingError
-from maze_train.learner.precision import matmul_precision
+from maze_train.learner.modes import matmul_precision
 from maze_train.learner.progress import Progress
 
 NAMES = ["highest", "high", "medium"]

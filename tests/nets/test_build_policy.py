@@ -19,8 +19,7 @@ from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormali
 from maze_train.nets.images import ImageEncoder
 from maze_train.nets.policy_model import PolicyModel, build_policy
 from maze_train.rollout.acting import Actor
-from maze_train.spaces.describe import flat_space
-from maze_train.spaces.masks import is_mask_key
+from maze_train.spaces.describe import flat_space, is_mask_key
 from maze_train.spaces.tensors import sampled_for
 
 N = 6

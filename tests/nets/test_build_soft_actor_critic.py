@@ -21,9 +21,9 @@ from maze_train.distributions.soft import SoftSample
 from maze_train.errors import ConfigError
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.critics import OwnCritics, TemplateCritics
-from maze_train.nets.encoders import DictEncoder
 from maze_train.nets.images import ImageEncoder
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.nets.template import DictEncoder
 
 
 class TooWide(OwnCritic):

@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from maze_train.errors import SpaceError
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.encoders import DictEncoder, encoder_for
 from maze_train.nets.images import ImageEncoder
+from maze_train.nets.template import DictEncoder, encoder_for
 from maze_train.spaces.tensors import as_tensors
 
 IMAGE = spaces.Box(0, 255, (2, 3, 1), np.uint8)

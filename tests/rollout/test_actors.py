@@ -46,8 +46,7 @@ from maze_train.rollout import actors as actors_module
 from maze_train.rollout.actor_worker import ActorWorker
 from maze_train.rollout.actors import DistributedActors, StepCounts
 from maze_train.training.state_files import dumps, loads
-from maze_train.workers.messages import Portable
-from maze_train.workers.places import LocalProcesses, ThisProcess
+from maze_train.workers.places import LocalProcesses, Portable, ThisProcess
 from maze_train.workers.pool import WorkerContext
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maze_train.spaces.images import holds_images, image_layout, is_image
+from maze_train.spaces.describe import holds_images, image_layout, is_image
 
 
 def of_bytes(*shape, low=0, high=255):

@@ -8,8 +8,8 @@ from cases import sweep
 from gymnasium import spaces
 
 from maze_train.errors import SpaceError
-from maze_train.spaces.describe import flat_space
-from maze_train.spaces.masks import MASK_KEY, MaskedPart, is_mask_key, mask_layout
+from maze_train.spaces.describe import MASK_KEY, flat_space, is_mask_key, mask_layout
+from maze_train.spaces.masks import MaskedPart
 
 BOARD = spaces.Box(0, 1, (9,))
 NESTED = spaces.Dict(

@@ -18,8 +18,7 @@ from toy_workers import ToyWorker, local_class
 
 from maze_train.errors import ConfigError, WorkerError
 from maze_train.workers import process_pool
-from maze_train.workers.messages import Portable
-from maze_train.workers.places import LocalProcesses, ThisProcess
+from maze_train.workers.places import LocalProcesses, Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from maze_train.algorithms.actor_critic.evaluation import (
 )
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.data.rollout import Rollout
-from maze_train.functional.policy_loss import policy_gradient_loss
+from maze_train.functional.losses import policy_gradient_loss
 from maze_train.functional.returns import (
     discounts_and_lambdas,
     explained_variance,

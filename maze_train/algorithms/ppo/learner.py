@@ -9,9 +9,8 @@ import torch
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.data.minibatches import minibatch_indices
 from maze_train.errors import ConfigError
-from maze_train.functional.policy_loss import (
+from maze_train.functional.losses import (
     MAX_LOG_RATIO,
     approximate_kl,
     clip_fraction,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.types import Tensor
 
-__all__ = ["PPOLearner"]
+__all__ = ["PPOLearner", "minibatch_indices"]
 
 
 class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
@@ -127,3 +126,23 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         """Whether a policy has moved further than `target_kl` from the one that acted."""
         divergences, self._divergences = self._divergences, []
         return any(float(divergence) > self.config.target_kl for divergence in divergences)
+
+
+def minibatch_indices(
+    num_samples: int, batch_size: int, generator: torch.Generator, device: torch.device
+) -> Iterator[Tensor]:
+    """One pass over `num_samples` samples in random order.
+
+    The last minibatch is smaller when the sizes do not divide; no sample is repeated or left out.
+
+    Args:
+        num_samples: N, >= 1.
+        batch_size: Samples per minibatch, >= 1.
+        generator: Source of the order, on the CPU: the order is the same on every device.
+        device: Where the indices are needed.
+
+    Yields:
+        Indices into the samples, `[<= batch_size]` int64.
+    """
+    order = torch.randperm(num_samples, generator=generator).to(device)
+    yield from torch.split(order, batch_size)

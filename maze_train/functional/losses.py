@@ -1,7 +1,8 @@
-"""Losses of a stochastic policy, and the measures of how far an update moved it.
+"""Losses of a stochastic policy and of a state-value estimate.
 
-All take log-probabilities of the joint action: for actions of several parts, the sum over the
-parts. They run once per minibatch, so they use few tensor operations and never wait for a device.
+Log-probabilities are those of the joint action: for actions of several parts, the sum over the
+parts. The losses run once per minibatch, so they use few tensor operations and never wait for a
+device.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import mse_loss
 
-from maze_train.functional.shapes import check_same_shape
+from maze_train.checks import check_same_shape
 
 if TYPE_CHECKING:
     from maze_train.types import Tensor
@@ -20,7 +22,9 @@ __all__ = [
     "approximate_kl",
     "clip_fraction",
     "clipped_surrogate_loss",
+    "clipped_value_loss",
     "policy_gradient_loss",
+    "squared_value_loss",
 ]
 
 # exp(89) overflows float32, and the gradient of a clipped sample would be 0 * inf = NaN. exp(60) is
@@ -113,3 +117,57 @@ def clip_fraction(log_ratios: Tensor, clip_range: float) -> Tensor:
     """
     log_ratios = log_ratios.detach()
     return (torch.expm1(log_ratios).abs() > clip_range).mean(dtype=log_ratios.dtype)
+
+
+def squared_value_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error, without the factor 0.5 that some papers put in front.
+
+    L = mean((v - R)^2)
+
+    Args:
+        values: v(s), [N] or any shape.
+        targets: R, same shape; a constant of the loss.
+
+    Returns:
+        Loss in squared units of the reward, 0-d.
+
+    Raises:
+        ShapeError: If the tensors differ in shape.
+
+    Source: Schulman et al. (2017), arXiv:1707.06347, eq. 9 (L^VF).
+    """
+    check_same_shape(values=values, targets=targets)
+    return mse_loss(values, targets.detach())
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, targets: Tensor, clip_range: float
+) -> Tensor:
+    """Mean squared error that ignores gains from moving far off the old value.
+
+    L = mean(max((v - R)^2, (v_old + clamp(v - v_old, -c, c) - R)^2))
+
+    Like `squared_value_loss` without a factor 0.5, which it equals while |v - v_old| <= c.
+
+    Args:
+        values: v(s), [N] or any shape.
+        old_values: v(s) at collection, on the scale of the values, same shape; a constant.
+        targets: R, on the scale of the values, same shape; a constant.
+        clip_range: c, in units of the values, > 0.
+
+    Returns:
+        Loss in squared units of the reward, 0-d.
+
+    Raises:
+        ShapeError: If the tensors differ in shape.
+
+    Source: Engstrom et al. (2020), arXiv:2005.12729, section 3 (value function clipping), with the
+    larger of both errors, as in the code which that paper examines.
+    """
+    check_same_shape(values=values, old_values=old_values, targets=targets)
+    old_values, targets = old_values.detach(), targets.detach()
+    # Clamping to a moving band leaves inner values bit for bit, unlike v_old + (v - v_old).
+    clipped = torch.clamp(values, old_values - clip_range, old_values + clip_range)
+    plain_errors = mse_loss(values, targets, reduction="none")
+    clipped_errors = mse_loss(clipped, targets, reduction="none")
+    return torch.maximum(plain_errors, clipped_errors).mean()
