@@ -189,8 +189,8 @@ from maze_train.runners.saved_policies import read_saved_policy as read_saved_po
 from maze_train.tracking.config import TrackingConfig as TrackingConfig
 from maze_train.tracking.console import ConsoleWriter as ConsoleWriter
 from maze_train.tracking.curve import LearningCurveWriter as LearningCurveWriter
-from maze_train.tracking.rows import MetricsRow as MetricsRow
-from maze_train.tracking.rows import RunInfo as RunInfo
+from maze_train.tracking.tracker import MetricsRow as MetricsRow
+from maze_train.tracking.tracker import RunInfo as RunInfo
 from maze_train.tracking.rows import read_rows as read_rows
 from maze_train.tracking.services import MLflowWriter as MLflowWriter
 from maze_train.tracking.services import WandbWriter as WandbWriter

@@ -23,7 +23,7 @@ from maze_train.data.trajectory_store import open_dataset
 from maze_train.data.transition_data import TransitionData
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.runners.factory import build_runner
-from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter
 from maze_train.training.services import Limits
 

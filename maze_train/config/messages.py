@@ -75,7 +75,7 @@ def _searched(folders: Sequence[str]) -> str:
 
 
 def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
-    from maze_train.envs.factory import nearest_ids
+    from maze_train.envs.build_failures import nearest_ids
 
     if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
         return ConfigError("env", str(MissingExtraError("ale-py", "atari", "this")), env_id)

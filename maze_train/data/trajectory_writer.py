@@ -26,7 +26,8 @@ from maze_train.data.trajectory_files import (
 )
 from maze_train.data.trajectory_parts import PART_NBYTES, joined
 from maze_train.errors import DatasetError, RunDirectoryError
-from maze_train.files import exclusive, remove_leftovers
+from maze_train.files import remove_leftovers
+from maze_train.locks import exclusive
 
 if TYPE_CHECKING:
     from types import TracebackType

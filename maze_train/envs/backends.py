@@ -15,13 +15,8 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from maze_train.envs.factory import (
-    GAMES,
-    build_failure,
-    missing_dependency,
-    nearest_ids,
-    wrong_arguments,
-)
+from maze_train.envs.build_failures import build_failure, missing_dependency, nearest_ids
+from maze_train.envs.factory import GAMES
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.targets import locate, maker_of
 
@@ -271,8 +266,6 @@ def built(name: str, config: EnvConfig, make: Callable[[], Any]) -> VectorEnv[An
         raise
     except (DependencyNotInstalled, ImportError) as error:
         raise missing_dependency(name, error) from error
-    except TypeError as error:
-        raise wrong_arguments(name, config, error) from error
     except BaseException as error:
         raise build_failure(name, config, error) from error
     if not isinstance(env, VectorEnv):

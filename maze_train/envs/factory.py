@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
-from maze_train.errors import (
-    ConfigError,
-    EnvError,
-    MazeTrainError,
-    nearest,
-)
+from maze_train.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.targets import build_target, locate, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BoundedEnvFactory", "EnvFactory", "env_name", "nearest_ids"]
-
-REMEDIES = (
-    ("gymnasium-robotics", "use version 4 or newer of this environment"),
-    ("box2d", 'pip install "maze-train[box2d]"'),
-    ("mujoco", 'pip install "maze-train[mujoco]"'),
-)
-"""Remedies for an import error, by a word of its text."""
-
+__all__ = ["BoundedEnvFactory", "EnvFactory", "env_name"]
 
 MONITOR = "maze_train.envs.monitoring.MonitoringWrapper"
 """Reports the returns of whole episodes, where wrappers for training change them."""
+
+BUILD_FAILURE = "maze_train.envs.build_failures.build_failure"
+REGISTERED_FAILURE = "maze_train.envs.build_failures.registered_failure"
+"""Messages, found where an environment can not be built."""
 
 GAMES = "maze_train.envs.games"
 """Atari games, found where one is asked for."""
@@ -182,31 +171,6 @@ def env_name(config: EnvConfig) -> str:
     return re.split(r"[.:]", config.target)[-1].strip("<>")
 
 
-def nearest_ids(env_id: str, count: int = 3) -> list[str]:
-    """The registered ids closest to `env_id`, best first, each in its newest version.
-
-    A wrong version counts for nothing and a missing namespace for little: `CartPole-v7` is near
-    `CartPole-v1`, and `Pong-v5` near `ALE/Pong-v5`.
-    """
-    if importlib.util.find_spec("ale_py") is not None:
-        locate(f"{GAMES}.register_atari")()
-    newest: dict[str, int] = {}
-    for registered in gymnasium.registry:
-        name, version = split_version(registered)
-        newest[name] = max(newest.get(name, -1), version)
-    spelled = {name: name for name in newest}
-    for name in newest:
-        spelled.setdefault(name.rpartition("/")[2], name)
-    found = dict.fromkeys(spelled[s] for s in nearest(split_version(env_id)[0], spelled, count))
-    return [f"{name}-v{newest[name]}" if newest[name] >= 0 else name for name in found]
-
-
-def split_version(env_id: str) -> tuple[str, int]:
-    """Name and version of an id; the version is -1 when it has none."""
-    match = re.fullmatch(r"(.+)-v(\d+)", env_id)
-    return (match[1], int(match[2])) if match else (env_id, -1)
-
-
 def make(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
     return make_own(config, maker) if config.id is None else make_registered(config, config.id)
@@ -221,20 +185,10 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}
     try:
         return gymnasium.make(env_id, **{**options, **config.kwargs})
-    except (UnregisteredEnv, DeprecatedEnv) as error:
-        close = nearest_ids(env_id)
-        hint = f"; nearest ids: {', '.join(close)}" if close else ""
-        raise ConfigError("env.id", f"{error}{hint}", env_id) from error
-    except (DependencyNotInstalled, ImportError) as error:
-        raise missing_dependency(env_id, error) from error
     except MazeTrainError:
         raise
-    except Error as error:
-        raise ConfigError("env.id", str(error), env_id) from error
-    except TypeError as error:
-        raise wrong_arguments(env_id, config, error) from error
     except BaseException as error:
-        raise build_failure(env_id, config, error) from error
+        raise locate(REGISTERED_FAILURE)(env_id, config, error) from error
 
 
 def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
@@ -254,10 +208,8 @@ def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.E
         env = make(**config.kwargs)
     except MazeTrainError:
         raise
-    except TypeError as error:
-        raise wrong_arguments(target, config, error) from error
     except BaseException as error:
-        raise build_failure(target, config, error) from error
+        raise locate(BUILD_FAILURE)(target, config, error) from error
     if not isinstance(env, gymnasium.Env):
         raise EnvError(
             f"{target} returned {type(env).__name__}: expected a gymnasium.Env, "
@@ -292,34 +244,3 @@ def check_spaces_kept(
                 "the wrapper into env.wrappers",
                 node,
             )
-
-
-def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
-    """The error for an environment whose package could not be imported, with the remedy."""
-    text = str(error)
-    if isinstance(error, ModuleNotFoundError) and ":" in env_id:
-        return ConfigError("env.id", text, env_id)
-    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-    lowered = text.lower()
-    # An error inside a package is none of a missing one, whatever text it was given.
-    name = cause.name if isinstance(cause, ImportError) else None
-    if name is not None and not (
-        isinstance(cause, ModuleNotFoundError) and name.lower() in lowered
-    ):
-        problem = f"a package that it needs does not work: {type(cause).__name__}: {cause}"
-        return ConfigError("env.id", problem, env_id)
-    remedy = next((advice for word, advice in REMEDIES if word in lowered), "")
-    return ConfigError("env.id", f"{text}{'; ' if remedy else ''}{remedy}", env_id)
-
-
-def wrong_arguments(name: str, config: EnvConfig, error: TypeError) -> MazeTrainError:
-    """The error for a constructor that refused its arguments, or raised a TypeError inside."""
-    text = str(error)
-    if "argument" not in text:
-        return build_failure(name, config, error)
-    return ConfigError("env.kwargs", f"{name} does not take these: {text}", config.kwargs)
-
-
-def build_failure(name: str, config: EnvConfig, error: BaseException) -> EnvError:
-    """The error for an environment whose constructor raised."""
-    return EnvError(f"building {name} with {config.kwargs} failed: {explained(error)}")

@@ -9,15 +9,12 @@ import torch
 from gymnasium.spaces import Dict
 from torch import nn
 
-from maze_train.errors import ConfigError, SpaceError
+from maze_train.errors import SpaceError
 from maze_train.nets.template import TemplateNet
 from maze_train.spaces.describe import is_mask_key
-from maze_train.spaces.tensors import sampled_for
-from maze_train.targets import build_target, locate
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gymnasium import spaces
 
     from maze_train.distributions.base import Distribution
@@ -33,7 +30,6 @@ __all__ = [
     "build_masking",
     "build_network",
     "build_normalizer",
-    "build_own",
     "input_space",
     "readable",
 ]
@@ -43,10 +39,8 @@ POLICY_GAIN = 0.01
 
 NORMALIZER = "maze_train.nets.normalization.ObservationNormalizer"
 MASKING = "maze_train.nets.masking.ActionMasking"
+BUILD_OWN = "maze_train.nets.own.build_own"
 """Parts of a model that are imported when a configuration or a space asks for them."""
-
-ROWS = 2
-"""Observations that a network of a user is tried out on."""
 
 
 class Policy(nn.Module):
@@ -126,45 +120,5 @@ def build_network(
         if role == "trunk":
             return TemplateNet(space, config, hidden_sizes)
         return TemplateNet(space, config, hidden_sizes, output_size, gain)
-    return build_own(node, f"model.{role}", space, output_size)
-
-
-def build_own(
-    node: Mapping[str, Any],
-    key: str,
-    space: spaces.Space[Any],
-    output_size: int,
-    action_size: int | None = None,
-) -> nn.Module:
-    """Build a network of a user, and run it once: a wrong output is refused before training.
-
-    Args:
-        node: Names the network, see `build_target`.
-        key: Where the configuration names it.
-        space: Flat observation space, without masks.
-        output_size: Units of its output.
-        action_size: Numbers that describe an action, which the network also reads; None: it
-            reads observations only.
-
-    Raises:
-        ConfigError: If the network can not be built, fails, or has another output.
-    """
-    sizes = {"output_size": output_size}
-    inputs, described = [sampled_for(space, ROWS)], f"observations of {space}"
-    if action_size is not None:
-        sizes["action_size"] = action_size
-        inputs.append(torch.zeros(ROWS, action_size))
-        described += f" and actions [{ROWS}, {action_size}]"
-    net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
-    net.eval()
-    with torch.no_grad():
-        try:
-            output = net(*inputs)
-        except Exception as error:
-            raise ConfigError(key, f"a forward pass on {described} failed: {error}") from error
-    if not isinstance(output, torch.Tensor) or output.shape != (ROWS, output_size):
-        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ConfigError(
-            key, f"expected outputs of shape [batch, {output_size}] (argument output_size)", got
-        )
+    net: nn.Module = locate(BUILD_OWN)(node, f"model.{role}", space, output_size)
     return net

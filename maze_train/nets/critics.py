@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from maze_train.nets.building import build_own
 from maze_train.nets.ensemble import EnsembleMLP
+from maze_train.nets.own import build_own
 from maze_train.nets.template import encoder_for
 
 if TYPE_CHECKING:

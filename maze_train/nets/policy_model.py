@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from maze_train.distributions.base import Distribution
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError
 from maze_train.nets.blocks import MLP
 from maze_train.nets.building import (
     POLICY_GAIN,
-    ROWS,
     Policy,
     build_masking,
     build_network,
@@ -22,15 +20,15 @@ from maze_train.nets.building import (
     readable,
 )
 from maze_train.nets.template import resolve
-from maze_train.spaces.describe import flat_space, is_mask_key, mask_layout
-from maze_train.spaces.tensors import sampled_for
-from maze_train.targets import TARGET, build_target, locate
+from maze_train.spaces.describe import flat_space, mask_layout
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gymnasium import spaces
 
+    from maze_train.distributions.base import Distribution
     from maze_train.nets.config import ModelConfig
     from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
@@ -43,9 +41,7 @@ CRITIC_SETTINGS = ("critic", "critic_hidden_sizes", "value_transform", "value_su
 """Settings of a model that describe its critic."""
 
 RECURRENT_NETWORK = "maze_train.nets.recurrent.RecurrentNetwork"
-
-WRAPPER_KEY = "algorithm.policy_wrapper"
-"""Key of the wrapper around a policy in the configuration."""
+WRAPPED = "maze_train.nets.own.wrapped"
 
 
 class PolicyModel(nn.Module):
@@ -161,7 +157,10 @@ def build_policy(
         model = compose_policy(config, observation_space, action_space).eval()
         if policy_wrapper is None:
             return model
-        return _wrapped(policy_wrapper, model, flat_space(observation_space))
+        with_wrapper: nn.Module = locate(WRAPPED)(
+            policy_wrapper, model, flat_space(observation_space)
+        )
+        return with_wrapper
 
 
 def compose_policy(
@@ -220,59 +219,3 @@ def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:
         orthogonal=bool(config.orthogonal_init),
         output_gain=gain,
     )
-
-
-def _wrapped(node: Mapping[str, Any], model: PolicyModel, space: spaces.Space[Any]) -> nn.Module:
-    """Build the wrapper of a policy, and try it out on observations of a flat space."""
-    if TARGET not in node:
-        raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)
-    try:
-        wrapped = build_target(node, model, key=WRAPPER_KEY, kind=nn.Module)
-    except ConfigError:
-        raise
-    except Exception as error:
-        problem = f"calling {node[TARGET]} failed: {type(error).__name__}: {error}"
-        raise ConfigError(WRAPPER_KEY, problem) from error
-    assert isinstance(wrapped, nn.Module)
-    distribution = getattr(wrapped, "distribution", None)
-    if not isinstance(distribution, Distribution):
-        raise ConfigError(
-            WRAPPER_KEY,
-            "expected a module with the attribute distribution, which is that of the policy",
-            type(distribution).__name__,
-        )
-    _try_out(wrapped.eval(), distribution.param_size, space)
-    return wrapped
-
-
-def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
-    """Refuse a model that can not act on observations of a flat space."""
-    obs = sampled_for(space, ROWS)
-    if isinstance(obs, dict):
-        # A sampled mask may leave no legal action, which environments must not do.
-        obs = {k: torch.ones_like(leaf) if is_mask_key(k) else leaf for k, leaf in obs.items()}
-    method, wanted = "policy_params", [[ROWS, param_size]]
-    expected = f"expected distribution parameters of shape [batch, {param_size}]"
-    try:
-        state_size = int(getattr(model, "state_size", 0))
-        with torch.no_grad():
-            if state_size > 0:
-                method = "policy_step"
-                wanted.append([ROWS, state_size])
-                expected += f" and a memory of shape [batch, {state_size}]"
-                outputs = model.policy_step(obs, torch.zeros(ROWS, state_size))
-            else:
-                outputs = model.policy_params(obs)
-    except Exception as error:
-        problem = f"{method} on observations of {space} failed: {type(error).__name__}: {error}"
-        raise ConfigError(WRAPPER_KEY, problem) from error
-    got = _shapes(outputs)
-    if got != (wanted if state_size > 0 else wanted[0]):
-        raise ConfigError(WRAPPER_KEY, f"{expected} from {method}", got)
-
-
-def _shapes(outputs: Any) -> list[Any] | str:
-    """Shape of a tensor, those of a pair of tensors, or what outputs are instead."""
-    if isinstance(outputs, tuple):
-        return [_shapes(output) for output in outputs]
-    return list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__

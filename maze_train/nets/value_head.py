@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from maze_train.errors import ConfigError
 from maze_train.functional.losses import (
     clipped_value_loss,
     squared_value_loss,
 )
-from maze_train.targets import build_target, locate
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ValueHead"]
 
+BUILD_TRANSFORM = "maze_train.nets.own.build_value_transform"
 SUPPORT_TO_SCALAR = "maze_train.functional.value_transforms.support_to_scalar"
 TWO_HOT_LOSS = "maze_train.functional.value_transforms.two_hot_loss"
-"""Found where a critic is categorical."""
-
-KEY = "model.value_transform"
-SAMPLES = (-10.0, -1.0, 0.0, 1.0, 10.0)
-"""Returns on which a transform is tried."""
-TOLERANCE = 1e-3
+"""Found where a critic has a value transform, or is categorical."""
 
 
 class ValueHead:
@@ -57,8 +50,7 @@ class ValueHead:
         """The head that a model configuration asks for."""
         transform = None
         if config.value_transform is not None:
-            transform = build_target(config.value_transform, key=KEY)
-            _check_transform(transform)
+            transform = locate(BUILD_TRANSFORM)(config.value_transform)
         support = None
         if config.value_support is not None:
             support = (config.value_support[0], config.value_support[1])
@@ -92,40 +84,3 @@ class ValueHead:
         if clip_range > 0:
             return clipped_value_loss(raw.squeeze(-1), old_values, targets, clip_range)
         return squared_value_loss(raw.squeeze(-1), targets)
-
-
-def _check_transform(transform: ValueTransform) -> None:
-    """Refuse an object that does not do what `ValueTransform` says, tried on a few returns."""
-    forth = getattr(transform, "transform_value", None)
-    back = getattr(transform, "transform_value_inv", None)
-    if not callable(forth) or not callable(back):
-        raise ConfigError(
-            KEY,
-            "expected an object with the methods transform_value and transform_value_inv, such as "
-            f"a subclass of maze_train.ValueTransform; this is a {type(transform).__name__}",
-        )
-    returns = torch.tensor(SAMPLES)
-    values = _mapped(forth, returns)
-    if not bool((values.diff() > 0).all()):
-        problem = f"transform_value must grow with the return; of {list(SAMPLES)} it makes"
-        raise ConfigError(KEY, f"{problem} {values.tolist()}")
-    again = _mapped(back, values)
-    if not torch.allclose(again, returns, TOLERANCE, TOLERANCE):
-        problem = "transform_value_inv must undo transform_value; the returns"
-        raise ConfigError(KEY, f"{problem} {list(SAMPLES)} come back as {again.tolist()}")
-
-
-def _mapped(method: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """The result of one direction: a finite number for each."""
-    name = getattr(method, "__name__", "it")
-    try:
-        result = method(values)
-    except Exception as error:
-        problem = f"{name}({values.tolist()}) raised {type(error).__name__}: {error}"
-        raise ConfigError(KEY, problem) from error
-    is_alike = isinstance(result, torch.Tensor) and result.shape == values.shape
-    if not is_alike or not bool(result.isfinite().all()):
-        shown = result.tolist() if is_alike else repr(result)
-        problem = f"{name} must make a tensor of the same shape, of finite numbers; of"
-        raise ConfigError(KEY, f"{problem} {values.tolist()} it makes {shown}")
-    return result

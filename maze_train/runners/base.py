@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
-from maze_train.files import exclusive
+from maze_train.locks import exclusive
 from maze_train.runners.notes import start_notes, tell
 from maze_train.runners.parts import (
     TrainingResult,
     check_is_free,
-    joined,
     make_run_dir,
     missing_results,
-    own_evaluators,
-    past_rows,
     tell_stop,
 )
 from maze_train.seeding import Seeds
 from maze_train.targets import locate
-from maze_train.tracking.rows import RunInfo
-from maze_train.tracking.tracker import Tracker, build_writers
+from maze_train.tracking.tracker import RunInfo, Tracker, build_writers
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.interruption import Interruption
@@ -47,12 +43,15 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingRunner"]
 
-# Files of a run are imported when it reads or writes them.
+# Files of a run are imported when it reads or writes them; evaluators when it has them.
 CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
 LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
+PAST_ROWS = "maze_train.runners.run_checkpoints.past_rows"
 HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
 POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
+OWN_EVALUATORS = "maze_train.training.evaluators.own_evaluators"
+MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
 
 
 class TrainingRunner:
@@ -221,10 +220,16 @@ class TrainingRunner:
         return self.config.evaluation.selection_mode(self.builder.selection_metric)
 
     def _build_evaluator(self) -> Evaluator | None:
-        own = own_evaluators(self.config.evaluation)
-        for evaluator in own:
-            self._closing.callback(evaluator.close)
-        return joined([*self.builder.build_evaluators(), *own])
+        evaluators = self.builder.build_evaluators()
+        if self.config.evaluation.evaluators:
+            own = locate(OWN_EVALUATORS)(self.config.evaluation)
+            for evaluator in own:
+                self._closing.callback(evaluator.close)
+            evaluators = [*evaluators, *own]
+        if len(evaluators) > 1:
+            joined: Evaluator = locate(MULTI_EVALUATOR)(evaluators)
+            return joined
+        return evaluators[0] if evaluators else None
 
     def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
         writer = locate(POLICY_WRITER)(*self.builder.spaces, self.config_text)
@@ -245,7 +250,7 @@ class TrainingRunner:
         return RunInfo(
             run_dir=run_dir,
             title=title,
-            past_rows=past_rows(run_dir, resumed, config.tracking.csv) if resumed else (),
+            past_rows=(locate(PAST_ROWS)(run_dir, resumed, config.tracking.csv) if resumed else ()),
             # From its beginning if there was no checkpoint yet.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
             config=config_to_dict(config),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,18 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.targets import build_target
-from maze_train.tracking.rows import read_rows
-from maze_train.training.evaluators import Evaluator, MultiEvaluator
+from maze_train.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from maze_train.tracking.rows import MetricsRow
     from maze_train.tracking.tracker import Tracker
-    from maze_train.training.checkpoints import Checkpoint
-    from maze_train.training.config import EvaluationConfig
     from maze_train.training.model_selection import BestModelSelection
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.services import TrainingSummary
@@ -33,59 +24,11 @@ __all__ = [
     "METRICS",
     "TrainingResult",
     "check_is_free",
-    "joined",
     "make_run_dir",
     "missing_results",
     "new_directory",
-    "own_evaluators",
-    "past_rows",
     "tell_stop",
 ]
-
-
-def own_evaluators(config: EvaluationConfig) -> list[Evaluator]:
-    """The evaluators of the user.
-
-    Raises:
-        ConfigError: If one can not be built, or is none.
-    """
-    evaluators: list[Evaluator] = []
-    for i, node in enumerate(config.evaluators):
-        key = f"evaluation.evaluators[{i}]"
-        evaluators.append(build_target(node, key=key, kind=Evaluator))
-    return evaluators
-
-
-def joined(evaluators: Sequence[Evaluator]) -> Evaluator | None:
-    """Several evaluators as one; None: there is none."""
-    if len(evaluators) > 1:
-        return MultiEvaluator(evaluators)
-    return evaluators[0] if evaluators else None
-
-
-def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[MetricsRow, ...]:
-    """The metrics of a run up to the checkpoint from which it is continued.
-
-    A table that is damaged is set aside: the checkpoint is whole, and the run goes on without it.
-
-    Args:
-        run_dir: Directory of the run.
-        resumed: The checkpoint.
-        is_kept: Whether the run writes metrics.csv; then missing rows are told.
-    """
-    table = run_dir / "metrics.csv"
-    try:
-        rows = read_rows(table, resumed.epoch)
-    except RunDirectoryError as error:
-        aside = table.with_suffix(".damaged.csv")
-        os.replace(table, aside)
-        kept = f"it is kept as {aside.name}, and a new one begins after {resumed.path.name}"
-        print(f"warning: {error}; {kept}", file=sys.stderr)
-        return ()
-    if is_kept and len(rows) < resumed.epoch:
-        missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
-        print(f"warning: metrics.csv lacks {missing} before {resumed.path.name}", file=sys.stderr)
-    return tuple(rows)
 
 
 def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:

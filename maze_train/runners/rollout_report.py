@@ -14,7 +14,7 @@ import numpy as np
 from maze_train.errors import RunDirectoryError
 from maze_train.tracking.display import Display
 from maze_train.tracking.formatting import compact, duration, readable
-from maze_train.tracking.rows import RunInfo
+from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from maze_train.config.writing import CHECKPOINTS
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import remove_leftovers
 from maze_train.runners.parts import BEST, METRICS, new_directory
+from maze_train.tracking.rows import read_rows
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import CheckpointConfig
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.config.train_config import TrainConfig
+    from maze_train.tracking.tracker import MetricsRow
     from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
     from maze_train.training.trainer import Trainer
     from maze_train.types import Tensor
 
-__all__ = ["RunCheckpoints", "how_to_go_on", "load_checkpoint"]
+__all__ = ["RunCheckpoints", "how_to_go_on", "load_checkpoint", "past_rows"]
 
 RESULTS = (METRICS, BEST, "summary.json", "policies", "plots", "events.out.tfevents.*")
 """Files and directories of a run besides its configuration and its checkpoints."""
@@ -172,3 +175,28 @@ def how_to_go_on(run_dir: Path | None, config: TrainConfig, has_env: bool) -> st
         return f"to go on: train(env=..., resume={str(run_dir)!r}{trust})"
     trust = f" trust=[{','.join(modules)}]" if modules else ""
     return f"to go on: maze-run resume={shlex.quote(str(run_dir))}{trust}"
+
+
+def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[MetricsRow, ...]:
+    """The metrics of a run up to the checkpoint from which it is continued.
+
+    A table that is damaged is set aside: the checkpoint is whole, and the run goes on without it.
+
+    Args:
+        run_dir: Directory of the run.
+        resumed: The checkpoint.
+        is_kept: Whether the run writes metrics.csv; then missing rows are told.
+    """
+    table = run_dir / "metrics.csv"
+    try:
+        rows = read_rows(table, resumed.epoch)
+    except RunDirectoryError as error:
+        aside = table.with_suffix(".damaged.csv")
+        os.replace(table, aside)
+        kept = f"it is kept as {aside.name}, and a new one begins after {resumed.path.name}"
+        print(f"warning: {error}; {kept}", file=sys.stderr)
+        return ()
+    if is_kept and len(rows) < resumed.epoch:
+        missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
+        print(f"warning: metrics.csv lacks {missing} before {resumed.path.name}", file=sys.stderr)
+    return tuple(rows)

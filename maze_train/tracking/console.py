@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from maze_train.tracking.disagreement import DISAGREEMENT, Disagreement
 from maze_train.tracking.display import Display, ProgressMode
 from maze_train.tracking.formatting import compact, duration, readable
-from maze_train.tracking.rows import (
+from maze_train.tracking.tracker import (
     ENV_STEPS,
     EPOCH,
     EVAL_RETURN,
     EVAL_RETURN_STD,
     TRAIN_RETURN,
+    MetricsWriter,
     RunInfo,
 )
-from maze_train.tracking.tracker import MetricsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

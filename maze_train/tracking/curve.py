@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.files import atomic_write
 from maze_train.tracking.formatting import compact, readable
-from maze_train.tracking.rows import ENV_STEPS, EPOCH, EVAL_RETURN, EVAL_RETURN_STD, TRAIN_RETURN
-from maze_train.tracking.tracker import MetricsWriter
+from maze_train.tracking.tracker import (
+    ENV_STEPS,
+    EPOCH,
+    EVAL_RETURN,
+    EVAL_RETURN_STD,
+    TRAIN_RETURN,
+    MetricsWriter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from maze_train.tracking.rows import MetricsRow, RunInfo
+    from maze_train.tracking.tracker import MetricsRow, RunInfo
 
 __all__ = ["LearningCurveWriter", "draw_learning_curve"]
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from maze_train.tracking.rows import EVAL_RETURN, TRAIN_RETURN
+from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,82 +1,23 @@
-"""Rows of metrics: one flat mapping of names to numbers per epoch."""
+"""Rows of metrics as a table: the order of its columns, and rows that are read again."""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from maze_train.errors import RunDirectoryError
 from maze_train.files import read_regular
+from maze_train.tracking.tracker import ENV_STEPS, EPOCH, UPDATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "ENV_STEPS",
-    "EPOCH",
-    "EVAL_RETURN",
-    "EVAL_RETURN_STD",
-    "TRAIN_RETURN",
-    "UPDATES",
-    "MetricsRow",
-    "RunInfo",
-    "ordered_columns",
-    "read_rows",
-]
+    from maze_train.tracking.tracker import MetricsRow
+
+__all__ = ["ordered_columns", "read_rows"]
 
 MAX_NBYTES = 1 << 30
-
-MetricsRow: TypeAlias = dict[str, float]
-"""`epoch`, `updates`, `env_steps` (totals since the start of training), then `train/...`,
-`eval/...` and `time/...`. A name is absent from the row of an epoch that has no value for it."""
-
-EPOCH = "epoch"
-UPDATES = "updates"
-ENV_STEPS = "env_steps"
-TRAIN_RETURN = "train/episode_return_mean"
-EVAL_RETURN = "eval/episode_return_mean"
-EVAL_RETURN_STD = "eval/episode_return_std"
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """Description of a run for writers."""
-
-    run_dir: Path | None = None
-    """Directory of the run; None: nothing is written to disk."""
-
-    title: str = ""
-    """Short name for people, such as `PPO on CartPole-v1`."""
-
-    config: dict[str, Any] = field(default_factory=dict)
-    """Resolved configuration as plain values."""
-
-    total_env_steps: int | None = None
-    """Environment steps after which training ends; None: not limited."""
-
-    n_epochs: int | None = None
-    """Epochs after which training ends; None: not limited."""
-
-    step_label: str = "environment steps"
-    """Unit of `env_steps`, for people."""
-
-    metric: str = EVAL_RETURN
-    """Metric that selects the best policy."""
-
-    mode: Literal["max", "min"] = "max"
-    """Whether a larger or a smaller metric is better."""
-
-    past_rows: tuple[MetricsRow, ...] = ()
-    """Rows of the epochs before the checkpoint from which this run continues (see `read_rows`)."""
-
-    resumed_at_step: int | None = None
-    """Environment steps at that checkpoint; None: the run begins."""
-
-    def is_better(self, score: float, best: float) -> bool:
-        """Whether a score is better than the best one so far."""
-        return score > best if self.mode == "max" else score < best
 
 
 def ordered_columns(names: Iterable[str]) -> list[str]:

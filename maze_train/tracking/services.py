@@ -6,13 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from maze_train.extras import import_extra
-from maze_train.tracking.rows import ENV_STEPS
-from maze_train.tracking.tracker import MetricsWriter
+from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from maze_train.tracking.rows import RunInfo
+    from maze_train.tracking.tracker import RunInfo
 
 __all__ = ["MLflowWriter", "WandbWriter"]
 

@@ -65,7 +65,7 @@ def _is_that(path: Path, name: str, sha256: str) -> bool:
 
 
 class CheckpointStore:
-    """The checkpoints of one run. One process writes (see `files.exclusive`), any may read.
+    """The checkpoints of one run. One process writes (see `locks.exclusive`), any may read.
 
     Args:
         directory: `<run directory>/checkpoints`; made by the first `save` if the run directory is

@@ -13,6 +13,7 @@ from maze_train.errors import EnvError
 from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
 from maze_train.rollout.episodes import successes_of
 from maze_train.spaces.tensors import as_tensors
+from maze_train.targets import build_target
 from maze_train.training.generators import generators_kept
 from maze_train.trees import tree_map
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.training.config import EvaluationConfig
     from maze_train.types import Array
 
-__all__ = ["Evaluator", "MultiEvaluator", "RolloutEvaluator"]
+__all__ = ["Evaluator", "MultiEvaluator", "RolloutEvaluator", "own_evaluators"]
 
 MOST_LOST = 10
 """Episodes that may be lost in an evaluation, for each one that it is to play."""
@@ -187,3 +189,16 @@ class RolloutEvaluator(Evaluator):
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+def own_evaluators(config: EvaluationConfig) -> list[Evaluator]:
+    """The evaluators of the user.
+
+    Raises:
+        ConfigError: If one can not be built, or is none.
+    """
+    evaluators: list[Evaluator] = []
+    for i, node in enumerate(config.evaluators):
+        key = f"evaluation.evaluators[{i}]"
+        evaluators.append(build_target(node, key=key, kind=Evaluator))
+    return evaluators

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from maze_train.tracking.rows import RunInfo
-from maze_train.tracking.tracker import Tracker
+from maze_train.tracking.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:
     from maze_train.training.checkpoint_schedule import Checkpoints

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
-from maze_train.files import claim_temporary, process_runs
+from maze_train.files import process_runs
+from maze_train.locks import claim_temporary
 from maze_train.workers.pipes import (
     CALL,
     DEFINE,

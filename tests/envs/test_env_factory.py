@@ -7,7 +7,8 @@ import pytest
 from toy_envs import AddOne, CountingEnv, FailingEnv, not_an_env
 
 from maze_train import EnvConfig, EnvFactory
-from maze_train.envs.factory import BoundedEnvFactory, env_name, nearest_ids
+from maze_train.envs.build_failures import nearest_ids
+from maze_train.envs.factory import BoundedEnvFactory, env_name
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
 
 

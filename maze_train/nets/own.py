@@ -1,0 +1,181 @@
+"""Networks, wrappers of policies and value transforms of users: built and tried out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from maze_train.distributions.base import Distribution
+from maze_train.errors import ConfigError
+from maze_train.spaces.describe import is_mask_key
+from maze_train.spaces.tensors import sampled_for
+from maze_train.targets import TARGET, build_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gymnasium import spaces
+
+    from maze_train.functional.value_transforms import ValueTransform
+    from maze_train.nets.policy_model import PolicyModel
+    from maze_train.types import Tensor
+
+__all__ = ["build_own", "build_value_transform", "wrapped"]
+
+ROWS = 2
+"""Observations that a network is tried out on."""
+
+WRAPPER_KEY = "algorithm.policy_wrapper"
+TRANSFORM_KEY = "model.value_transform"
+"""Keys of the wrapper around a policy, and of the value transform, in the configuration."""
+
+SAMPLES = (-10.0, -1.0, 0.0, 1.0, 10.0)
+"""Returns on which a transform is tried."""
+TOLERANCE = 1e-3
+
+
+def build_own(
+    node: Mapping[str, Any],
+    key: str,
+    space: spaces.Space[Any],
+    output_size: int,
+    action_size: int | None = None,
+) -> nn.Module:
+    """Build a network of a user, and run it once: a wrong output is refused before training.
+
+    Args:
+        node: Names the network, see `build_target`.
+        key: Where the configuration names it.
+        space: Flat observation space, without masks.
+        output_size: Units of its output.
+        action_size: Numbers that describe an action, which the network also reads; None: it
+            reads observations only.
+
+    Raises:
+        ConfigError: If the network can not be built, fails, or has another output.
+    """
+    sizes = {"output_size": output_size}
+    inputs, described = [sampled_for(space, ROWS)], f"observations of {space}"
+    if action_size is not None:
+        sizes["action_size"] = action_size
+        inputs.append(torch.zeros(ROWS, action_size))
+        described += f" and actions [{ROWS}, {action_size}]"
+    net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
+    net.eval()
+    with torch.no_grad():
+        try:
+            output = net(*inputs)
+        except Exception as error:
+            raise ConfigError(key, f"a forward pass on {described} failed: {error}") from error
+    if not isinstance(output, torch.Tensor) or output.shape != (ROWS, output_size):
+        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ConfigError(
+            key, f"expected outputs of shape [batch, {output_size}] (argument output_size)", got
+        )
+    return net
+
+
+def wrapped(node: Mapping[str, Any], model: PolicyModel, space: spaces.Space[Any]) -> nn.Module:
+    """Build the wrapper of a policy, and try it out on observations of a flat space."""
+    if TARGET not in node:
+        raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)
+    try:
+        policy = build_target(node, model, key=WRAPPER_KEY, kind=nn.Module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        problem = f"calling {node[TARGET]} failed: {type(error).__name__}: {error}"
+        raise ConfigError(WRAPPER_KEY, problem) from error
+    assert isinstance(policy, nn.Module)
+    distribution = getattr(policy, "distribution", None)
+    if not isinstance(distribution, Distribution):
+        raise ConfigError(
+            WRAPPER_KEY,
+            "expected a module with the attribute distribution, which is that of the policy",
+            type(distribution).__name__,
+        )
+    _try_out(policy.eval(), distribution.param_size, space)
+    return policy
+
+
+def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
+    """Refuse a model that can not act on observations of a flat space."""
+    obs = sampled_for(space, ROWS)
+    if isinstance(obs, dict):
+        # A sampled mask may leave no legal action, which environments must not do.
+        obs = {k: torch.ones_like(leaf) if is_mask_key(k) else leaf for k, leaf in obs.items()}
+    method, wanted = "policy_params", [[ROWS, param_size]]
+    expected = f"expected distribution parameters of shape [batch, {param_size}]"
+    try:
+        state_size = int(getattr(model, "state_size", 0))
+        with torch.no_grad():
+            if state_size > 0:
+                method = "policy_step"
+                wanted.append([ROWS, state_size])
+                expected += f" and a memory of shape [batch, {state_size}]"
+                outputs = model.policy_step(obs, torch.zeros(ROWS, state_size))
+            else:
+                outputs = model.policy_params(obs)
+    except Exception as error:
+        problem = f"{method} on observations of {space} failed: {type(error).__name__}: {error}"
+        raise ConfigError(WRAPPER_KEY, problem) from error
+    got = _shapes(outputs)
+    if got != (wanted if state_size > 0 else wanted[0]):
+        raise ConfigError(WRAPPER_KEY, f"{expected} from {method}", got)
+
+
+def _shapes(outputs: Any) -> list[Any] | str:
+    """Shape of a tensor, those of a pair of tensors, or what outputs are instead."""
+    if isinstance(outputs, tuple):
+        return [_shapes(output) for output in outputs]
+    return list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+
+
+def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
+    """Build a value transform, and try it on a few returns.
+
+    Raises:
+        ConfigError: If it can not be built, or does not do what `ValueTransform` says.
+    """
+    transform: ValueTransform = build_target(node, key=TRANSFORM_KEY)
+    _check_transform(transform)
+    return transform
+
+
+def _check_transform(transform: ValueTransform) -> None:
+    """Refuse an object that does not do what `ValueTransform` says, tried on a few returns."""
+    forth = getattr(transform, "transform_value", None)
+    back = getattr(transform, "transform_value_inv", None)
+    if not callable(forth) or not callable(back):
+        raise ConfigError(
+            TRANSFORM_KEY,
+            "expected an object with the methods transform_value and transform_value_inv, such as "
+            f"a subclass of maze_train.ValueTransform; this is a {type(transform).__name__}",
+        )
+    returns = torch.tensor(SAMPLES)
+    values = _mapped(forth, returns)
+    if not bool((values.diff() > 0).all()):
+        problem = f"transform_value must grow with the return; of {list(SAMPLES)} it makes"
+        raise ConfigError(TRANSFORM_KEY, f"{problem} {values.tolist()}")
+    again = _mapped(back, values)
+    if not torch.allclose(again, returns, TOLERANCE, TOLERANCE):
+        problem = "transform_value_inv must undo transform_value; the returns"
+        raise ConfigError(TRANSFORM_KEY, f"{problem} {list(SAMPLES)} come back as {again.tolist()}")
+
+
+def _mapped(method: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """The result of one direction: a finite number for each."""
+    name = getattr(method, "__name__", "it")
+    try:
+        result = method(values)
+    except Exception as error:
+        problem = f"{name}({values.tolist()}) raised {type(error).__name__}: {error}"
+        raise ConfigError(TRANSFORM_KEY, problem) from error
+    is_alike = isinstance(result, torch.Tensor) and result.shape == values.shape
+    if not is_alike or not bool(result.isfinite().all()):
+        shown = result.tolist() if is_alike else repr(result)
+        problem = f"{name} must make a tensor of the same shape, of finite numbers; of"
+        raise ConfigError(TRANSFORM_KEY, f"{problem} {values.tolist()} it makes {shown}")
+    return result
