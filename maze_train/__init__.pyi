@@ -138,7 +138,7 @@ from maze_train.learner.gradients import set_flat_parameters as set_flat_paramet
 from maze_train.learner.gradients import compute_gradient_norm as compute_gradient_norm
 from maze_train.learner.group import LearnerGroup as LearnerGroup
 from maze_train.learner.learner import Learner as Learner
-from maze_train.learner.progress import Progress as Progress
+from maze_train.learner.config import Progress as Progress
 from maze_train.learner.rmsprop import RMSpropTF as RMSpropTF
 from maze_train.nets.actor_critic import ActorCriticModel as ActorCriticModel
 from maze_train.nets.actor_critic import build_actor_critic as build_actor_critic

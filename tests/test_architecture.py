@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         *("errors", "extras", "checks", "targets", "seeding"),
-        *("types", "trees", "events", "files", "locks", "sealed", "versions"),
+        *("types", "events", "files", "locks", "sealed", "versions"),
     ),
     ("functional", "spaces", "workers"),
     ("distributions",),

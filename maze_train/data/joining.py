@@ -10,7 +10,7 @@ import torch
 from maze_train.data.frames import FrameStacks
 from maze_train.data.rollout import Rollout
 from maze_train.errors import ShapeError
-from maze_train.trees import as_tree, leaves_by_key, tree_map
+from maze_train.types import as_tree, leaves_by_key, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from maze_train.data.trajectory_parts import DatasetMetadata
 from maze_train.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
 from maze_train.extras import import_extra
 from maze_train.spaces.describe import FlatView, flatten_value, unflatten_value
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from maze_train.data.replay_columns import STORAGES, ReplayLayout
 from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID, ReplayMemory
 from maze_train.data.transitions import BaseReplayBuffer, Transition, Transitions, as_rollout
 from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.trees import as_tree, leaves_by_key
+from maze_train.types import as_tree, leaves_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

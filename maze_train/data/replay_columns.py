@@ -21,7 +21,7 @@ from gymnasium import spaces
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError
 from maze_train.spaces.tensors import storage_dtype
-from maze_train.trees import leaves_by_key
+from maze_train.types import leaves_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

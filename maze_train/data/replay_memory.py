@@ -11,8 +11,7 @@ import torch
 from maze_train.data.replay_columns import Column, KeptObservations
 from maze_train.errors import ConfigError, RunDirectoryError, ShapeError
 from maze_train.targets import locate
-from maze_train.trees import leaves_by_key
-from maze_train.types import StatePart
+from maze_train.types import StatePart, leaves_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

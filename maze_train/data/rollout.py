@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maze_train.spaces.tensors import as_tensors, storage_dtype, zeros_for
 from maze_train.targets import locate
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

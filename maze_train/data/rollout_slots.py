@@ -15,8 +15,7 @@ from maze_train.data.replay_columns import Spec
 from maze_train.data.rollout import Rollout
 from maze_train.errors import ShapeError
 from maze_train.spaces.tensors import storage_dtype
-from maze_train.trees import as_tree, leaves_by_key
-from maze_train.types import Tensor
+from maze_train.types import Tensor, as_tree, leaves_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

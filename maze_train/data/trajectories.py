@@ -14,7 +14,7 @@ from maze_train.errors import ShapeError, SpaceError
 from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import zeros_for
-from maze_train.trees import leaves_by_key, tree_leaves, tree_map
+from maze_train.types import leaves_by_key, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

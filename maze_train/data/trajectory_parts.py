@@ -19,7 +19,7 @@ from maze_train.data.trajectories import (
 )
 from maze_train.errors import DatasetError, ShapeError, SpaceError
 from maze_train.spaces.actions import checked_actions
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from maze_train.data.trajectories import arrays_of, trees_of
 from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from maze_train.events import Statistics
+    from maze_train.learner.config import Progress
     from maze_train.learner.learner import Learner
-    from maze_train.learner.progress import Progress
     from maze_train.types import Tensor
 
 __all__ = ["LearnerGroup"]

@@ -18,8 +18,7 @@ from maze_train.learner.optimizers import ModuleOptimizer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from maze_train.learner.config import Schedule
-    from maze_train.learner.progress import Progress
+    from maze_train.learner.config import Progress, Schedule
     from maze_train.types import Tensor
 
 __all__ = ["DEFAULT_MODULE", "Learner", "LearnerEvents"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.errors import ConfigError
+from maze_train.learner.config import Progress, scheduled_value
 from maze_train.learner.gradients import FlatParameters, clip_gradients
-from maze_train.learner.progress import Progress, scheduled_value
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:

@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from maze_train.nets.building import Policy, build_network, input_space
-from maze_train.nets.policy_model import PolicyModel, compose_policy, head_of_trunk
+from maze_train.nets.policy_model import (
+    Policy,
+    PolicyModel,
+    build_network,
+    compose_policy,
+    head_of_trunk,
+    input_space,
+)
 from maze_train.nets.template import resolve
 from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space

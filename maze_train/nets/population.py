@@ -20,11 +20,10 @@ import numpy as np
 import torch
 
 from maze_train.nets.blocks import MLP, activation
-from maze_train.nets.building import Policy, readable
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.policy_model import PolicyModel
+from maze_train.nets.policy_model import Policy, PolicyModel, readable
 from maze_train.nets.template import BoxEncoder, DictEncoder, OneHotEncoder, TemplateNet
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable

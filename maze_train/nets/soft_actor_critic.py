@@ -13,7 +13,8 @@ from maze_train.distributions.mapping import distribution_for
 from maze_train.distributions.soft import SoftActions
 from maze_train.errors import ConfigError
 from maze_train.functional.soft_actor_critic import EntropyTerms
-from maze_train.nets.building import (
+from maze_train.nets.critics import build_critics
+from maze_train.nets.policy_model import (
     POLICY_GAIN,
     Policy,
     build_masking,
@@ -22,7 +23,6 @@ from maze_train.nets.building import (
     input_space,
     readable,
 )
-from maze_train.nets.critics import build_critics
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space, holds_images, mask_layout
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from maze_train.types import Array, ArrayTree, Tensor, TensorTree

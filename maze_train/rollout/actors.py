@@ -15,7 +15,7 @@ from maze_train.errors import ConfigError
 from maze_train.rollout.actor_worker import ActorPolicy, ActorWorker
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces, warn, worker_names
 

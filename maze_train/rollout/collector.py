@@ -17,7 +17,7 @@ from maze_train.rollout.episodes import (
     final_reports,
     successes_of,
 )
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable

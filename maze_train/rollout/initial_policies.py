@@ -14,7 +14,7 @@ from maze_train.distributions.joint import JointDistribution
 from maze_train.errors import SpaceError
 from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
-from maze_train.trees import tree_leaves
+from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
     from gymnasium import Space

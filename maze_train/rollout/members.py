@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from maze_train.rollout.acting import env_actions
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution

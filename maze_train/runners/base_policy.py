@@ -17,8 +17,8 @@ from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.distributions.mapping import DEFAULTS
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
-from maze_train.nets.building import input_space
 from maze_train.nets.config import ModelConfig
+from maze_train.nets.policy_model import input_space
 from maze_train.nets.population import find_normalizer
 from maze_train.runners.saved_policies import SavedPolicy, load_weights, read_saved_policy
 from maze_train.spaces.compare import check_same_spaces

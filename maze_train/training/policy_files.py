@@ -26,7 +26,7 @@ from maze_train.rollout.acting import Actor, device_of, env_actions
 from maze_train.spaces.describe import FlatView, flat_space, mask_layout, unflatten_value
 from maze_train.spaces.serialize import MAX_NUMBERS, space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError, nearest
 from maze_train.events import Event, EventInterface, Statistics
 from maze_train.files import atomic_write
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.rollout.episodes import TrainingEpisodeEvents
 from maze_train.targets import locate
 from maze_train.training.generators import generator_states, load_generator_states

@@ -16,8 +16,7 @@ from update_problems import (
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.a2c.learner import A2CLearner
 from maze_train.events import Statistics
-from maze_train.learner.config import Schedule
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress, Schedule
 
 ALL = [[list(range(N))]]
 SUPPORT = [-3, 3]

@@ -19,9 +19,9 @@ from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.distributions.categorical import Categorical
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 
 class OwnLosses(PPOLearner):

@@ -17,8 +17,7 @@ from maze_train.algorithms.bc.learner import BCBatch, BCLearner
 from maze_train.algorithms.bc.loss import BCLoss
 from maze_train.algorithms.bc.metrics import ImitationMetrics
 from maze_train.errors import ConfigError, TrainingError
-from maze_train.learner.config import Schedule
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 

@@ -23,10 +23,9 @@ from maze_train.algorithms.es.trainer import ESTrainer
 from maze_train.envs.names import SequentialVectorEnv
 from maze_train.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import Progress, Schedule
 from maze_train.learner.gradients import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.progress import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.rollout.episode_player import PlayedEpisode

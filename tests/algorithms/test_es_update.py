@@ -16,8 +16,7 @@ from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner, EvaluatedPopulation
 from maze_train.errors import ShapeError, TrainingError
 from maze_train.functional.moments import batch_moments
-from maze_train.learner.config import Schedule
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.rollout.episode_player import PlayedEpisode

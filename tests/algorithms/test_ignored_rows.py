@@ -14,7 +14,7 @@ from maze_train import A2CAlgorithmConfig, PPOAlgorithmConfig, Statistics
 from maze_train.algorithms.a2c.learner import A2CLearner
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.data.rollout import Rollout
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.nets.config import MemoryConfig
 
 LENGTHS = ((3, 2, 4, 3), (5, 1, 2, 4))

@@ -32,7 +32,7 @@ from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.data.joining import join_rollouts, select_envs
 from maze_train.errors import ShapeError, TrainingError
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 
 DICT_ACTION = spaces.Dict({"gear": spaces.Discrete(3), "force": spaces.Box(-1, 1, (2,))})

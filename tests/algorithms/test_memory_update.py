@@ -11,13 +11,13 @@ import torch
 
 from maze_train import A2CAlgorithmConfig, PPOAlgorithmConfig, SequentialVectorEnv, Statistics
 from maze_train.algorithms.a2c.learner import A2CLearner
-from maze_train.algorithms.actor_critic.evaluation import evaluate_rollout
+from maze_train.algorithms.actor_critic.batch import evaluate_rollout
 from maze_train.algorithms.ppo.learner import PPOLearner
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.rollout.collector import RolloutCollector
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
 from scripted_envs import ScriptedEnv

@@ -17,7 +17,7 @@ from maze_train import (
     train,
 )
 from maze_train.algorithms.ppo.learner import PPOLearner
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.rollout.collector import RolloutCollector

@@ -19,8 +19,7 @@ from update_problems import (
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress, Schedule
 
 SUPPORT = [-3, 3]
 TRANSFORM = {"_target_": "maze_train.ReduceScaleValueTransform", "epsilon": 0.01}

@@ -17,7 +17,7 @@ from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.transitions import Transitions
 from maze_train.errors import TrainingError
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
 

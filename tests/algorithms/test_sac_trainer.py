@@ -17,7 +17,7 @@ import maze_train.algorithms.off_policy.trainer as off_policy_trainer
 import maze_train.algorithms.sac.learner as sac_learner
 from maze_train import EnvFactory, Statistics, Trajectory, load_config
 from maze_train.errors import TrainingError
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.runners.factory import build_runner
 from maze_train.training.services import TrainerServices
 

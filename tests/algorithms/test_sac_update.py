@@ -16,7 +16,7 @@ from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.data.transitions import Transitions
 from maze_train.errors import ConfigError, TrainingError
-from maze_train.learner.progress import Progress
+from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
 from maze_train.spaces.describe import flat_space

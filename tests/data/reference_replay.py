@@ -12,7 +12,7 @@ from maze_train.data.frames import FrameMemory
 from maze_train.data.replay import Transition, UniformReplayBuffer
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.tensors import storage_dtype
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 DICT = spaces.Dict(

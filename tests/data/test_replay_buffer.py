@@ -24,7 +24,7 @@ from reference_replay import (
 
 from maze_train.data.replay import UniformReplayBuffer, replay_nbytes
 from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.trees import leaves_by_key, tree_map
+from maze_train.types import leaves_by_key, tree_map
 
 STACKS = st.fixed_dictionaries(
     {

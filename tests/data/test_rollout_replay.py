@@ -20,8 +20,7 @@ from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import join_rollouts, select_envs
 from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.training.state_files import dumps, loads
-from maze_train.trees import tree_leaves
-from maze_train.types import StatePart
+from maze_train.types import StatePart, tree_leaves
 
 BOX = KINDS["box"]
 

@@ -14,7 +14,7 @@ from maze_train.data.joining import join_rollouts, select_envs
 from maze_train.data.rollout import RolloutStorage
 from maze_train.data.rollout_slots import RolloutLayout
 from maze_train.errors import ShapeError
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 from maze_train.workers.memory import map_shared, open_shared
 
 T, B = 5, 3

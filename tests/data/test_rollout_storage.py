@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from maze_train.data.rollout import RolloutStorage
-from maze_train.trees import leaves_by_key, tree_leaves, tree_map
+from maze_train.types import leaves_by_key, tree_leaves, tree_map
 
 BOX = spaces.Box(-10.0, 10.0, (2,), np.float64)
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 2), np.uint8), "level": spaces.Discrete(9)})

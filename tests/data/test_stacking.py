@@ -12,7 +12,7 @@ from maze_train.data.stacking import (
     unstack_numpy_list_dict,
 )
 from maze_train.errors import ShapeError
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 STACKED = {"a": [[1], [2]], "b": [[3], [4]]}
 APART = [{"a": [1], "b": [3]}, {"a": [2], "b": [4]}]

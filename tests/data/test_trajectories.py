@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from maze_train.data.trajectories import Trajectory, trajectories_as_rollout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ShapeError, SpaceError
-from maze_train.trees import leaves_by_key, tree_map
+from maze_train.types import leaves_by_key, tree_map
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(9)})

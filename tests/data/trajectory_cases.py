@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from maze_train.data.trajectories import Trajectory
 from maze_train.spaces.describe import FlatView
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ import pytest
 from cases import sweep
 
 from maze_train.errors import ConfigError
-from maze_train.learner.progress import linear_schedule, piecewise_linear
+from maze_train.learner.config import linear_schedule, piecewise_linear
 
 POINTS = [(0.0, 1.0), (10.0, 3.0), (20.0, -1.0)]
 

@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import Progress, Schedule
 from maze_train.learner.flat_optimizers import SGD, Adam, Optimizer
 from maze_train.learner.gradients import get_flat_parameters
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.progress import Progress
 
 TARGETS = {name: f"maze_train.learner.flat_optimizers.{name}" for name in ("SGD", "Adam")}
 OWN = "test_flat_optimizers"

@@ -4,8 +4,7 @@ import pytest
 
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule, check_schedule
-from maze_train.learner.progress import Progress, scheduled_value
+from maze_train.learner.config import Progress, Schedule, check_schedule, scheduled_value
 
 
 def test_a_number_is_its_own_schedule():

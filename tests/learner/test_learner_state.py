@@ -6,10 +6,9 @@ import pytest
 import torch
 from practice_learner import LineLearner, make_data, make_module
 
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import Progress, Schedule
 from maze_train.learner.gradients import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.progress import Progress
 
 OPTIMIZERS = ["Adam", "RMSprop", "Rprop", "NAdam"]
 

@@ -7,9 +7,8 @@ import torch
 from practice_learner import ADAM, LineLearner, make_data, make_module
 
 from maze_train.errors import ConfigError, TrainingError
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import Progress, Schedule
 from maze_train.learner.gradients import get_flat_parameters
-from maze_train.learner.progress import Progress
 
 
 def weights(learner):

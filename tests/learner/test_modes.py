@@ -11,8 +11,8 @@ from practice_learner import LineLearner, make_data
 from torch import nn
 
 from maze_train.errors import TrainingError
+from maze_train.learner.config import Progress
 from maze_train.learner.modes import has_modes
-from maze_train.learner.progress import Progress
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic

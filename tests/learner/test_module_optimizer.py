@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import Progress, Schedule
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.progress import Progress
 
 OWN = "test_module_optimizer"
 

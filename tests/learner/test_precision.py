@@ -7,8 +7,8 @@ import torch
 from practice_learner import LineLearner, make_data, make_module
 
 from maze_train.errors import ConfigError, TrainingError
+from maze_train.learner.config import Progress
 from maze_train.learner.modes import matmul_precision
-from maze_train.learner.progress import Progress
 
 NAMES = ["highest", "high", "medium"]
 

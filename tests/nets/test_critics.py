@@ -15,7 +15,7 @@ from maze_train.nets.config import ModelConfig
 from maze_train.nets.critics import OwnCritics, build_critics
 from maze_train.nets.template import resolve
 from maze_train.spaces.tensors import sampled_for
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 
 N = 4
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)

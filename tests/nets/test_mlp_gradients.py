@@ -14,7 +14,7 @@ from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ACTIVATIONS, ModelConfig
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 from maze_train.nets.template import TemplateNet
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 BOX = spaces.Box(-1, 1, (5,))
 IMAGE = spaces.Box(0, 255, (12, 12, 3), "uint8")

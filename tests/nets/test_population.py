@@ -29,7 +29,7 @@ from maze_train.nets.population import (
 )
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 
 sys.path.append(str(Path(__file__).parents[1] / "distributions"))
 from family_cases import CASES as FAMILIES

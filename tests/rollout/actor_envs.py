@@ -21,7 +21,7 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.seeding import Seeds
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ from es_problems import EndlessEnv, UnequalEnv, WalkEnv, model_for
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
 from maze_train.rollout.model_agents import ModelAgent
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
-from maze_train.trees import tree_leaves
+from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
     from pathlib import Path

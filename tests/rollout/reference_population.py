@@ -17,7 +17,7 @@ from maze_train.nets.population import find_normalizer
 from maze_train.rollout.episodes import success_of
 from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.tensors import as_tensors
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

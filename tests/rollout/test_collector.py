@@ -17,7 +17,7 @@ from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.seeding import EpisodeSeeds
 from maze_train.spaces.describe import unflatten_value
-from maze_train.trees import tree_leaves, tree_map
+from maze_train.types import tree_leaves, tree_map
 
 T, B = 8, 3
 VECTORS = [

@@ -39,7 +39,7 @@ from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.spaces.describe import flatten_value, unflatten_value
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 from maze_train.workers.places import LocalProcesses
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import nn
 from maze_train.errors import TrainingError
 from maze_train.rollout.weights import WeightsReader, WeightsWriter, weights_nbytes
 from maze_train.training.state_files import dumps, loads
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from cases import sweep
 from gymnasium import spaces
 
 from maze_train.spaces.tensors import as_tensors, sampled_for, storage_dtype, zeros_for
-from maze_train.trees import tree_leaves
+from maze_train.types import tree_leaves
 
 STORED = {
     "float16": "float32",

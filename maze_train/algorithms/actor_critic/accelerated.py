@@ -20,15 +20,15 @@ from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.functional.returns import normalize_advantages
 from maze_train.learner.learner import Learner
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.nets.building import Policy
 from maze_train.nets.mlp_gradients import add_row_sum, forward_and_backward, has_gradients_by_hand
+from maze_train.nets.policy_model import Policy
 from maze_train.nets.value_head import ValueHead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from maze_train.events import Statistics
-    from maze_train.learner.progress import Progress
+    from maze_train.learner.config import Progress
     from maze_train.nets.mlp_gradients import Backward
     from maze_train.types import Tensor, TensorTree
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 
 from maze_train.algorithms.actor_critic.accelerated import AcceleratedLearner, GradientsByHand
-from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
-from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.algorithms.actor_critic.evaluation import (
+from maze_train.algorithms.actor_critic.batch import (
+    ActorCriticBatch,
+    PreparedRollout,
     evaluate_rollout,
     with_new_states,
 )
+from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import policy_gradient_loss
@@ -23,17 +24,17 @@ from maze_train.functional.returns import (
     lambda_advantages,
     normalize_advantages,
 )
-from maze_train.learner.progress import scheduled_value
+from maze_train.learner.config import scheduled_value
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.targets import locate
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
+    from maze_train.algorithms.actor_critic.batch import EvaluatedRollout
     from maze_train.events import Statistics
-    from maze_train.learner.progress import Progress
+    from maze_train.learner.config import Progress
     from maze_train.learner.reward_scaling import RewardScaler
     from maze_train.types import Tensor
 

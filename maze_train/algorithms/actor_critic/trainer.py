@@ -13,8 +13,8 @@ from maze_train.training.trainer import TimeEvents, Trainer
 if TYPE_CHECKING:
     from maze_train.algorithms.actor_critic.config import ActorCriticConfig
     from maze_train.events import Statistics
+    from maze_train.learner.config import Progress
     from maze_train.learner.group import LearnerGroup
-    from maze_train.learner.progress import Progress
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.rollout.collector import RolloutCollector
     from maze_train.training.services import TrainerServices

@@ -10,7 +10,7 @@ from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.events import Statistics
 from maze_train.rollout.acting import device_of
 from maze_train.training.evaluators import Evaluator
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from maze_train.algorithms.bc.loss import BCLoss

@@ -9,7 +9,7 @@ import torch
 
 from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.learner.learner import Learner
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -11,7 +11,7 @@ import numpy as np
 
 from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
 from maze_train.errors import ConfigError, DatasetError
-from maze_train.trees import tree_leaves
+from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.algorithms.bc.learner import BCBatch
 from maze_train.errors import TrainingError
 from maze_train.training.trainer import TimeEvents, Trainer
-from maze_train.trees import tree_leaves
+from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from maze_train.algorithms.bc.config import BCAlgorithmConfig
     from maze_train.data.batch_loader import BatchLoader
     from maze_train.events import Statistics
+    from maze_train.learner.config import Progress
     from maze_train.learner.group import LearnerGroup
-    from maze_train.learner.progress import Progress
     from maze_train.training.services import TrainerServices
 
 __all__ = ["BCTrainer"]

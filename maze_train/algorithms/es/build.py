@@ -10,7 +10,7 @@ import torch
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.errors import ConfigError
-from maze_train.nets.building import Policy
+from maze_train.nets.policy_model import Policy
 from maze_train.nets.population import find_normalizer
 from maze_train.rollout.es_rollouts import ESDistributedRollouts
 from maze_train.rollout.members import num_reals

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from maze_train.algorithms.es.config import ESAlgorithmConfig
     from maze_train.events import Statistics
-    from maze_train.learner.progress import Progress
+    from maze_train.learner.config import Progress
     from maze_train.rollout.es_rollouts import ESRolloutResult
     from maze_train.rollout.members import ObservationMoments
     from maze_train.rollout.noise_table import SharedNoiseTable

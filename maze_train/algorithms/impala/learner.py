@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from maze_train.algorithms.actor_critic.evaluation import (
+from maze_train.algorithms.actor_critic.batch import (
     evaluate_with_graph,
     with_new_states,
 )
@@ -19,11 +19,14 @@ from maze_train.functional.vtrace import importance_weights, vtrace
 
 if TYPE_CHECKING:
     from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
-    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
-    from maze_train.algorithms.actor_critic.evaluation import EvaluatedRollout
+    from maze_train.algorithms.actor_critic.batch import (
+        ActorCriticBatch,
+        EvaluatedRollout,
+        PreparedRollout,
+    )
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
-    from maze_train.learner.progress import Progress
+    from maze_train.learner.config import Progress
     from maze_train.types import Tensor
 
 __all__ = ["ImpalaLearner"]

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
     from maze_train.data.rollout_replay import RolloutReplay
     from maze_train.events import Statistics
+    from maze_train.learner.config import Progress
     from maze_train.learner.group import LearnerGroup
-    from maze_train.learner.progress import Progress
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.rollout.actors import DistributedActors, GatheredRollouts
     from maze_train.training.services import TrainerServices

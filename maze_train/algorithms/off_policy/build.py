@@ -15,7 +15,7 @@ from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.targets import TARGET, build_target, locate
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.machine import available_disk, available_memory, readable_nbytes
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

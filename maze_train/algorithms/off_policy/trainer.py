@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from maze_train.algorithms.off_policy.config import OffPolicyConfig
     from maze_train.data.transitions import BaseReplayBuffer
     from maze_train.events import Statistics
+    from maze_train.learner.config import Progress
     from maze_train.learner.group import LearnerGroup
-    from maze_train.learner.progress import Progress
     from maze_train.rollout.collector import RolloutCollector
     from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
     from maze_train.training.services import TrainerServices

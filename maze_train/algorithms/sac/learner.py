@@ -20,15 +20,15 @@ from maze_train.functional.soft_actor_critic import (
 from maze_train.learner.gradients import constant
 from maze_train.nets.soft_actor_critic import SoftActorCriticModel
 from maze_train.targets import TARGET, locate
-from maze_train.trees import tree_map
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from maze_train.data.transitions import Transitions
     from maze_train.events import Statistics
+    from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
-    from maze_train.learner.progress import Progress
     from maze_train.types import Tensor, TensorTree
 
 __all__ = ["SACLearner"]
