@@ -35,11 +35,20 @@ import torch
 from maze_train.errors import SpaceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymnasium import Space
 
     from maze_train.types import Array, Tensor, TensorTree
 
-__all__ = ["Actions", "Constant", "Distribution", "check_space", "env_dtype"]
+__all__ = ["Actions", "Constant", "Distribution", "ParamsGradient", "check_space", "env_dtype"]
+
+ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
+"""Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, of g `[n]`
+and the number h. A family that has it defines `log_prob_and_entropy_by_hand`."""
+
+Actions: TypeAlias = Any
+"""An argument that holds actions: a `TensorTree`, which each family narrows to what it takes."""
 
 
 class Constant:
@@ -66,10 +75,6 @@ class Constant:
         if copy is None:
             copy = self._copies[(device, dtype)] = self._values.to(device, dtype)
         return copy
-
-
-Actions: TypeAlias = Any
-"""An argument that holds actions: a `TensorTree`, which each family narrows to what it takes."""
 
 
 class Distribution(ABC):

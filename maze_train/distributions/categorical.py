@@ -15,6 +15,7 @@ from maze_train.distributions.base import Constant, Distribution, check_space, e
 if TYPE_CHECKING:
     from gymnasium import Space
 
+    from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
 __all__ = [
@@ -24,6 +25,9 @@ __all__ = [
     "impossible_logit",
     "weighted",
 ]
+
+LEAST_LOG_PROB = -1e4
+"""Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
 
 
 def impossible_logit(dtype: torch.dtype) -> float:
@@ -169,6 +173,28 @@ class Categorical(CategoricalFamily):
 
     def _pick(self, log_probs: Tensor, actions: Tensor) -> Tensor:
         return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def log_prob_and_entropy_by_hand(
+        self, params: Tensor, actions: Tensor
+    ) -> tuple[Tensor, Tensor, ParamsGradient]:
+        """Both without a graph, and their gradient, see `ParamsGradient`.
+
+        ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H).
+        """
+        log_probs = log_softmax(params, -1)
+        probs = log_probs.exp()
+        finite = log_probs.clamp(min=LEAST_LOG_PROB)
+        entropy = (probs * finite).sum(-1).neg_()
+        index = actions.unsqueeze(-1)
+
+        def gradient(g: Tensor, h: float) -> Tensor:
+            columns = g.unsqueeze(-1)
+            result = (probs * columns).neg_().scatter_add_(-1, index, columns)
+            if h:
+                result.addcmul_(probs, finite + entropy.unsqueeze(-1), value=-h)
+            return result
+
+        return log_probs.gather(-1, index).squeeze(-1), entropy, gradient
 
 
 class MultiCategorical(CategoricalFamily):

@@ -16,6 +16,7 @@ from maze_train.distributions.box import BoxBounds, BoxLayout, BoxScale
 if TYPE_CHECKING:
     from gymnasium import Space
 
+    from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
 __all__ = ["DiagonalGaussian", "GaussianFamily", "SquashedGaussian"]
@@ -159,6 +160,30 @@ class DiagonalGaussian(GaussianFamily):
     def _entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
         """Sum over dimensions of log σ_i + ½ + ½ log 2π."""
         return log_std.sum(-1) + self._entropy_constant
+
+    def log_prob_and_entropy_by_hand(
+        self, params: Tensor, actions: Tensor
+    ) -> tuple[Tensor, Tensor, ParamsGradient]:
+        """Both without a graph, and their gradient, see `ParamsGradient`; log σ is free.
+
+        With z = (a - μ) / σ and s = log σ:
+
+        ∂log p/∂μ = z / σ,  ∂log p/∂s = z² - 1,  ∂H/∂s = 1.
+        """
+        mean, log_std = params.chunk(2, -1)
+        dims = mean.shape[-1]
+        inverse_std = log_std.neg().exp_()
+        z = (actions.view_as(mean) - mean) * inverse_std
+        z_squared = z.square()
+        total_log_std = log_std.sum(-1)
+        log_prob = (z_squared.sum(-1) * -0.5).add_(-dims * HALF_LOG_2PI).sub_(total_log_std)
+
+        def gradient(g: Tensor, h: float) -> Tensor:
+            columns = g.unsqueeze(-1)
+            d_log_std = torch.addcmul(h - columns, columns, z_squared)
+            return torch.cat((z * inverse_std * columns, d_log_std), -1)
+
+        return log_prob, total_log_std + dims * (0.5 + HALF_LOG_2PI), gradient
 
 
 class SquashedGaussian(GaussianFamily):

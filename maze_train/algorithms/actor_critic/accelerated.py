@@ -8,12 +8,10 @@ learner whose policy loss has a gradient by hand has a method `policy_loss_gradi
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 import torch
-from torch.nn.functional import log_softmax
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
 AnyLearner: TypeAlias = "AcceleratedLearner[Any, Any]"
 GradientsByHand: TypeAlias = "Mapping[str, Mapping[str, object]]"
-ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
 
 __all__ = ["AcceleratedLearner", "GradientsByHand", "accelerates"]
 
@@ -46,9 +43,8 @@ METHODS = (
     *("outputs", "value_loss"),
 )
 """Methods of a learner, besides its policy loss, that the gradients by hand take the place of."""
-HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-LEAST_LOG_PROB = -1e4
-"""Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
+FAMILY_METHOD = "log_prob_and_entropy_by_hand"
+"""Method of families of distributions that have a gradient by hand."""
 
 
 class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
@@ -118,9 +114,10 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
 def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
     """Whether a module has gradients by hand: stock networks, families and losses, nothing else.
 
-    Networks of linear layers on vectors, a scalar critic, and a family of `FAMILIES`. A method that
-    a subclass of the learner overrides turns it off, unless that class says in `gradients_by_hand`
-    that they stay right. Types are compared exactly, because a subclass may compute something else.
+    Networks of linear layers on vectors, a scalar critic, and a family whose class has a gradient
+    by hand. A method that a subclass of the learner overrides turns it off, unless that class says
+    in `gradients_by_hand` that they stay right. Types are compared exactly, because a subclass may
+    compute something else.
     """
     head, family, policy = model.value_head, model.distribution, model.policy
     owner = _owner(learner, "policy_loss_gradient")
@@ -132,7 +129,7 @@ def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
         and (model.memory, head.support) == (None, None)
         and all(map(has_gradients_by_hand, (policy.net, model.critic)))
         and (model.trunk is None or has_gradients_by_hand(model.trunk))
-        and _name(type(family)) in FAMILIES
+        and FAMILY_METHOD in vars(type(family))
         # The network gives all parameters, or all but the deviations of a Gaussian.
         and family.free_param_size in (0, family.critic_input_size)
         and bool(family.free_param_size or family.num_choices)
@@ -156,11 +153,6 @@ def _is_declared(learner: AnyLearner, method: str) -> bool:
     )
 
 
-def _name(thing: type) -> str:
-    """The full name of a class."""
-    return f"{thing.__module__}.{thing.__qualname__}"
-
-
 @torch.no_grad()
 def _loss_and_backward(
     learner: AnyLearner, module_id: str, batch: ActorCriticBatch, statistics: Statistics
@@ -180,8 +172,8 @@ def _loss_and_backward(
         return loss, lambda: trunk_backward([critic_backward(d_values, has_trunk)])
 
     params, policy_backward = _params(model, features, batch.obs)
-    log_probs, entropy, params_gradient = FAMILIES[_name(type(model.distribution))](
-        params, cast("Tensor", batch.actions)
+    log_probs, entropy, params_gradient = getattr(model.distribution, FAMILY_METHOD)(
+        params, batch.actions
     )
     advantages = batch.advantages
     if config.normalize_advantage:
@@ -237,52 +229,3 @@ def _params(
         return net_backward(grad[..., :size], of_input)
 
     return params, backward
-
-
-def _categorical(params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, ParamsGradient]:
-    """Log-probabilities, entropies, and the gradient of Σ (g · log_prob + h · entropy).
-
-    ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H).
-    """
-    log_probs = log_softmax(params, -1)
-    probs = log_probs.exp()
-    finite = log_probs.clamp(min=LEAST_LOG_PROB)
-    entropy = (probs * finite).sum(-1).neg_()
-    index = actions.unsqueeze(-1)
-
-    def gradient(g: Tensor, h: float) -> Tensor:
-        columns = g.unsqueeze(-1)
-        result = (probs * columns).neg_().scatter_add_(-1, index, columns)
-        if h:
-            result.addcmul_(probs, finite + entropy.unsqueeze(-1), value=-h)
-        return result
-
-    return log_probs.gather(-1, index).squeeze(-1), entropy, gradient
-
-
-def _gaussian(params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, ParamsGradient]:
-    """The same with z = (a - μ) / σ and s = log σ, a free parameter.
-
-    ∂log p/∂μ = z / σ,  ∂log p/∂s = z² - 1,  ∂H/∂s = 1.
-    """
-    mean, log_std = params.chunk(2, -1)
-    dims = mean.shape[-1]
-    inverse_std = log_std.neg().exp_()
-    z = (actions.view_as(mean) - mean) * inverse_std
-    z_squared = z.square()
-    total_log_std = log_std.sum(-1)
-    log_prob = (z_squared.sum(-1) * -0.5).add_(-dims * HALF_LOG_2PI).sub_(total_log_std)
-
-    def gradient(g: Tensor, h: float) -> Tensor:
-        columns = g.unsqueeze(-1)
-        d_log_std = torch.addcmul(h - columns, columns, z_squared)
-        return torch.cat((z * inverse_std * columns, d_log_std), -1)
-
-    return log_prob, total_log_std + dims * (0.5 + HALF_LOG_2PI), gradient
-
-
-FAMILIES = {
-    "maze_train.distributions.categorical.Categorical": _categorical,
-    "maze_train.distributions.gaussian.DiagonalGaussian": _gaussian,
-}
-"""Families of action distributions by name."""
