@@ -130,6 +130,7 @@ from maze_train.functional.vtrace_forms import from_logits as from_logits
 from maze_train.functional.vtrace_forms import get_log_rhos as get_log_rhos
 from maze_train.functional.vtrace_forms import log_probs_from_logits_and_actions_and_spaces as log_probs_from_logits_and_actions_and_spaces
 from maze_train.learner.config import Schedule as Schedule
+from maze_train.learner.config import Progress as Progress
 from maze_train.learner.flat_optimizers import Adam as Adam
 from maze_train.learner.flat_optimizers import Optimizer as Optimizer
 from maze_train.learner.flat_optimizers import SGD as SGD
@@ -138,7 +139,6 @@ from maze_train.learner.gradients import set_flat_parameters as set_flat_paramet
 from maze_train.learner.gradients import compute_gradient_norm as compute_gradient_norm
 from maze_train.learner.group import LearnerGroup as LearnerGroup
 from maze_train.learner.learner import Learner as Learner
-from maze_train.learner.config import Progress as Progress
 from maze_train.learner.rmsprop import RMSpropTF as RMSpropTF
 from maze_train.nets.actor_critic import ActorCriticModel as ActorCriticModel
 from maze_train.nets.actor_critic import build_actor_critic as build_actor_critic
@@ -189,11 +189,11 @@ from maze_train.runners.saved_policies import read_saved_policy as read_saved_po
 from maze_train.tracking.config import TrackingConfig as TrackingConfig
 from maze_train.tracking.console import ConsoleWriter as ConsoleWriter
 from maze_train.tracking.curve import LearningCurveWriter as LearningCurveWriter
-from maze_train.tracking.tracker import MetricsRow as MetricsRow
-from maze_train.tracking.tracker import RunInfo as RunInfo
 from maze_train.tracking.rows import read_rows as read_rows
 from maze_train.tracking.services import MLflowWriter as MLflowWriter
 from maze_train.tracking.services import WandbWriter as WandbWriter
+from maze_train.tracking.tracker import MetricsRow as MetricsRow
+from maze_train.tracking.tracker import RunInfo as RunInfo
 from maze_train.tracking.tracker import build_writers as build_writers
 from maze_train.tracking.tracker import MetricsWriter as MetricsWriter
 from maze_train.tracking.tracker import Tracker as Tracker
@@ -209,11 +209,11 @@ from maze_train.training.config import EvaluationConfig as EvaluationConfig
 from maze_train.training.evaluators import Evaluator as Evaluator
 from maze_train.training.evaluators import MultiEvaluator as MultiEvaluator
 from maze_train.training.evaluators import RolloutEvaluator as RolloutEvaluator
-from maze_train.training.interruption import Interrupted as Interrupted
 from maze_train.training.model_selection import BestModelSelection as BestModelSelection
 from maze_train.training.model_selection import ModelSelectionBase as ModelSelectionBase
+from maze_train.training.outcome import Interrupted as Interrupted
+from maze_train.training.outcome import Limits as Limits
+from maze_train.training.outcome import TrainingSummary as TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy as TrainedPolicy
-from maze_train.training.services import Limits as Limits
-from maze_train.training.services import TrainingSummary as TrainingSummary
 from maze_train.training.services import TrainerServices as TrainerServices
 from maze_train.training.trainer import Trainer as Trainer

@@ -30,7 +30,7 @@ from maze_train.config.overrides import (
     overrides_of,
 )
 from maze_train.errors import ConfigError, nearest
-from maze_train.training.interruption import Interrupted, Interruption
+from maze_train.training.outcome import Interrupted, Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

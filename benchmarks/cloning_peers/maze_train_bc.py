@@ -25,7 +25,7 @@ from maze_train.nets.policy_model import PolicyModel
 from maze_train.runners.factory import build_runner
 from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter
-from maze_train.training.services import Limits
+from maze_train.training.outcome import Limits
 
 
 def build_evaluator(folder: Path, model: PolicyModel) -> BCValidationEvaluator:

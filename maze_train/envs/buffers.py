@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from maze_train.spaces.describe import FlatView
-    from maze_train.spaces.masks import MaskLayout
+    from maze_train.spaces.mask_layouts import MaskLayout
 
 __all__ = ["StepBuffers", "column_writer", "converted", "masked_writer", "row_writer"]
 

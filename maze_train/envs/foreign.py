@@ -16,7 +16,8 @@ from maze_train.envs.pools import build_envpool
 from maze_train.envs.stepped import close_all
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.spaces.describe import FlatView, mask_layout
+from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

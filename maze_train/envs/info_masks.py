@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.errors import EnvError, SpaceError
-from maze_train.spaces.describe import MASK_KEY, choice_sizes, flat_spaces, mask_layout
+from maze_train.spaces.describe import MASK_KEY, choice_sizes, flat_spaces
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

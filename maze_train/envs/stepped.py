@@ -11,7 +11,8 @@ from maze_train.envs.buffers import masked_writer, row_writer
 from maze_train.envs.faults import FiniteCheck, check_finite, episode_fault, explained
 from maze_train.envs.monitoring import continuing_layers
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
-from maze_train.spaces.describe import FlatView, mask_layout
+from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import mask_layout
 from maze_train.workers.pool import check_spaces
 
 if TYPE_CHECKING:

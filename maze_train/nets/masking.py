@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from maze_train.distributions.base import Distribution
-    from maze_train.spaces.masks import MaskedPart, MaskLayout
+    from maze_train.spaces.mask_layouts import MaskedPart, MaskLayout
     from maze_train.types import Tensor, TensorTree
 
 __all__ = ["ActionMasking"]

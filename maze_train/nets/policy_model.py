@@ -13,7 +13,8 @@ from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError, SpaceError
 from maze_train.nets.blocks import MLP
 from maze_train.nets.template import TemplateNet, resolve
-from maze_train.spaces.describe import flat_space, is_mask_key, mask_layout
+from maze_train.spaces.describe import flat_space, is_mask_key
+from maze_train.spaces.masks import mask_layout
 from maze_train.targets import locate
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.nets.recurrent import RecurrentNetwork
-    from maze_train.spaces.masks import MaskLayout
+    from maze_train.spaces.mask_layouts import MaskLayout
     from maze_train.types import Tensor, TensorTree
 
 __all__ = [

@@ -24,7 +24,8 @@ from maze_train.nets.policy_model import (
     readable,
 )
 from maze_train.nets.template import resolve
-from maze_train.spaces.describe import flat_space, holds_images, mask_layout
+from maze_train.spaces.describe import flat_space, holds_images
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from gymnasium import spaces

@@ -15,8 +15,8 @@ from maze_train.errors import ConfigError
 if TYPE_CHECKING:
     from maze_train.tracking.tracker import Tracker
     from maze_train.training.model_selection import BestModelSelection
+    from maze_train.training.outcome import TrainingSummary
     from maze_train.training.policy_files import TrainedPolicy
-    from maze_train.training.services import TrainingSummary
     from maze_train.training.trainer import Trainer
 
 __all__ = [

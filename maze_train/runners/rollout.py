@@ -31,8 +31,8 @@ from maze_train.runners.rollout_report import (
     summarise,
 )
 from maze_train.training.environments import close_quietly
-from maze_train.training.interruption import Interruption
 from maze_train.training.machine import torch_threads
+from maze_train.training.outcome import Interruption
 from maze_train.versions import versions
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a gymnasium space holds: a flat view of its leaves, images, legal actions.
+"""What a gymnasium space holds: a flat view of its leaves, images, choices of actions.
 
 A nested space becomes one flat mapping from the joined keys of its leaves to the leaves. The inside
 of a Tuple is keyed by its index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)` has the leaves
@@ -14,12 +14,9 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.errors import SpaceError
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from maze_train.spaces.masks import MaskLayout
 
 __all__ = [
     "MASK_KEY",
@@ -33,15 +30,11 @@ __all__ = [
     "image_layout",
     "is_image",
     "is_mask_key",
-    "mask_layout",
     "unflatten_value",
 ]
 
 MASK_KEY = "action_mask"
 """The key of a Dict observation that holds the legal actions."""
-
-MASKS = "maze_train.spaces.masks.layout_of_masks"
-"""Found where observations hold masks."""
 
 LEAF_TYPES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 NESTED_TYPES = (spaces.Dict, spaces.Tuple)
@@ -278,27 +271,3 @@ def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
     if isinstance(space, spaces.MultiDiscrete):
         return tuple(int(n) for n in np.ravel(space.nvec))
     return ()
-
-
-def mask_layout(
-    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-) -> MaskLayout | None:
-    """Find the legal actions in the observations of an environment.
-
-    Args:
-        observation_space: Observation space of one environment, nested or flat.
-        action_space: Its action space, nested or flat.
-
-    Returns:
-        The layout, see `maze_train.spaces.masks`; None when observations have no key `action_mask`.
-
-    Raises:
-        SpaceError: If the mask does not fit the action space.
-    """
-    if not isinstance(observation_space, spaces.Dict):
-        return None
-    masks = {k: leaf for k, leaf in flat_spaces(observation_space).items() if is_mask_key(k)}
-    if not masks:
-        return None
-    layout: MaskLayout = locate(MASKS)(masks, action_space)
-    return layout

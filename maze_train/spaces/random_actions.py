@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from maze_train.spaces.describe import FlatView
-    from maze_train.spaces.masks import MaskLayout
+    from maze_train.spaces.mask_layouts import MaskLayout
 
     Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from maze_train.training.checkpoints import Checkpoint, CheckpointStore
     from maze_train.training.config import CheckpointConfig
-    from maze_train.training.services import Position
+    from maze_train.training.outcome import Position
 
 __all__ = ["Checkpoints"]
 

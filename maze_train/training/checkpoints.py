@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.training.checkpoint_files import Parts
-    from maze_train.training.services import Position
+    from maze_train.training.outcome import Position
 
 __all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore"]
 

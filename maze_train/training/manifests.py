@@ -20,7 +20,7 @@ from maze_train.training.checkpoint_files import (
     read_verified,
     verify,
 )
-from maze_train.training.services import Position
+from maze_train.training.outcome import Position
 from maze_train.training.state_files import loads
 from maze_train.training.state_trees import check_content
 from maze_train.types import StatePart

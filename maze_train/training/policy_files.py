@@ -23,7 +23,8 @@ from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
 from maze_train.files import atomic_write, read_regular
 from maze_train.rollout.acting import Actor, device_of, env_actions
-from maze_train.spaces.describe import FlatView, flat_space, mask_layout, unflatten_value
+from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
+from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.serialize import MAX_NUMBERS, space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
 from maze_train.types import tree_leaves, tree_map

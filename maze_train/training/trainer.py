@@ -18,8 +18,7 @@ from maze_train.learner.config import Progress
 from maze_train.rollout.episodes import TrainingEpisodeEvents
 from maze_train.targets import locate
 from maze_train.training.generators import generator_states, load_generator_states
-from maze_train.training.interruption import Interrupted, Interruption
-from maze_train.training.services import Limits, Position, TrainingSummary
+from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
     from typing import BinaryIO

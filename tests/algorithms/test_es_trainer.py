@@ -35,8 +35,8 @@ from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
 from maze_train.runners.factory import build_runner
 from maze_train.training.evaluators import RolloutEvaluator
-from maze_train.training.interruption import Interrupted, Interruption
-from maze_train.training.services import Limits, TrainerServices
+from maze_train.training.outcome import Interrupted, Interruption, Limits
+from maze_train.training.services import TrainerServices
 from maze_train.workers.pool import PrivateMemory
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from maze_train.distributions.joint import JointDistribution
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError
 from maze_train.nets.masking import ActionMasking
-from maze_train.spaces.describe import MASK_KEY, mask_layout
+from maze_train.spaces.describe import MASK_KEY
+from maze_train.spaces.masks import mask_layout
 
 NESTED = spaces.Dict(
     {

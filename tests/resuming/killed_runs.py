@@ -35,7 +35,7 @@ NOT_COMPARED = {"wall_time_s", "_epoch_began_s"}
 
 MOMENTS: dict[str, tuple[str, str]] = {
     "rollout": ("maze_train.rollout.collector", "env_actions"),
-    "playing": ("maze_train.training.interruption:Interruption", "check"),
+    "playing": ("maze_train.training.outcome:Interruption", "check"),
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
     "evaluation": ("maze_train.training.evaluators:RolloutEvaluator", "_act"),
     "writing": ("maze_train.tracking.tracker:Tracker", "write"),

@@ -21,7 +21,7 @@ from continued_runs import (
 )
 from killed_runs import assert_equal_runs, rows_of
 
-from maze_train.training.interruption import Interrupted, Interruption
+from maze_train.training.outcome import Interrupted, Interruption
 
 NO_LIMIT = {"algorithm.n_epochs": 0}
 

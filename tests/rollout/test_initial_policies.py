@@ -16,7 +16,8 @@ from maze_train.errors import ShapeError, SpaceError
 from maze_train.nets.masking import ActionMasking
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
-from maze_train.spaces.describe import flatten_value, mask_layout
+from maze_train.spaces.describe import flatten_value
+from maze_train.spaces.masks import mask_layout
 from maze_train.types import tree_leaves, tree_map
 
 N = 20_000

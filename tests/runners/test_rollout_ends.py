@@ -22,7 +22,7 @@ from maze_train.data.trajectory_store import open_dataset
 from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryError
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress
-from maze_train.training.interruption import Interrupted
+from maze_train.training.outcome import Interrupted
 
 if TYPE_CHECKING:
     from maze_train.rollout.player import PlayedEpisode

@@ -19,7 +19,8 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.training.evaluators import Evaluator
-from maze_train.training.services import Limits, TrainerServices
+from maze_train.training.outcome import Limits
+from maze_train.training.services import TrainerServices
 from maze_train.training.trainer import Trainer
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.services import Position
+from maze_train.training.outcome import Position
 from maze_train.types import StatePart
 
 MANIFEST, STATE = "MANIFEST.json", "state.safetensors"

@@ -34,7 +34,7 @@ from stored_checkpoints import (
 
 from maze_train.training import manifests
 from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.services import Position
+from maze_train.training.outcome import Position
 
 
 @pytest.fixture

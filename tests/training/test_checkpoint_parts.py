@@ -34,7 +34,7 @@ from stored_checkpoints import (
 from maze_train.errors import RunDirectoryError
 from maze_train.training import checkpoint_files, manifests
 from maze_train.training.checkpoint_files import digest
-from maze_train.training.services import Position
+from maze_train.training.outcome import Position
 from maze_train.training.state_files import dumps, loads
 from maze_train.types import StatePart
 

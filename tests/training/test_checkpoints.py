@@ -35,7 +35,7 @@ from maze_train.sealed import seal
 from maze_train.training import checkpoints, manifests
 from maze_train.training.checkpoint_files import digest
 from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.services import Position
+from maze_train.training.outcome import Position
 from maze_train.training.state_files import dumps
 
 GOLDEN = Path(__file__).parent / "golden" / "schema_1"

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from maze_train.training.interruption import Interrupted, Interruption
+from maze_train.training.outcome import Interrupted, Interruption
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 

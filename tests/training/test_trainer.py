@@ -11,7 +11,7 @@ from maze_train.errors import ConfigError
 from maze_train.events import Event, EventInterface
 from maze_train.learner.config import Schedule
 from maze_train.training.model_selection import BestModelSelection
-from maze_train.training.services import Limits
+from maze_train.training.outcome import Limits
 
 
 class ScoreEvents(EventInterface, prefix="train"):

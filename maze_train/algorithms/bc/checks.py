@@ -10,7 +10,7 @@ import torch
 from maze_train.algorithms.bc.metrics import parts_of
 from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.errors import DatasetError
-from maze_train.spaces.describe import mask_layout
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from gymnasium import spaces
