@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["PlayerPool", "PlayerWorker"]
 
 LONGEST_S = 0.05
-"""Seconds after which a call returns, unless a step takes longer."""
+"""Seconds after which a call returns elsewhere, unless a step takes longer."""
+
+LONGEST_STEPS = 100
+"""Steps after which one returns in this process, by no clock: what begins when does not vary."""
 
 CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
 """Names of calls in messages."""
@@ -63,7 +66,7 @@ class PlayerWorker:
             on_non_finite=on_non_finite,
         )
         self._settings = settings
-        self._report_s = report_s if context.is_remote else 0.0
+        self._report_s = report_s
         self._context = context
         self._player: EpisodePlayer | None = None
 
@@ -91,11 +94,15 @@ class PlayerWorker:
         player = self._player
         assert player is not None, "set_agent() comes first"
         player.add(tasks)
-        began, results = time.monotonic(), list[PlayedEpisode]()
+        began, steps, results = time.monotonic(), 0, list[PlayedEpisode]()
         while player.load:
             results += player.step()
-            spent = time.monotonic() - began
-            if spent > (self._report_s if results else LONGEST_S):
+            steps += 1
+            if not self._context.is_remote:
+                is_over = bool(results) or steps == LONGEST_STEPS
+            else:
+                is_over = time.monotonic() - began > (self._report_s if results else LONGEST_S)
+            if is_over:
                 break
         return results
 

@@ -105,8 +105,8 @@ def nan_gradients() -> None:
     def value_loss(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
-        loss, gradient = original(self, *args)
+        loss = original(self, *args)
         bad = self.weights_seq_no == 7 and calls % 2 == 0
-        return (loss * torch.nan, gradient * torch.nan) if bad else (loss, gradient)
+        return loss * torch.nan if bad else loss
 
     PPOLearner.value_loss = value_loss  # type: ignore[method-assign]
