@@ -137,10 +137,12 @@ def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
 
 
 def _owner(learner: AnyLearner, method: str) -> type | None:
-    """The class that defines a method; None where the learner itself has one of that name."""
+    """The class that defines a method; None where somebody put another function in its place."""
     if method in vars(learner):
         return None
-    return next(base for base in type(learner).__mro__ if method in vars(base))
+    owner = next(base for base in type(learner).__mro__ if method in vars(base))
+    name = getattr(vars(owner)[method], "__qualname__", None)
+    return owner if name == f"{owner.__qualname__}.{method}" else None
 
 
 def _is_declared(learner: AnyLearner, method: str) -> bool:
