@@ -176,8 +176,8 @@ def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("space", "modules"),
     [
-        ("Discrete(3)", "base categorical constant mapping"),
-        ("Dict(a=Discrete(3))", "base categorical constant joint mapping"),
+        ("Discrete(3)", "base categorical mapping"),
+        ("Dict(a=Discrete(3))", "base categorical joint mapping"),
     ],
 )
 def test_only_families_in_use_are_imported(space: str, modules: str) -> None:
