@@ -36,9 +36,12 @@ from maze_train.algorithms.impala.trainer import IMPALA as IMPALA
 from maze_train.algorithms.off_policy.build import OffPolicyBuilder as OffPolicyBuilder
 from maze_train.algorithms.off_policy.build import OffPolicyModel as OffPolicyModel
 from maze_train.algorithms.off_policy.config import OffPolicyConfig as OffPolicyConfig
+from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig as PolicyAndCriticsConfig
+from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents as PolicyAndCriticsEvents
 from maze_train.algorithms.off_policy.events import ReplayEvents as ReplayEvents
 from maze_train.algorithms.off_policy.events import ReplayTimeEvents as ReplayTimeEvents
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner as OffPolicyLearner
+from maze_train.algorithms.off_policy.learner import PolicyAndCriticsLearner as PolicyAndCriticsLearner
 from maze_train.algorithms.off_policy.trainer import OffPolicy as OffPolicy
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig as PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner as PPOLearner
