@@ -299,6 +299,19 @@ def test_a_run_has_the_same_numbers_in_processes(tmp_path):
     assert rows[0][-1]["train/gradient_steps"] > 0
 
 
+def test_the_target_of_a_policy_that_was_taken_over_is_its_copy(tmp_path):
+    """A target that begins anew would pull the critics to actions of another policy."""
+    base, run_dir = tmp_path / "base", tmp_path / "next"
+    train("Pendulum-v1", "td3", run_dir=base, **SMALL)
+    still = {"algorithm.lr": 1e-30, "algorithm.tau": 1e-30, "seed": 2}
+    result = train("Pendulum-v1", "td3", run_dir=run_dir, base_run=str(base), **{**SMALL, **still})
+    saved, model = load_policy(base).model.state_dict(), result.policy.model.state_dict()
+    for key, value in saved.items():
+        if key.startswith("policy."):
+            torch.testing.assert_close(model[key], value)
+            torch.testing.assert_close(model[f"target_{key}"], value)
+
+
 # -- what is refused -----------------------------------------------------------------------------
 
 
