@@ -36,9 +36,12 @@ from maze_train.algorithms.impala.trainer import IMPALA as IMPALA
 from maze_train.algorithms.off_policy.build import OffPolicyBuilder as OffPolicyBuilder
 from maze_train.algorithms.off_policy.build import OffPolicyModel as OffPolicyModel
 from maze_train.algorithms.off_policy.config import OffPolicyConfig as OffPolicyConfig
+from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig as PolicyAndCriticsConfig
+from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents as PolicyAndCriticsEvents
 from maze_train.algorithms.off_policy.events import ReplayEvents as ReplayEvents
 from maze_train.algorithms.off_policy.events import ReplayTimeEvents as ReplayTimeEvents
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner as OffPolicyLearner
+from maze_train.algorithms.off_policy.learner import PolicyAndCriticsLearner as PolicyAndCriticsLearner
 from maze_train.algorithms.off_policy.trainer import OffPolicy as OffPolicy
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig as PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner as PPOLearner
@@ -48,6 +51,9 @@ from maze_train.algorithms.sac.config import SACfDAlgorithmConfig as SACfDAlgori
 from maze_train.algorithms.sac.events import SACEvents as SACEvents
 from maze_train.algorithms.sac.learner import SACLearner as SACLearner
 from maze_train.algorithms.sac.trainer import SAC as SAC
+from maze_train.algorithms.td3.config import TD3AlgorithmConfig as TD3AlgorithmConfig
+from maze_train.algorithms.td3.events import TD3Events as TD3Events
+from maze_train.algorithms.td3.learner import TD3Learner as TD3Learner
 from maze_train.api import load_policy as load_policy
 from maze_train.api import run_rollout as run_rollout
 from maze_train.api import train as train

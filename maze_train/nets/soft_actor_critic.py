@@ -2,54 +2,37 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from maze_train.distributions.mapping import distribution_for
-from maze_train.distributions.soft import SoftActions
-from maze_train.errors import ConfigError
 from maze_train.functional.soft_actor_critic import EntropyTerms
-from maze_train.nets.critics import build_critics
-from maze_train.nets.policy_model import (
-    POLICY_GAIN,
-    Policy,
-    build_masking,
-    build_network,
-    build_normalizer,
-    input_space,
-    readable,
+from maze_train.nets.policy_and_critics import (
+    PolicyAndCritics,
+    build_policy_and_critics,
+    resolve_policy_and_critics,
 )
-from maze_train.nets.template import resolve
-from maze_train.spaces.describe import flat_space, holds_images
-from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from gymnasium import spaces
 
-    from maze_train.distributions.base import Distribution
     from maze_train.distributions.soft import SoftSample
     from maze_train.nets.config import ModelConfig
     from maze_train.nets.critics import Critics
     from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.nets.policy_model import Policy
+    from maze_train.types import Tensor
 
 __all__ = ["SoftActorCriticModel", "build_soft_actor_critic", "resolve_soft_actor_critic"]
 
 CRITICS = 2
 
 
-class SoftActorCriticModel(nn.Module):
+class SoftActorCriticModel(PolicyAndCritics):
     """A policy, critics of observations and actions, their targets, and temperatures.
-
-    A critic reads the continuous parts of an action, scaled to [-1, 1], and gives one value for
-    each choice of the discrete parts (or a single one, if there is none): the value of an action is
-    the sum over its choices. For one Discrete space that is exact; several discrete parts share
-    the value among them.
 
     Args:
         policy: The policy.
@@ -69,50 +52,15 @@ class SoftActorCriticModel(nn.Module):
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
     ) -> None:
-        super().__init__()
-        self.normalizer = normalizer
-        self.policy = policy
-        self.critics = critics
-        self.target_critics = deepcopy(critics).requires_grad_(False).eval()
-        self.masking = masking
-        self.actions = SoftActions(policy.distribution)
+        super().__init__(policy, critics, normalizer=normalizer, masking=masking)
         self.log_temperatures = nn.Parameter(torch.zeros(len(self.actions.part_keys)))
         """Logarithm of the temperature of each part of the action."""
 
-        targets, sources = self.target_critics, self.critics
-        # Looking for the parameters of a module takes longer than moving them.
-        self._target_params = tuple(zip(targets.parameters(), sources.parameters(), strict=True))
-        # Of buffers, the owners: another device or dtype replaces the buffers themselves.
-        owners = zip(targets.modules(), sources.modules(), strict=True)
-        self._buffer_owners = tuple((t, s) for t, s in owners if [*s.buffers(recurse=False)])
         parts = list(zip(self.actions.parts, self.actions.is_discrete, strict=True))
         continuous = [i for i, (_, is_discrete) in enumerate(parts) if not is_discrete]
         choices = [i for i, (part, _) in enumerate(parts) for _ in range(part.num_choices)]
         self.register_buffer("_continuous", torch.tensor(continuous).long(), persistent=False)
         self.register_buffer("_choices", torch.tensor(choices).long(), persistent=False)
-
-    @property
-    def distribution(self) -> Distribution:
-        """The family of action distributions."""
-        return self.policy.distribution
-
-    def train(self, mode: bool = True) -> SoftActorCriticModel:
-        """Switch between training and evaluation; targets are always evaluated."""
-        super().train(mode)
-        self.target_critics.eval()
-        return self
-
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`."""
-        return self.params_of(self.inputs(obs), obs)
-
-    def inputs(self, obs: TensorTree) -> TensorTree:
-        """Inputs of the networks: no masks, normalised."""
-        return readable(obs, self.normalizer, self.masking is not None)
-
-    def params_of(self, inputs: TensorTree, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`, of the `inputs` of observations."""
-        return self._masked(self.policy(inputs), obs)
 
     def entropy_terms(self, sample: SoftSample, temperatures: Tensor) -> EntropyTerms:
         """Return the terms of the policy in the value of a state.
@@ -131,19 +79,6 @@ class SoftActorCriticModel(nn.Module):
             temperatures[self._choices],
         )
 
-    def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
-        return params if self.masking is None else self.masking.apply(params, obs)
-
-    @torch.no_grad()
-    def update_targets(self, tau: float) -> None:
-        """Move the targets: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
-        for param, source in self._target_params:
-            param.lerp_(source, tau)
-        for target, current in self._buffer_owners:
-            pairs = zip(target.buffers(recurse=False), current.buffers(recurse=False), strict=True)
-            for buffer, value in pairs:
-                buffer.copy_(value)
-
 
 def build_soft_actor_critic(
     config: ModelConfig,
@@ -154,8 +89,8 @@ def build_soft_actor_critic(
 ) -> SoftActorCriticModel:
     """Build the networks that a configuration asks for.
 
-    Where settings are null: two hidden layers of 256 units (512 above images), relu, weights as
-    PyTorch initialises them, and a squashed Gaussian for Box actions.
+    Where settings are null: those of `build_policy_and_critics`, and a squashed Gaussian for Box
+    actions.
 
     Args:
         config: Model settings.
@@ -169,26 +104,10 @@ def build_soft_actor_critic(
             arguments, or has a wrong output.
         SpaceError: If no network or distribution exists for a space.
     """
-    _check_settings(config)
-    masks = mask_layout(observation_space, action_space)
-    space = input_space(flat_space(observation_space))
-    config = resolve_soft_actor_critic(config, space)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        distribution = distribution_for(action_space, config.distributions)
-        soft = SoftActions(distribution)
-        net_size = distribution.param_size - distribution.free_param_size
-        sizes = config.hidden_sizes or []
-        net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
-        output_size = soft.num_choices or 1
-        critics = build_critics(config, space, num_critics, soft.critic_input_size, output_size)
-        model = SoftActorCriticModel(
-            Policy(net, distribution),
-            critics,
-            normalizer=build_normalizer(config, space),
-            masking=build_masking(distribution, masks),
-        )
-    return model.eval()
+    config = _with_family(config)
+    return build_policy_and_critics(
+        SoftActorCriticModel, config, observation_space, action_space, seed, num_critics
+    )
 
 
 def resolve_soft_actor_critic(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
@@ -198,28 +117,9 @@ def resolve_soft_actor_critic(config: ModelConfig, space: spaces.Space[Any]) -> 
         config: Model settings; resolved ones stay as they are.
         space: Flat observation space.
     """
-    images = config.image_encoder != "flat" and holds_images(space)
-    sizes = config.hidden_sizes
-    own = replace(
-        config,
-        hidden_sizes=[256, 256] if sizes is None and not images else sizes,
-        activation=config.activation or "relu",
-        shared_trunk=False,
-        orthogonal_init=bool(config.orthogonal_init),
-        distributions={"Box": "squashed_gaussian", **config.distributions},
-    )
-    return resolve(own, space)
+    return resolve_policy_and_critics(_with_family(config), space)
 
 
-def _check_settings(config: ModelConfig) -> None:
-    """Refuse settings of networks that are built differently here."""
-    reasons = {
-        "shared_trunk": "policy and critics share no layers here",
-        "trunk": "policy and critics share no layers here",
-        "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
-        "value_transform": "critics of actions are not transformed",
-        "value_support": "critics of actions are scalars",
-    }
-    for key, reason in reasons.items():
-        if getattr(config, key):
-            raise ConfigError(f"model.{key}", f"{reason}; leave it out", getattr(config, key))
+def _with_family(config: ModelConfig) -> ModelConfig:
+    """The same settings with the family of Box actions."""
+    return replace(config, distributions={"Box": "squashed_gaussian", **config.distributions})

@@ -166,6 +166,11 @@ class SavedBasePolicy:
             parts.extend(CRITIC_PARTS)
         taken = [part for part in wanted if part in parts and _fits(found.get(part), wanted[part])]
         chosen = {name: value for part in taken for name, value in found[part].items()}
+        # Targets that are not taken over begin as copies of what is.
+        copied = [part for part in taken if f"target_{part}" in {*wanted} - {*taken}]
+        for part in copied:
+            chosen |= {f"target_{name}": value for name, value in found[part].items()}
+        taken.extend(f"target_{part}" for part in copied)
         try:
             load_weights(model, {**model.state_dict(), **chosen}, Path(self.directory))
         except RunDirectoryError as error:

@@ -106,6 +106,13 @@ REFUSED: list[tuple[Any, ...]] = [
         *("sac", "initial_action_repeat", 2, "initial_sampling_policy"),
         {"initial_sampling_policy": {"_target_": "own_parts.AlwaysFirst"}},
     ),
+    ("td3", "num_critics", 0, ">= 1"),
+    ("td3", "policy_update_interval", 0, ">= 1"),
+    ("td3", "target_noise_stddev", -0.1, ">= 0"),
+    ("td3", "target_noise_clip", 0.0, "> 0"),
+    ("td3", "exploration_noise_stddev", -1.0, ">= 0"),
+    ("td3", "critic_lr", -1.0, ""),
+    ("td3", "entropy_coef", 0.1, "unknown"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import maze_train.algorithms.sac.learner as sac_learner
+import maze_train.algorithms.off_policy.learner as off_policy_learner
 from maze_train import load_policy, train
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
@@ -97,7 +97,7 @@ def test_errors_for_priorities_are_means_of_sizes(monkeypatch):
     learner = make_learner()
     errors = torch.tensor([[1.0, -2.0], [-1.0, 3.0]])
     monkeypatch.setattr(
-        sac_learner,
+        off_policy_learner,
         "critic_loss",
         lambda q, *args: (0.0 * q.sum(), errors),
     )

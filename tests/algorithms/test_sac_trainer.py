@@ -13,8 +13,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import maze_train.algorithms.off_policy.learner as off_policy_learner
 import maze_train.algorithms.off_policy.trainer as off_policy_trainer
-import maze_train.algorithms.sac.learner as sac_learner
 from maze_train import EnvFactory, Statistics, Trajectory, load_config
 from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress
@@ -229,18 +229,18 @@ def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatc
         for _ in range(11):
             update(trainer)
         before = trainer.replay_buffer.state_dict()["priorities"]
-        original = sac_learner.critic_loss
+        original = off_policy_learner.critic_loss
 
         def broken(*args: Any) -> Any:
             return tuple(tensor * math.nan for tensor in original(*args))
 
-        monkeypatch.setattr(sac_learner, "critic_loss", broken)
+        monkeypatch.setattr(off_policy_learner, "critic_loss", broken)
         _, metrics = update(trainer)
         assert metrics["train/skipped_steps"] == 1
         after = trainer.replay_buffer.state_dict()["priorities"]
         assert np.isfinite(after).all()
         assert (after != before).sum() == 1  # the new transition
-        monkeypatch.setattr(sac_learner, "critic_loss", original)
+        monkeypatch.setattr(off_policy_learner, "critic_loss", original)
         assert "train/critic_loss" in update(trainer)[1]
         assert (trainer.replay_buffer.state_dict()["priorities"] != after).sum() > 1
 

@@ -28,6 +28,7 @@ SAC: dict[str, Any] = {
     "lr": 3e-3,
     "epoch_length": 25,
 }
+TD3: dict[str, Any] = {**SAC, "name": "td3", "lr": 1e-3}
 ES: dict[str, Any] = {"name": "es"}
 
 
@@ -164,6 +165,7 @@ SAMPLED_ES = {**ES, "deterministic": False}
         problem("target", Target, PPO, -0.01, 50_000),
         problem("target", Target, A2C, -0.01, 50_000, everyday=False),
         problem("target", Target, SAC, -0.01, 4_000),
+        problem("target", Target, TD3, -0.01, 4_000),
         problem("target", Target, ES, -0.01, 16_000),
         problem("target, sampled", Target, SAMPLED_ES, -0.01, 16_000),
         # A late large reward is preferred to a small one that every step offers.

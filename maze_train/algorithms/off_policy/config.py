@@ -12,7 +12,7 @@ from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
-__all__ = ["OffPolicyConfig"]
+__all__ = ["OffPolicyConfig", "PolicyAndCriticsConfig"]
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
 
@@ -183,3 +183,31 @@ class OffPolicyConfig(AlgorithmConfig):
             initial_buffer_size=1,
             update_to_data_ratio=1.0,
         )
+
+
+@dataclass(kw_only=True)
+class PolicyAndCriticsConfig(OffPolicyConfig):
+    """Base of the settings of algorithms that learn a policy by critics of its actions."""
+
+    lr: float | Schedule = 3e-4
+    """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (falls to
+    0)."""
+
+    critic_lr: float | Schedule | None = None
+    """Learning rate of the critics; null: that of the policy."""
+
+    num_critics: int = 2
+    """Critics, whose minimum counts. >= 1."""
+
+    policy_update_interval: int = 1
+    """Gradient steps from one step of the policy to the next. >= 1."""
+
+    def __post_init__(self) -> None:
+        OffPolicyConfig.__post_init__(self)
+        self._check_at_least(1, "num_critics", "policy_update_interval")
+        self._check_positive("critic_lr")
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """Arguments for the builder of the model besides the model settings."""
+        return {"num_critics": self.num_critics}

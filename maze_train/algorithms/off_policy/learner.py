@@ -1,26 +1,38 @@
-"""Base of learners of transitions from a replay buffer."""
+"""Bases of learners of transitions from a replay buffer."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from maze_train.algorithms.off_policy.config import OffPolicyConfig
+import torch
+
+from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCriticsConfig
+from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
 from maze_train.data.transitions import Transitions
+from maze_train.functional.soft_actor_critic import critic_loss
 from maze_train.learner.learner import DEFAULT_MODULE, Learner
+from maze_train.nets.policy_and_critics import PolicyAndCritics
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import torch
     from torch import nn
 
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
-    from maze_train.types import Tensor
+    from maze_train.learner.config import Progress
+    from maze_train.learner.optimizers import ModuleOptimizer
+    from maze_train.types import Tensor, TensorTree
 
-__all__ = ["OffPolicyLearner"]
+__all__ = ["OffPolicyLearner", "PolicyAndCriticsLearner"]
 
 Config = TypeVar("Config", bound=OffPolicyConfig)
+PolicyConfig = TypeVar("PolicyConfig", bound=PolicyAndCriticsConfig)
+Model = TypeVar("Model", bound=PolicyAndCritics)
+
+POLICY, CRITICS = "policy", "critics"
 
 
 class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[Config]):
@@ -78,10 +90,15 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         """All transitions, once."""
         yield prepared
 
+    @property
+    def target_update_interval(self) -> int:
+        """Gradient steps from one update of the targets to the next."""
+        return self.config.target_update_interval
+
     def after_gradient_step(self) -> None:
         """Move the targets, when it is their turn."""
         self.gradient_steps += 1
-        if self.gradient_steps % self.config.target_update_interval == 0:
+        if self.gradient_steps % self.target_update_interval == 0:
             for model in self.modules.values():
                 model.update_targets(self.config.tau)  # type: ignore[operator]  # see the class
 
@@ -99,3 +116,114 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         """Continue from `state`."""
         super().load_state_dict(state)
         self.gradient_steps = state["gradient_steps"]
+
+
+class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConfig, Model]):
+    """Base of learners of a policy by critics of its actions: one gradient step on each batch.
+
+    A subclass says what critics learn (`targets`) and what the policy learns from them
+    (`policy_loss`). Their gradients are taken at the same weights, and none of them reaches what
+    belongs to another: targets are constants of the critics' loss, critics are constants of the
+    policy's.
+
+    Args:
+        modules: Models by id, or the only one.
+        config: Settings of the algorithm.
+        device: Where the models and their updates live.
+        seed: Seed of the random numbers that losses are taken of.
+    """
+
+    def model(self, module_id: str) -> Model:
+        """A module under its type."""
+        module: Any = self.modules[module_id]
+        assert isinstance(module, PolicyAndCritics)
+        return module  # type: ignore[return-value]  # the model that the settings name
+
+    def configure_optimizers_for_module(self, module_id: str) -> None:
+        """One optimizer each for policy and critics."""
+        config, model = self.config, self.model(module_id)
+        critic_lr = config.lr if config.critic_lr is None else config.critic_lr
+        parts = {POLICY: (model.policy, config.lr), CRITICS: (model.critics, critic_lr)}
+        for name, (part, lr) in parts.items():
+            params = list(part.parameters())
+            if any(param.requires_grad for param in params):
+                self.register_optimizer(module_id, params, config.optimizer, lr, name)
+
+    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Set learning rates; that of the policy is reported."""
+        for (_, name), optimizer in self.optimizers.items():
+            rate = optimizer.set_lr(progress)
+            if name == POLICY:
+                statistics.record(PolicyAndCriticsEvents.learning_rate, rate)
+
+    @property
+    def updates_policy(self) -> bool:
+        """Whether the policy takes part in the next gradient step."""
+        return self.gradient_steps % self.config.policy_update_interval == 0
+
+    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
+        """All optimizers, or those of the critics while the policy waits."""
+        return [
+            optimizer
+            for (module_id, name), optimizer in self.optimizers.items()
+            if module_id in losses and (name == CRITICS or self.updates_policy)
+        ]
+
+    def compute_loss_for_module(
+        self, module_id: str, batch: Transitions, statistics: Statistics
+    ) -> Tensor:
+        """The sum of the losses of critics and, when it is its turn, of the policy, 0-d."""
+        model = self.model(module_id)
+        with torch.no_grad():
+            inputs = model.inputs(batch.obs)
+        features = model.critics.encode(inputs)
+        loss = self.critic_loss(model, batch, features, statistics)
+        if not self.updates_policy:
+            return loss
+        features = tree_map(torch.Tensor.detach, features)
+        return loss + self.policy_loss(model, batch, inputs, features, statistics)
+
+    @abstractmethod
+    def targets(self, model: Model, batch: Transitions) -> Tensor:
+        """What critics learn: values y of the stored actions, without a graph, `[n]`."""
+
+    @abstractmethod
+    def policy_loss(
+        self,
+        model: Model,
+        batch: Transitions,
+        inputs: TensorTree,
+        features: Any,
+        statistics: Statistics,
+    ) -> Tensor:
+        """Loss of the policy, 0-d; critics are constants.
+
+        Args:
+            model: The model.
+            batch: Transitions.
+            inputs: What networks read of their observations.
+            features: What `critics.encode` makes of these, without a graph.
+            statistics: Statistics of the update.
+        """
+
+    def critic_loss(
+        self, model: Model, batch: Transitions, features: Any, statistics: Statistics
+    ) -> Tensor:
+        """Loss of the critics, 0-d; `features` are what `critics.encode` makes of observations."""
+        targets = self.targets(model, batch)
+        actions = model.actions
+        q = model.critics.values(features, actions.critic_input(batch.actions))
+        loss, errors = critic_loss(q, actions.choices(batch.actions), targets, batch.weights)
+        if batch.weights is not None:
+            self.errors = errors.abs().mean(0)
+        statistics.record(PolicyAndCriticsEvents.critic_loss, loss)
+        statistics.record(PolicyAndCriticsEvents.critic_value, errors.mean() + targets.mean())
+        if errors.shape[0] > 1:
+            spread = (errors.amax(0) - errors.amin(0)).mean()
+            statistics.record(PolicyAndCriticsEvents.critic_spread, spread)
+        return loss
+
+    def draw_noise(self, model: Model, n: int) -> Tensor:
+        """Random numbers of n actions, drawn on the CPU whatever the device, `[n, noise_size]`."""
+        cpu = torch.device("cpu")
+        return model.distribution.draw_noise((n,), self.generator, cpu).to(self.device)

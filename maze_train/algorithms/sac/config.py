@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from maze_train.algorithms.off_policy.config import OffPolicyConfig
+from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -13,7 +13,7 @@ __all__ = ["SACAlgorithmConfig", "SACfDAlgorithmConfig"]
 
 
 @dataclass(kw_only=True)
-class SACAlgorithmConfig(OffPolicyConfig):
+class SACAlgorithmConfig(PolicyAndCriticsConfig):
     """Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with replay.
 
     Continuous, discrete (Christodoulou, 2019, arXiv:1910.07207) and mixed actions. An update steps
@@ -26,18 +26,8 @@ class SACAlgorithmConfig(OffPolicyConfig):
     model_builder: ClassVar[str] = "maze_train.nets.soft_actor_critic.build_soft_actor_critic"
     model_resolver: ClassVar[str] = "maze_train.nets.soft_actor_critic.resolve_soft_actor_critic"
 
-    lr: float | Schedule = 3e-4
-    """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (falls to
-    0)."""
-
-    critic_lr: float | Schedule | None = None
-    """Learning rate of the critics; null: that of the policy."""
-
     entropy_coef_lr: float | Schedule | None = None
     """Learning rate of the temperatures; null: that of the policy."""
-
-    num_critics: int = 2
-    """Critics, whose minimum counts. >= 1."""
 
     policy_update_interval: int = 1
     """Gradient steps from one step of the policy and the temperatures to the next. >= 1."""
@@ -54,20 +44,14 @@ class SACAlgorithmConfig(OffPolicyConfig):
     times the largest possible entropy for discrete actions (of the legal ones, with masks)."""
 
     def __post_init__(self) -> None:
-        OffPolicyConfig.__post_init__(self)
-        self._check_at_least(1, "num_critics", "policy_update_interval")
+        PolicyAndCriticsConfig.__post_init__(self)
         self._check_at_least(0.0, "target_entropy_multiplier")
-        self._check_positive("entropy_coef", "critic_lr", "entropy_coef_lr")
+        self._check_positive("entropy_coef", "entropy_coef_lr")
         if not self.entropy_tuning:
             for key, default in (("entropy_coef_lr", None), ("target_entropy_multiplier", 1.0)):
                 if getattr(self, key) != default:
                     problem = "does nothing without entropy_tuning: leave it out"
                     raise ConfigError(key, problem, getattr(self, key))
-
-    @property
-    def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model besides the model settings."""
-        return {"num_critics": self.num_critics}
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,14 @@
+"""Events of TD3."""
+
+from __future__ import annotations
+
+from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
+from maze_train.events import Event
+
+__all__ = ["TD3Events"]
+
+
+class TD3Events(PolicyAndCriticsEvents):
+    """Statistics of TD3 learners, means over gradient steps."""
+
+    saturation = Event("Share of the numbers of the policy's actions beyond 0.99 of their bounds.")

@@ -1,0 +1,118 @@
+"""Deterministic policies with critics of their actions, and targets of both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.spaces import Box
+
+from maze_train.errors import ConfigError, SpaceError
+from maze_train.nets.policy_and_critics import (
+    PolicyAndCritics,
+    TargetNetwork,
+    build_policy_and_critics,
+    resolve_policy_and_critics,
+)
+from maze_train.spaces.describe import flat_spaces
+from maze_train.targets import TARGET
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from maze_train.nets.config import ModelConfig
+    from maze_train.nets.critics import Critics
+    from maze_train.nets.masking import ActionMasking
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.nets.policy_model import Policy
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["TD3Model", "build_td3", "resolve_td3"]
+
+FAMILY = "maze_train.algorithms.td3.actions.NoisyActions"
+"""The family of actions."""
+
+
+class TD3Model(PolicyAndCritics):
+    """A deterministic policy, critics of observations and actions, and targets of both.
+
+    Args:
+        policy: The policy.
+        critics: The critics; the targets begin as copies.
+        normalizer: Normalises observations, or None.
+        masking: None: actions of a Box are all legal.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        critics: Critics,
+        *,
+        normalizer: ObservationNormalizer | None = None,
+        masking: ActionMasking | None = None,
+    ) -> None:
+        super().__init__(policy, critics, normalizer=normalizer, masking=masking)
+        self.target_policy = self.target_of(policy)
+        self._targets.append(TargetNetwork(self.target_policy, policy))
+
+    def train(self, mode: bool = True) -> TD3Model:
+        """Switch between training and evaluation; targets are always evaluated."""
+        super().train(mode)
+        self.target_policy.eval()
+        return self
+
+    def actions_of(self, policy: Policy, inputs: TensorTree) -> Tensor:
+        """Actions of a policy, scaled to [-1, 1], `[n, D]`, for the `inputs` of observations."""
+        return self.actions.critic_input(self.distribution.mode(policy(inputs)))
+
+
+def build_td3(
+    config: ModelConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    seed: int,
+    num_critics: int = 2,
+    noise_stddev: float = 0.1,
+) -> TD3Model:
+    """Build the networks that a configuration asks for.
+
+    Args:
+        config: Model settings; null ones as for `build_policy_and_critics`.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        seed: Seed of the initial weights; the global generator is left as it was.
+        num_critics: Number of critics.
+        noise_stddev: Standard deviation of the noise that explores.
+
+    Raises:
+        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+            arguments, or has a wrong output.
+        SpaceError: If an action is no Box with finite bounds, or no network exists for a space.
+    """
+    for key, space in flat_spaces(action_space).items():
+        if not isinstance(space, Box):
+            named = f"part {key!r} of the action space" if key else "the action space"
+            raise SpaceError(
+                f"td3 needs Box actions, {named} is {space}: choose algorithm=sac, which takes "
+                "discrete actions too"
+            )
+    for key, family in config.distributions.items():
+        if family != {TARGET: FAMILY}:
+            problem = "td3 has a deterministic policy of its own: leave it out"
+            raise ConfigError(f"model.distributions.{key}", problem, family)
+    noisy = {TARGET: FAMILY, "noise_stddev": noise_stddev}
+    config = replace(config, distributions={"Box": noisy})
+    return build_policy_and_critics(
+        TD3Model, config, observation_space, action_space, seed, num_critics
+    )
+
+
+def resolve_td3(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
+    """The same settings with the defaults of TD3 filled in.
+
+    Args:
+        config: Model settings; resolved ones stay as they are.
+        space: Flat observation space.
+    """
+    families = {"Box": {TARGET: FAMILY}, **config.distributions}
+    return resolve_policy_and_critics(replace(config, distributions=families), space)

@@ -1,0 +1,335 @@
+"""TD3: updates against a slow reference in float64, exploration, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from reference_sac import row_of
+from update_problems import BOX, PARTS, random_obs
+
+from maze_train import load_policy, train
+from maze_train.algorithms.td3.actions import NoisyActions
+from maze_train.algorithms.td3.config import TD3AlgorithmConfig
+from maze_train.algorithms.td3.learner import TD3Learner
+from maze_train.algorithms.td3.model import build_td3
+from maze_train.data.transitions import Transitions
+from maze_train.errors import MazeTrainError, SpaceError
+from maze_train.learner.config import Progress
+from maze_train.nets.config import ModelConfig
+from maze_train.spaces.describe import flat_space, flat_spaces
+
+N, SEED = 6, 3
+REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float64)
+ARM = spaces.Tuple((REACH, spaces.Dict({"turn": spaces.Box(-1.0, 1.0, (1, 2), np.float64)})))
+SETTINGS: dict[str, Any] = {
+    "lr": 0.02,
+    "critic_lr": 0.03,
+    "tau": 0.1,
+    "target_noise_stddev": 0.4,  # some of it is clipped
+    "target_noise_clip": 0.25,
+}
+DDPG: dict[str, Any] = {
+    "num_critics": 1,
+    "policy_update_interval": 1,
+    "target_noise_stddev": 0.0,
+}
+
+
+@pytest.fixture
+def _float64():
+    """Everything in double precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_model(observation_space, action_space, num_critics):
+    """A small model whose weights have a size, and whose targets differ from the networks."""
+    config = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
+    model = build_td3(config, observation_space, action_space, 1, num_critics).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.3 * torch.randn(param.shape, generator=generator))
+    return model
+
+
+def make_batch(observation_space, action_space, seed, weights):
+    """Transitions of which the first ended, and the others go on (or were cut off)."""
+    generator = torch.Generator().manual_seed(seed)
+    space = flat_space(observation_space)
+    parts = {
+        key: 2.0 * torch.rand(N, *leaf.shape, generator=generator) - 1.0
+        for key, leaf in flat_spaces(action_space).items()
+    }
+    return Transitions(
+        obs=random_obs(space, (N,), generator),
+        actions=parts.get("", parts),
+        rewards=torch.randn(N, generator=generator),
+        discounts=torch.tensor([0.0] + [0.9] * (N - 1)),
+        next_obs=random_obs(space, (N,), generator),
+        indices=torch.arange(N),
+        weights=torch.rand(N, generator=generator) if weights else None,
+    )
+
+
+class SlowTD3:
+    """Algorithm 1 of the paper, sample by sample, with plain optimizers."""
+
+    def __init__(self, model, config):
+        self.online, self.config, self.t = copy.deepcopy(model), config, 0
+        # The targets of the model, in its own networks.
+        self.frozen = copy.deepcopy(model)
+        self.frozen.policy.load_state_dict(model.target_policy.state_dict())
+        self.frozen.critics.load_state_dict(model.target_critics.state_dict())
+        adam = {"eps": config.optimizer["eps"]}
+        self.actor = torch.optim.Adam(self.online.policy.parameters(), config.lr, **adam)
+        self.critic = torch.optim.Adam(self.online.critics.parameters(), config.critic_lr, **adam)
+
+    def target(self, batch, next_obs, noise, i):
+        """The value that critics learn of sample i."""
+        config = self.config
+        with torch.no_grad():
+            action = torch.tanh(self.frozen.policy(next_obs))
+            for j in range(action.shape[1] if config.target_noise_stddev else 0):
+                e = float(noise[i, j]) * config.target_noise_stddev
+                e = max(-config.target_noise_clip, min(config.target_noise_clip, e))
+                action[0, j] = max(-1.0, min(1.0, float(action[0, j]) + e))
+            lowest = min(float(q) for q in self.frozen.critics(next_obs, action).flatten())
+        return float(batch.rewards[i]) + float(batch.discounts[i]) * lowest
+
+    def step(self, batch, noise):
+        """One gradient step; returns the losses of critics and policy."""
+        critic_loss, values = 0.0, []
+        stored = batch.actions
+        if isinstance(stored, dict):
+            stored = torch.cat([part.flatten(1) for part in stored.values()], 1)
+        for i in range(N):
+            obs, next_obs = row_of(batch.obs, i), row_of(batch.next_obs, i)
+            y = self.target(batch, next_obs, noise, i)
+            weight = 1.0 if batch.weights is None else float(batch.weights[i])
+            for q in self.online.critics(obs, stored[i : i + 1]).flatten():
+                critic_loss = critic_loss + weight * 0.5 * (q - y) ** 2 / N
+            values.append(self.online.critics(obs, torch.tanh(self.online.policy(obs)))[0, 0, 0])
+        self.t += 1
+        policy_loss = -sum(values) / N
+        parts = [(self.critic, critic_loss, self.online.critics)]
+        if learns := self.t % self.config.policy_update_interval == 0:
+            parts.append((self.actor, policy_loss, self.online.policy))
+        # Both gradients are taken at the same weights.
+        gradients = [
+            torch.autograd.grad(loss, [*net.parameters()], retain_graph=True)
+            for _, loss, net in parts
+        ]
+        for (optimizer, _, net), own in zip(parts, gradients, strict=True):
+            for param, gradient in zip(net.parameters(), own, strict=True):
+                param.grad = gradient
+            optimizer.step()
+        interval = self.config.policy_update_interval * self.config.target_update_interval
+        if self.t % interval == 0:
+            self.move_targets(self.config.tau)
+        return float(critic_loss.detach()), float(policy_loss.detach()) if learns else None
+
+    @torch.no_grad()
+    def move_targets(self, tau):
+        """Towards the networks that are trained."""
+        for name in ("policy", "critics"):
+            nets = (getattr(self.frozen, name), getattr(self.online, name))
+            for a, b in zip(*(net.parameters() for net in nets), strict=True):
+                a.copy_((1 - tau) * a + tau * b)
+
+
+@pytest.mark.usefixtures("_float64")
+@pytest.mark.parametrize(
+    ("spaces_of", "settings", "weights"),
+    [
+        ((BOX, REACH), {}, False),
+        ((PARTS, ARM), {"target_update_interval": 2}, True),
+        ((BOX, REACH), {"num_critics": 3, "policy_update_interval": 3}, False),
+        ((BOX, REACH), DDPG, False),
+    ],
+    ids=["td3", "several parts", "three critics", "ddpg"],
+)
+def test_updates_are_those_of_the_paper(spaces_of, settings, weights):
+    """Losses, and every parameter and target after each of five gradient steps."""
+    config = TD3AlgorithmConfig(**{**SETTINGS, **settings})
+    model = make_model(*spaces_of, config.num_critics)
+    reference, learner = SlowTD3(model, config), TD3Learner(model, config, seed=SEED)
+    generator = torch.Generator().manual_seed(SEED)
+    for step in range(5):
+        batch = make_batch(*spaces_of, step, weights)
+        noise = torch.zeros(0)
+        if config.target_noise_stddev:
+            noise = model.distribution.draw_noise((N,), generator)
+        row = learner.update(batch, Progress()).reduce()
+        critic_loss, policy_loss = reference.step(batch, noise)
+        assert row["train/critic_loss"] == pytest.approx(critic_loss, rel=1e-9)
+        assert row.get("train/policy_loss") == (
+            None if policy_loss is None else pytest.approx(policy_loss, rel=1e-9)
+        )
+        pairs = [
+            (model.policy, reference.online.policy),
+            (model.critics, reference.online.critics),
+            (model.target_policy, reference.frozen.policy),
+            (model.target_critics, reference.frozen.critics),
+        ]
+        for ours, theirs in pairs:
+            for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+                torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-8, atol=1e-9)
+        assert (learner.errors is not None) == weights
+
+
+# -- exploration ---------------------------------------------------------------------------------
+
+
+def test_noise_explores_around_the_mode():
+    """With its deviation, within the bounds; without noise every action is the mode."""
+    space = spaces.Box(np.array([-3.0, 0.0], np.float32), np.array([1.0, 9.0], np.float32))
+    family = NoisyActions(space, 0.3)
+    params = torch.tensor([0.0, 30.0]).expand(20_000, 2)
+    noise = family.draw_noise((20_000,), torch.Generator().manual_seed(0))
+    actions = family.sample(params, noise)
+    assert float(actions[:, 0].std()) == pytest.approx(0.3, rel=0.03)
+    assert float((actions[:, 1] == 1.0).float().mean()) == pytest.approx(0.5, abs=0.02)
+    env = family.to_env(actions)
+    assert float(env[:, 0].mean()) == pytest.approx(-1.0, abs=0.02)
+    assert all(space.contains(action) for action in env[:100].numpy())
+    torch.testing.assert_close(family.from_env(env), actions, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(family.mode(params[:1]), torch.tensor([[0.0, 1.0]]))
+    assert torch.equal(NoisyActions(space, 0.0).sample(params, noise), family.mode(params))
+
+
+def test_densities_are_those_before_clipping():
+    """As torch has them, for actions of the environment; a deterministic policy has none."""
+    space = spaces.Box(-2.0, 6.0, (2,), np.float64)
+    family = NoisyActions(space, 0.3)
+    u, other = torch.randn(2, 4, 2, generator=torch.Generator().manual_seed(0)).unbind()
+    actions = family.sample(u, torch.full((4, 2), 0.2))
+    normal, wide = (torch.distributions.Normal(x.tanh(), 0.3) for x in (u, other))
+    scale = 2 * math.log(4.0)
+    torch.testing.assert_close(
+        family.log_prob(u, actions), normal.log_prob(actions).sum(-1) - scale
+    )
+    torch.testing.assert_close(family.entropy(u), normal.entropy().sum(-1) + scale)
+    distance = torch.distributions.kl_divergence(normal, wide).sum(-1)
+    torch.testing.assert_close(family.kl(u, other), distance)
+    with pytest.raises(SpaceError, match="no density: set a noise_stddev above 0"):
+        NoisyActions(space, 0.0).log_prob(u, actions)
+
+
+SMALL: dict[str, Any] = {
+    "algorithm.initial_buffer_size": 16,
+    "algorithm.batch_size": 8,
+    "algorithm.epoch_length": 8,
+    "model.hidden_sizes": [8],
+    "runner.concurrency": 2,
+    "evaluation.n_episodes": 1,
+    "evaluation.max_episode_steps": 20,
+    "tracking": {"progress": "quiet", "plot": False, "tensorboard": False},
+    "total_steps": 64,
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize("stddev", [0.0, 0.5])
+def test_evaluations_act_without_noise(tmp_path, stddev):
+    """Whatever noise collects experience, which a saved policy still knows."""
+    run_dir = tmp_path / "run"
+    noise = {"algorithm.exploration_noise_stddev": stddev}
+    result = train("Pendulum-v1", "td3", run_dir=run_dir, **SMALL, **noise)
+    assert all(math.isfinite(value) for row in result.history for value in row.values())
+    policy, obs = load_policy(run_dir), np.array([1.0, 0.0, 0.0], np.float32)
+    model: Any = policy.model
+    with torch.no_grad():
+        mean = 2.0 * model.policy(torch.tensor(obs)[None]).tanh()[0].numpy()
+    np.testing.assert_allclose(policy.act(obs), mean, rtol=1e-5)
+    assert bool((policy.act(obs, False) == policy.act(obs)).all()) == (stddev == 0.0)
+
+
+class Reach(gymnasium.Env[Any, Any]):
+    """Two Boxes act on an observation of two parts; episodes are cut after 7 steps."""
+
+    observation_space, action_space = PARTS, ARM
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return {"pose": self.np_random.normal(size=4), "gear": 2}, {}
+
+    def step(self, action: Any) -> Any:
+        assert ARM.contains(action)
+        self.t += 1
+        obs = {"pose": self.np_random.normal(size=4), "gear": 1}
+        return obs, -abs(float(action[0][0])), False, self.t == 7, {}
+
+
+def test_everything_that_replay_offers(tmp_path):
+    """Several steps, priorities, observations of a Dict that are normalised, several Boxes."""
+    more = {
+        "algorithm.n_step_returns": 3,
+        "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
+        "model.normalization.mode": "running",
+        "model.normalization.n_steps": 16,
+    }
+    env = {"_target_": "test_td3.Reach"}
+    result = train(env, "td3", run_dir=tmp_path / "run", **SMALL, **more)
+    row = result.history[-1]
+    assert row["train/critic_loss"] > 0
+    assert row["train/saturation"] >= 0
+    assert float(result.policy.model.normalizer.count) >= 64
+
+
+@pytest.mark.slow
+def test_a_run_has_the_same_numbers_in_processes(tmp_path):
+    """Noise of actions and of targets is drawn in one place."""
+    rows = []
+    for name, place in (("dev", {}), ("local", {"runner": "local", "runner.n_workers": 2})):
+        result = train("Pendulum-v1", "td3", run_dir=tmp_path / name, **SMALL, **place)
+        rows.append(
+            [{k: v for k, v in r.items() if not k.startswith("time/")} for r in result.history]
+        )
+    assert rows[0] == rows[1]
+    assert rows[0][-1]["train/gradient_steps"] > 0
+
+
+def test_the_target_of_a_policy_that_was_taken_over_is_its_copy(tmp_path):
+    """A target that begins anew would pull the critics to actions of another policy."""
+    base, run_dir = tmp_path / "base", tmp_path / "next"
+    train("Pendulum-v1", "td3", run_dir=base, **SMALL)
+    still = {"algorithm.lr": 1e-30, "algorithm.tau": 1e-30, "seed": 2}
+    result = train("Pendulum-v1", "td3", run_dir=run_dir, base_run=str(base), **{**SMALL, **still})
+    saved, model = load_policy(base).model.state_dict(), result.policy.model.state_dict()
+    for key, value in saved.items():
+        if key.startswith("policy."):
+            torch.testing.assert_close(model[key], value)
+            torch.testing.assert_close(model[f"target_{key}"], value)
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action_space", "model", "message"),
+    [
+        (spaces.Discrete(3), {}, r"the action space is Discrete\(3\): choose algorithm=sac"),
+        (
+            spaces.Dict({"gear": spaces.Discrete(3), "turn": REACH}),
+            {},
+            "part 'gear' of the action space is Discrete",
+        ),
+        (spaces.Box(-np.inf, np.inf, (1,)), {}, "needs finite bounds"),
+        (REACH, {"distributions": {"Box": "beta"}}, r"model\.distributions\.Box = 'beta': .*leave"),
+        (REACH, {"memory": {"cell": "lstm"}}, r"model\.memory = .*single steps"),
+    ],
+)
+def test_spaces_and_models_that_are_refused(action_space, model, message):
+    """By name, with a remedy."""
+    with pytest.raises(MazeTrainError, match=message):
+        build_td3(ModelConfig(**model), BOX, action_space, 0)
