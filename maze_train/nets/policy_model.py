@@ -99,7 +99,7 @@ def build_normalizer(config: ModelConfig, space: spaces.Space[Any]) -> Observati
 
 
 def build_masking(distribution: Distribution, masks: MaskLayout | None) -> ActionMasking | None:
-    """What rules out actions that the observations call illegal; None where there are no masks."""
+    """The part that rules out actions which masks forbid; None where there are no masks."""
     if masks is None:
         return None
     masking: ActionMasking = locate(MASKING)(distribution, masks)

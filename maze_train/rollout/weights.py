@@ -34,7 +34,7 @@ SEQ_NO_NBYTES = CACHE_LINE
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """Where one tensor lies in a buffer."""
+    """Place and shape of one tensor in a buffer."""
 
     shape: torch.Size
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""What a gymnasium space holds: a flat view of its leaves, images, choices of actions.
+"""Content of a gymnasium space: a flat view of its leaves, images, choices of actions.
 
 A nested space becomes one flat mapping from the joined keys of its leaves to the leaves. The inside
 of a Tuple is keyed by its index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)` has the leaves

@@ -1,4 +1,4 @@
-"""How training ends: its limits, signals that ask for an end, and the outcome."""
+"""The end of training: its limits, signals that ask for an end, and the outcome."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _loss_and_backward(
 def _features(
     model: ActorCriticModel, obs: TensorTree
 ) -> tuple[TensorTree, Callable[[list[Tensor | None]], None]]:
-    """What policy and critic read, and what takes the gradients of both for it."""
+    """Inputs of policy and critic, and a function that takes the gradients of both for them."""
     inputs = model.inputs(obs)
     if model.trunk is None:
         return inputs, lambda gradients: None

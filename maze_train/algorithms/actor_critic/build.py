@@ -1,4 +1,4 @@
-"""How A2C and PPO build themselves."""
+"""Builder of A2C and PPO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How behavioral cloning builds itself."""
+"""Builder of behavioral cloning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How evolution strategies build themselves."""
+"""Builder of evolution strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How IMPALA builds itself."""
+"""Builder of IMPALA."""
 
 from __future__ import annotations
 

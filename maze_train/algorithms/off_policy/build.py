@@ -1,4 +1,4 @@
-"""How algorithms with a replay buffer build themselves."""
+"""Builder of algorithms with a replay buffer."""
 
 from __future__ import annotations
 

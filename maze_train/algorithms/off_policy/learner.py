@@ -185,7 +185,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     @abstractmethod
     def targets(self, model: Model, batch: Transitions) -> Tensor:
-        """What critics learn: values y of the stored actions, without a graph, `[n]`."""
+        """Targets of the critics: values y of the stored actions, without a graph, `[n]`."""
 
     @abstractmethod
     def policy_loss(
