@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from maze_train.algorithms.bc.config import BCAlgorithmConfig
+from maze_train.algorithms.off_policy.config import OffPolicyConfig
 from maze_train.config.loading import load_config
 from maze_train.config.options import list_options
 from maze_train.config.resuming import (
@@ -52,10 +54,9 @@ SHARED = {
     "total_steps",
     "trust",
 }
-OF_ALGORITHM = {
-    "bc": {"algorithm.on_damaged", "algorithm.storage"},
-    "sac": {"algorithm.replay_buffer_storage"},
-    "sacfd": {"algorithm.replay_buffer_storage"},
+OF_KIND = {
+    BCAlgorithmConfig: {"algorithm.on_damaged", "algorithm.storage"},
+    OffPolicyConfig: {"algorithm.replay_buffer_storage"},
 }
 SECTIONS = ("checkpoint.", "tracking.", "runner.")
 
@@ -68,7 +69,8 @@ def test_settings_that_may_differ(algorithm):
     config = load_config({**BASE, "algorithm": algorithm, **more})
     free = {key for key in _leaves(config_to_dict(config)) if not _matters(key, config)}
     of_sections = {key for key in free if key.startswith(SECTIONS)}
-    assert free - of_sections == SHARED | OF_ALGORITHM.get(algorithm, set())
+    own = [keys for kind, keys in OF_KIND.items() if isinstance(config.algorithm, kind)]
+    assert free - of_sections == SHARED.union(*own)
     assert not {"runner.concurrency", "runner.fast_dev_run"} & of_sections
     assert {"runner.torch_threads", "checkpoint.interval", "tracking.csv"} <= of_sections
 
