@@ -110,14 +110,13 @@ class Distribution(ABC):
         """Start of the state-independent parameters, float32, [free_param_size]."""
         return torch.zeros(self.free_param_size)
 
-    @abstractmethod
     def draw_noise(
         self,
         shape: tuple[int, ...],
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Random numbers for `sample`, float32; drawn once for a whole rollout.
+        """Random numbers for `sample`, float32, standard normal; drawn once for a whole rollout.
 
         Args:
             shape: Leading dimensions, such as (T, B).
@@ -127,6 +126,8 @@ class Distribution(ABC):
         Returns:
             Noise, [*shape, noise_size].
         """
+        size = (*shape, self.noise_size)
+        return torch.randn(size, generator=generator, dtype=torch.float32, device=device)
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tensor) -> TensorTree:

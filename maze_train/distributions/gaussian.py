@@ -68,16 +68,6 @@ class GaussianFamily(Distribution):
         """`initial_log_std` for every dimension, [D]; empty if the std depends on the state."""
         return torch.full((self.free_param_size,), self._layout.initial_log_std)
 
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Standard normal noise, float32, [*shape, D]."""
-        size = (*shape, self.noise_size)
-        return torch.randn(size, generator=generator, dtype=torch.float32, device=device)
-
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """μ + σ · noise, differentiable, [..., *space.shape]."""
         mean, log_std = self._layout.split(params)

@@ -55,6 +55,7 @@ class TargetNetwork:
     """
 
     def __init__(self, target: nn.Module, source: nn.Module) -> None:
+        self.network = target
         # Looking for the parameters of a module takes longer than moving them.
         self._params = tuple(zip(target.parameters(), source.parameters(), strict=True))
         # Of buffers, the owners: another device or dtype replaces the buffers themselves.
@@ -99,10 +100,10 @@ class PolicyAndCritics(nn.Module):
         self.normalizer = normalizer
         self.policy = policy
         self.critics = critics
+        self._targets: list[TargetNetwork] = []
         self.target_critics = self.target_of(critics)
         self.masking = masking
         self.actions = SoftActions(policy.distribution)
-        self._targets = [TargetNetwork(self.target_critics, critics)]
 
     @property
     def distribution(self) -> Distribution:
@@ -110,13 +111,16 @@ class PolicyAndCritics(nn.Module):
         return self.policy.distribution
 
     def target_of(self, network: Any) -> Any:
-        """A copy of a network, without gradients."""
-        return deepcopy(network).requires_grad_(False).eval()
+        """A copy of a network, without gradients, which `update_targets` moves towards it."""
+        copy = deepcopy(network).requires_grad_(False).eval()
+        self._targets.append(TargetNetwork(copy, network))
+        return copy
 
     def train(self, mode: bool = True) -> PolicyAndCritics:
         """Switch between training and evaluation; targets are always evaluated."""
         super().train(mode)
-        self.target_critics.eval()
+        for target in self._targets:
+            target.network.eval()
         return self
 
     def policy_params(self, obs: TensorTree) -> Tensor:

@@ -55,16 +55,6 @@ class NoisyActions(Distribution):
         self.action_shape, self.action_dtype = space.shape, torch.float32
         self.log_scale = self._scale.log_scale
 
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Standard normal noise, float32, [*shape, D]."""
-        size = (*shape, self.noise_size)
-        return torch.randn(size, generator=generator, dtype=torch.float32, device=device)
-
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """clip(tanh(u) + σ · noise, -1, 1), [..., *space.shape]."""
         noisy = torch.add(params.tanh(), noise, alpha=self.noise_stddev)

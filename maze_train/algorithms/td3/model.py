@@ -10,7 +10,6 @@ from gymnasium.spaces import Box
 from maze_train.errors import ConfigError, SpaceError
 from maze_train.nets.policy_and_critics import (
     PolicyAndCritics,
-    TargetNetwork,
     build_policy_and_critics,
     resolve_policy_and_critics,
 )
@@ -53,13 +52,6 @@ class TD3Model(PolicyAndCritics):
     ) -> None:
         super().__init__(policy, critics, normalizer=normalizer, masking=masking)
         self.target_policy = self.target_of(policy)
-        self._targets.append(TargetNetwork(self.target_policy, policy))
-
-    def train(self, mode: bool = True) -> TD3Model:
-        """Switch between training and evaluation; targets are always evaluated."""
-        super().train(mode)
-        self.target_policy.eval()
-        return self
 
     def actions_of(self, policy: Policy, inputs: TensorTree) -> Tensor:
         """Actions of a policy, scaled to [-1, 1], `[n, D]`, for the `inputs` of observations."""
