@@ -1,11 +1,13 @@
 """Updates of evolution strategies, written from the paper: loops over members and over entries.
 
-Nothing of the package is called, and there are no tensors: parameters are lists of Python floats.
+Nothing of the package is called; steps are those of PyTorch, all else is lists of Python floats.
 """
 
 from __future__ import annotations
 
 import math
+
+import torch
 
 
 def ranks(returns):
@@ -39,71 +41,23 @@ def norm(vector):
     return math.sqrt(math.fsum(x * x for x in vector))
 
 
-class SlowAdam:
-    """Kingma and Ba (2015), algorithm 1, one entry after the other."""
-
-    def __init__(self, betas=(0.9, 0.999), eps=1e-8):
-        self.betas, self.eps, self.t = betas, eps, 0
-        self.m, self.v = {}, {}
-
-    def move(self, theta, gradient, lr, sizes):
-        """The parameters after a step."""
-        self.t += 1
-        moved = []
-        for i, g in enumerate(gradient):
-            self.m[i] = self.betas[0] * self.m.get(i, 0.0) + (1 - self.betas[0]) * g
-            self.v[i] = self.betas[1] * self.v.get(i, 0.0) + (1 - self.betas[1]) * g * g
-            m = self.m[i] / (1 - self.betas[0] ** self.t)
-            v = self.v[i] / (1 - self.betas[1] ** self.t)
-            moved.append(theta[i] - lr * m / (math.sqrt(v) + self.eps))
-        return moved
-
-
-class SlowSGD:
-    """Steps along v = momentum v + share g; the first v is the first gradient if `full_start`."""
-
-    def __init__(self, momentum=0.0, share=1.0, full_start=True):
-        self.momentum, self.share, self.full_start = momentum, share, full_start
-        self.v = None
-
-    def move(self, theta, gradient, lr, sizes):
-        """The parameters after a step."""
-        if self.v is None:
-            self.v = list(gradient) if self.full_start else [self.share * g for g in gradient]
-        else:
-            self.v = [
-                self.momentum * v + self.share * g for v, g in zip(self.v, gradient, strict=True)
-            ]
-        return [p - lr * v for p, v in zip(theta, self.v, strict=True)]
-
-
-class SlowDirections:
-    """Every tensor moves by the learning rate against the direction of its own gradient."""
-
-    def move(self, theta, gradient, lr, sizes):
-        """The parameters after a step."""
-        moved, start = [], 0
-        for size in sizes:
-            piece = gradient[start : start + size]
-            length = norm(piece)
-            moved += [theta[start + i] - lr * g / length for i, g in enumerate(piece)]
-            start += size
-        return moved
-
-
 class SlowES:
     """A learner that keeps its optimizer from one update to the next.
 
     Args:
-        theta: All parameters that can be trained.
-        sizes: Entries of each tensor of them.
+        params: All parameters that can be trained, which are copied.
         config: Settings of the algorithm.
-        optimizer: What steps.
+        make_optimizer: Makes what steps, which is an optimizer of PyTorch.
     """
 
-    def __init__(self, theta, sizes, config, optimizer):
-        self.theta, self.sizes, self.config = list(theta), sizes, config
-        self.optimizer = optimizer
+    def __init__(self, params, config, make_optimizer):
+        self.params = [torch.nn.Parameter(p.detach().double().clone()) for p in params]
+        self.config, self.optimizer = config, make_optimizer(self.params, lr=1.0)
+
+    @property
+    def theta(self):
+        """All entries as one list."""
+        return [x for param in self.params for x in param.detach().flatten().tolist()]
 
     def update(self, returns, noise, lr):
         """One step from the returns (plus, minus) and the noise of each pair; gives the metrics."""
@@ -127,7 +81,12 @@ class SlowES:
             descent = [g * min(share, 1.0) for g in descent]
         has_gradient = any(ascent)
         if has_gradient:
-            self.theta = self.optimizer.move(old, descent, lr, self.sizes)
+            self.optimizer.param_groups[0]["lr"] = lr
+            sizes = [param.numel() for param in self.params]
+            pieces = torch.tensor(descent, dtype=torch.float64).split(sizes)
+            for param, piece in zip(self.params, pieces, strict=True):
+                param.grad = piece.view_as(param)
+            self.optimizer.step()
         steps = [new - p for new, p in zip(self.theta, old, strict=True)]
         return {
             "train/policy_grad_norm": norm(ascent),
