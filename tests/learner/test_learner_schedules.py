@@ -43,8 +43,13 @@ def test_points_are_counted_by_what_is_told(by, progress):
     assert scheduled_value(schedule, other) == 1.0
 
 
-def test_points_by_progress():
-    """Without `by`, x is the share of the run."""
+def test_points_are_joined_by_lines():
+    """Exact at the points, constant outside; one is a constant; without `by`, x is the share."""
+    schedule = Schedule(points=[[0, 1.0], [10, 3.0], [20, -1.0]], by="updates")
+    values = [scheduled_value(schedule, Progress(updates=n)) for n in (0, 5, 10, 15, 20, 99)]
+    assert values == pytest.approx([1.0, 2.0, 3.0, 1.0, -1.0, -1.0], rel=1e-12)
+    single = Schedule(points=[[3, 7.0]], by="updates")
+    assert [scheduled_value(single, Progress(updates=n)) for n in (0, 3, 9)] == [7.0] * 3
     schedule = Schedule(points=[[0.0, 4.0], [0.5, 2.0], [1.0, 2.0]])
     values = [scheduled_value(schedule, Progress(fraction=f)) for f in (0.0, 0.25, 0.5, 0.9)]
     assert values == [4.0, 3.0, 2.0, 2.0]
