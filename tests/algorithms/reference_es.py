@@ -6,34 +6,16 @@ Nothing of the package is called; steps are those of PyTorch, all else is lists 
 from __future__ import annotations
 
 import math
+import statistics
+import sys
+from pathlib import Path
 
 import torch
 
+sys.path.append(str(Path(__file__).parents[1] / "functional"))
+from reference_evolution import slow_gradient, slow_normalized, slow_ranks
 
-def ranks(returns):
-    """Places in the sorted list, scaled to [-0.5, 0.5]; equal returns share their mean place."""
-    order = sorted(range(len(returns)), key=lambda i: returns[i])
-    utilities = [0.0] * len(returns)
-    for i, own in enumerate(returns):
-        places = [place for place, j in enumerate(order) if returns[j] == own]
-        utilities[i] = sum(places) / len(places) / (len(returns) - 1) - 0.5
-    return utilities
-
-
-def deviation(values):
-    """Standard deviation, with the number of values as divisor."""
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / len(values))
-
-
-def shaped(returns, shaping):
-    """Utilities of returns."""
-    if shaping == "centered_ranks":
-        return ranks(returns)
-    if shaping == "raw":
-        return list(returns)
-    mean, std = math.fsum(returns) / len(returns), deviation(returns)
-    return [(r - mean) / std if std else 0.0 for r in returns]
+SHAPINGS = {"centered_ranks": slow_ranks, "normalized": slow_normalized, "raw": list}
 
 
 def norm(vector):
@@ -62,18 +44,10 @@ class SlowES:
     def update(self, returns, noise, lr):
         """One step from the returns (plus, minus) and the noise of each pair; gives the metrics."""
         config, old = self.config, self.theta
-        members = [
-            (r, sign, k)
-            for k, pair in enumerate(returns)
-            for r, sign in ((pair[0], 1), (pair[1], -1))
-        ]
-        utilities = shaped([r for r, _, _ in members], config.fitness_shaping)
-        ascent = []
-        for i in range(len(old)):
-            terms = [
-                u * sign * noise[k][i] for u, (_, sign, k) in zip(utilities, members, strict=True)
-            ]
-            ascent.append(math.fsum(terms) / len(members))
+        flat = [r for pair in returns for r in pair]
+        utilities = SHAPINGS[config.fitness_shaping](flat)
+        pairs = list(zip(utilities[::2], utilities[1::2], strict=True))
+        ascent = slow_gradient(pairs, noise)
         descent = [config.l2_penalty * p - g for p, g in zip(old, ascent, strict=True)]
         length = norm(descent)
         if config.max_grad_norm:
@@ -93,7 +67,7 @@ class SlowES:
             **({"train/grad_norm": length} if has_gradient else {}),
             "train/policy_norm": norm(old),
             "train/update_ratio": norm(steps) / norm(old),
-            "train/fitness_std": deviation([r for r, _, _ in members]),
+            "train/fitness_std": statistics.pstdev(flat),
             "train/learning_rate": lr,
             "train/gradient_steps": float(has_gradient),
         }
