@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from functools import partial
 from typing import Any
@@ -226,33 +225,20 @@ def test_what_is_not_trained_stays(table, name):
     compare(table, model, make_config(optimizer=node), slow)
 
 
-def test_the_table_as_it_is(table):
-    """In single precision, as in training, with the table's own numbers: equal to five digits."""
-    model = make_model().float()
-    real = SharedNoiseTable(3000, seed=4)
-    config = make_config(optimizer=SGD)
-    size = sum(param.numel() for param in trained(model))
-    slow = SlowES(trained(model), config, torch.optim.SGD)
-    learner, rng = ESLearner(model, config), np.random.default_rng(0)
-    for indices in ([0, 17, 17, 3000 - size], [5, 4, 3, 2]):
-        returns = draw_returns(rng)
-        learner.update(population(real, returns, indices), Progress())
-        noise = [real.array[j : j + size].tolist() for j in indices]
-        slow.update(returns, noise, config.lr)
-    real.close()
-    assert theta_of(model) == pytest.approx(slow.theta, rel=1e-5, abs=1e-6)
+def test_a_better_plus_moves_towards_the_noise():
+    """The step is one of ascent: along the noise of a pair whose θ + σε did better.
 
-
-def test_a_better_plus_moves_towards_the_noise(table):
-    """The step is one of ascent: along the noise of a pair whose θ + σε did better."""
+    Here in single precision, as in training, with the table's own numbers.
+    """
+    table, config = SharedNoiseTable(3000, seed=4), make_config(l2_penalty=0.0, optimizer=SGD)
     for (plus, minus), sign in (((2.0, 1.0), 1), ((1.0, 2.0), -1)):
-        model = make_model()
-        config = make_config(l2_penalty=0.0, optimizer=SGD)
+        model = make_model().float()
         before = np.array(theta_of(model))
         ESLearner(model, config).update(population(table, [[plus, minus]], [9]), Progress())
         step = np.array(theta_of(model)) - before
         noise = table.get(9, len(step)).numpy()
-        np.testing.assert_allclose(step, sign * 0.05 * 0.5 * noise, rtol=1e-9, atol=1e-15)
+        np.testing.assert_allclose(step, sign * 0.05 * 0.5 * noise, rtol=1e-5, atol=1e-6)
+    table.close()
 
 
 # -- equal returns -------------------------------------------------------------------------------
@@ -291,31 +277,6 @@ def test_a_policy_of_zeros_has_no_ratio(table):
     assert "train/update_ratio" not in row
     row = learner.update(population(table, [[1.0, 0.0]], [3]), Progress()).reduce()
     assert row["train/update_ratio"] > 0.0
-
-
-# -- state ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["Adam", "SGD", "not entry by entry"])
-def test_a_learner_goes_on_from_its_state(table, name):
-    """Moments and counters included, to the bit."""
-    config = make_config(optimizer=OPTIMIZERS[name][0])
-    rng = np.random.default_rng(2)
-    parts = [population(table, draw_returns(rng), [k, 5 * k, 9, 90]) for k in range(6)]
-    model = make_model()
-    learner = ESLearner(model, config)
-    for part in parts[:3]:
-        learner.update(part, Progress())
-    state = copy.deepcopy(learner.state_dict())
-    for part in parts[3:]:
-        learner.update(part, Progress())
-    other = make_model()
-    again = ESLearner(other, config)
-    again.load_state_dict(state)
-    assert again.weights_seq_no == 3
-    for part in parts[3:]:
-        again.update(part, Progress())
-    assert theta_of(other) == theta_of(model)
 
 
 # -- statistics of observations ------------------------------------------------------------------

@@ -91,16 +91,6 @@ def test_nothing_legal_is_no_choice() -> None:
     assert Categorical(Discrete(3)).max_entropy(params).tolist() == [0.0]
 
 
-def test_places_of_several_choices() -> None:
-    """Actions of several choices are counted through, in the row-major order of `nvec`."""
-    family = MultiCategorical(MultiDiscrete([[2, 3], [4, 1]]))
-    assert family.choices(torch.tensor([[1, 2], [3, 0]])).tolist() == [1, 4, 8, 9]
-    bits = Bernoulli(MultiBinary(3))
-    assert bits.choices(torch.tensor([[0, 1, 1]], dtype=torch.int8)).tolist() == [[0, 3, 5]]
-    probs, _ = bits.choice_probs(torch.tensor([0.0, 50.0, -50.0]))
-    assert probs.tolist() == pytest.approx([0.5, 0.5, 0.0, 1.0, 1.0, 0.0])
-
-
 @pytest.mark.parametrize(
     ("family", "params"),
     [
