@@ -8,13 +8,19 @@ sample. Gradients are those of autograd, clipping and most steps those of torch.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 
 from maze_train.spaces.describe import flat_spaces
+
+sys.path.append(str(Path(__file__).parents[1] / "functional"))
+from reference_vtrace import Steps, slow_vtrace
 
 
 @dataclass
@@ -148,11 +154,6 @@ class Sample(NamedTuple):
     old_value: float
 
 
-def clipped(ratio, threshold):
-    """The smaller one; None is no bound."""
-    return ratio if threshold is None else min(ratio, threshold)
-
-
 class SlowRMSprop:
     """RMSProp of TensorFlow 1: the mean square starts at 1, epsilon is under the root."""
 
@@ -283,47 +284,21 @@ class SlowLearner:
 
     # -- targets ---------------------------------------------------------------------------------
 
-    def errors(self, rollout):
-        """Temporal differences r + gamma V(x') - V(x) by place, and V(x'): 0 after the end."""
-        errors, following = {}, {}
-        for t, b in transitions(rollout):
-            following[t, b] = self.values[t + 1, b]
-            if rollout.terminated[t, b]:
-                following[t, b] = 0.0
-            elif rollout.truncated[t, b]:
-                following[t, b] = self.finals[t, b]
-            reward = float(rollout.rewards[t, b])
-            errors[t, b] = reward + self.config.gamma * following[t, b] - self.values[t, b]
-        return errors, following
-
     def samples(self, rollout, ratios):
-        """V-trace: eq. 1, and the policy gradient of section 4.2; with ratios of 1 it is GAE.
-
-        v_s = V(x_s) + sum over t >= s of gamma^(t-s) (c_s ... c_(t-1)) rho_t delta_t, with
-        c_i = lambda min(c_bar, ratio_i), c_bar = min(1, rho_bar); the sum ends with the episode.
-        """
-        config, targets, samples = self.config, {}, {}
+        """V-trace in episodes that are cut apart; with ratios of 1 it is GAE."""
+        config, columns = self.config, np.zeros((6, rollout.num_steps, rollout.num_envs))
+        for (t, b), ratio in ratios.items():
+            following = self.finals[t, b] if (t, b) in self.finals else self.values[t + 1, b]
+            discount = 0.0 if rollout.terminated[t, b] else config.gamma
+            trace = 0.0 if is_last(rollout, t, b) else config.gae_lambda
+            values = self.values[t, b], following
+            columns[:, t, b] = math.log(ratio), discount, rollout.rewards[t, b], *values, trace
         rho_bar = getattr(config, "vtrace_clip_rho_threshold", None)
         pg_rho_bar = getattr(config, "vtrace_clip_pg_rho_threshold", None)
-        errors, following = self.errors(rollout)
-        for s, b in transitions(rollout):
-            total, weight, t = 0.0, 1.0, s
-            while True:
-                total += weight * clipped(ratios[t, b], rho_bar) * errors[t, b]
-                if is_last(rollout, t, b):
-                    break
-                c = min(clipped(1.0, rho_bar), ratios[t, b])
-                weight *= config.gamma * config.gae_lambda * c
-                t += 1
-            targets[s, b] = self.values[s, b] + total
-        for s, b in targets:
-            q, value = following[s, b], self.values[s, b]
-            if not is_last(rollout, s, b):
-                q += config.gae_lambda * (targets[s + 1, b] - self.values[s + 1, b])
-            error = float(rollout.rewards[s, b]) + config.gamma * q - value
-            advantage = clipped(ratios[s, b], pg_rho_bar) * error
-            samples[s, b] = Sample(advantage, self.critic.h(targets[s, b]), self.critic.h(value))
-        return samples
+        c_bar = 1.0 if rho_bar is None else min(1.0, rho_bar)
+        targets, advantages = slow_vtrace(Steps(*columns), rho_bar, pg_rho_bar, c_bar)
+        h = self.critic.h
+        return {p: Sample(advantages[p], h(targets[p]), h(self.values[p])) for p in ratios}
 
     # -- the update ------------------------------------------------------------------------------
 

@@ -9,13 +9,9 @@ from typing import ClassVar
 import pytest
 import torch
 from gymnasium import spaces
-from update_problems import BOX, SETTINGS, B, N, T, make_model, make_rollout, snapshot
+from update_problems import BOX, LEARNERS, SETTINGS, B, N, T, make_model, make_rollout, snapshot
 
-from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
-from maze_train.algorithms.a2c.learner import A2CLearner
 from maze_train.algorithms.actor_critic.accelerated import accelerates
-from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
-from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.distributions.categorical import Categorical
@@ -39,12 +35,7 @@ class OwnLosses(PPOLearner):
         return super().value_loss(*args)
 
 
-ALGORITHMS = {
-    "a2c": (A2CLearner, A2CAlgorithmConfig, {}),
-    "ppo": (PPOLearner, PPOAlgorithmConfig, {"batch_size": 8, "n_optimization_epochs": 3}),
-    "impala": (ImpalaLearner, ImpalaAlgorithmConfig, {}),
-    "own": (OwnLosses, PPOAlgorithmConfig, {"batch_size": 8}),
-}
+ALGORITHMS = {**LEARNERS, "own": (OwnLosses, PPOAlgorithmConfig, {"batch_size": 8})}
 ACTIONS = {"discrete": spaces.Discrete(3), "box": spaces.Box(-1.0, 1.0, (2,))}
 PARTS = spaces.Dict({"x": BOX, "gear": spaces.Discrete(3)})
 TOLERANCES = {

@@ -210,21 +210,6 @@ def test_burn_in_trains_the_critic_alone(algorithm, settings, shared):
         assert stays == (policy if is_first else set())
 
 
-def test_the_policy_starts_with_ordinary_steps_after_burn_in():
-    """No step of Adam is longer than its learning rate, also the first ones after the burn-in."""
-    model, rollout, _ = make_problem()
-    settings = {"lr": 0.01, "max_grad_norm": 0.0, "critic_burn_in_epochs": 1, "epoch_length": 200}
-    learner = make_learner("a2c", model, optimizer=ADAM, **settings)
-    longest = []
-    for update in range(204):
-        before = [param.detach().clone() for param in model.policy.parameters()]
-        learner.update(rollout, Progress(updates=update, epoch=update // 200))
-        after = [param.detach() for param in model.policy.parameters()]
-        longest.append(max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True)))
-    assert longest[:200] == [0.0] * 200
-    assert 0.0 < max(longest[200:]) <= 0.01 * 1.01
-
-
 @pytest.mark.parametrize("name", ["gaussian", "dict_obs"])
 def test_frozen_parameters_stay(name):
     """Parameters that need no gradient keep their values; the others learn as ever."""

@@ -191,20 +191,6 @@ def test_recorded_actions_at_and_beyond_the_bounds(family, box_loss):
     assert gradient.abs().sum() > 0
 
 
-def test_own_loss_of_actions():
-    """A subclass with another loss per sample gets the gradient of that loss."""
-
-    class Doubled(BCLoss):
-        def per_sample(self, params, actions):
-            return 2 * super().per_sample(params, actions)
-
-    distribution, params, actions = drawn(GRIP)
-    once, twice = BCLoss(distribution), Doubled(distribution)
-    torch.testing.assert_close(
-        gradient_of(twice, params, actions), 2 * gradient_of(once, params, actions)
-    )
-
-
 def test_wrong_settings():
     """Unknown losses, negative coefficients and weights that do not fit are refused."""
     distribution = distribution_for(GRIP, {})

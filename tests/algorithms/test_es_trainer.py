@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from cases import sweep
+from cases import everyday, sweep
 from gymnasium import spaces
 
 from maze_train import EnvFactory, Statistics, load_config
@@ -517,7 +517,7 @@ class StopAt(Interruption):
             raise Interrupted(signal.SIGINT)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", everyday(1, MODELS))
 def test_an_iteration_that_was_interrupted_is_played_again(model: str) -> None:
     """From its beginning, by this trainer or by another one with its state: the same numbers."""
     more = {

@@ -141,39 +141,27 @@ def test_an_update_is_that_of_the_papers(name):
         assert any(key.startswith(part) for key in moved)
 
 
-@pytest.mark.parametrize("num_critics", [1, 3])
-@pytest.mark.parametrize("name", ["box", "mixed"])
-def test_any_number_of_critics(name, num_critics):
-    """One critic is its own minimum; three have one of all."""
-    compare(name, num_critics=num_critics)
+OWN = {role: {"_target_": f"{__name__}.Own{role.title()}"} for role in ("policy", "critic")}
+DELAYS = {"policy_update_interval": 2, "target_update_interval": 3}
 
 
-def test_settings_change_what_they_say():
-    """Learning rates, delays and the target entropy."""
-    compare(
-        "box",
-        steps=5,
-        critic_lr=0.03,
-        entropy_coef_lr=0.04,
-        policy_update_interval=2,
-        target_update_interval=3,
-        target_entropy_multiplier=0.5,
-    )
-    assert "log_temperatures" not in compare("box", entropy_tuning=False)
-
-
-@pytest.mark.parametrize("name", ["box", "discrete"])
-def test_errors_of_important_samples_weigh_less(name):
-    """Importance weights are factors of squared errors."""
-    compare(name, weights=True)
-
-
-@pytest.mark.parametrize("role", ["policy", "critic"])
-def test_own_networks_get_the_same_update(role):
-    """Networks of a user are differentiated automatically."""
-    own = {"policy": OwnPolicy, "critic": OwnCritic}[role]
-    node = {"_target_": f"{__name__}.{own.__name__}"}
-    compare("box", model_settings={role: node})
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *(("mixed", {"num_critics": n}) for n in (1, 3)),
+        *(("box", {"num_critics": n}) for n in (1, 3)),
+        ("box", {"critic_lr": 0.03, "entropy_coef_lr": 0.04, "target_entropy_multiplier": 0.5}),
+        ("box", {"steps": 5, **DELAYS}),
+        ("box", {"entropy_tuning": False}),
+        *((name, {"weights": True}) for name in ("box", "discrete")),
+        *(("box", {"model_settings": {role: node}}) for role, node in OWN.items()),
+    ],
+    ids=str,
+)
+def test_settings_change_what_they_say(name, settings):
+    """One critic is its own minimum, errors of important samples weigh less, own networks learn."""
+    moved = compare(name, **settings)
+    assert ("log_temperatures" in moved) is settings.get("entropy_tuning", True)
 
 
 def test_a_critic_of_ones_own_that_does_not_fit_is_refused():

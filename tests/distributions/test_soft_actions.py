@@ -95,6 +95,7 @@ def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
             ]
             torch.testing.assert_close(*slopes)
     torch.testing.assert_close(soft.neg_log_probs(sample), torch.stack(entropies, -1))
+    assert soft.part_keys == list(getattr(distribution, "parts", [""]))
     assert sample.features.shape == (n, soft.critic_input_size)
     assert sample.probs.shape == (n, soft.num_choices)
     assert soft.target_entropies(params, 1.0, 1.0).shape == (n, len(soft.parts))
@@ -102,18 +103,6 @@ def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
     choices = soft.choices(actions)
     assert choices.dtype == torch.int64
     torch.testing.assert_close(sample.choice_log_probs.gather(1, choices).sum(1), chosen)
-
-
-def test_what_the_parts_are() -> None:
-    """Keys, kinds and sizes follow the order of the parts."""
-    soft = SoftActions(JOINT["all"])
-    assert soft.part_keys == list(SINGLE)
-    discrete = {"bernoulli", "categorical", "multi_categorical"}
-    assert soft.is_discrete == [key in discrete for key in SINGLE]
-    assert (soft.critic_input_size, soft.num_choices) == (8, 4 + 4 + 5)
-    single = SoftActions(SINGLE["categorical"])
-    assert (single.part_keys, single.is_discrete) == ([""], [True])
-    assert (single.critic_input_size, single.num_choices) == (0, 4)
 
 
 def test_target_entropies() -> None:

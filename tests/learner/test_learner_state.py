@@ -52,28 +52,6 @@ def test_a_restored_learner_continues_bit_for_bit(name):
     assert second.weights_seq_no == 6
 
 
-def test_the_state_needs_all_its_parts():
-    """Without the optimizer or the generator the numbers would differ: each part counts."""
-    straight = make_learner()
-    train(straight, 0, 6)
-    first = make_learner()
-    train(first, 0, 3)
-    for part in ("modules", "optimizers", "generator"):
-        other = make_learner(seed=1)
-        state = {**first.state_dict(), part: other.state_dict()[part]}
-        if part == "optimizers":
-            fresh = make_learner()
-            fresh.set_weights(first.get_weights())
-            fresh.generator.set_state(first.generator.get_state())
-            other = fresh
-        else:
-            other.load_state_dict(state)
-        train(other, 3, 6)
-        assert not torch.equal(
-            get_flat_parameters(other.module), get_flat_parameters(straight.module)
-        )
-
-
 def test_weights_are_copies_and_are_written_in_place():
     """What was read does not change with training; writing keeps the tensors of the module."""
     learner = make_learner()

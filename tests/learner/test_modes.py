@@ -173,15 +173,3 @@ def test_a_module_is_evaluated_after_an_update_that_failed():
     stopping.update(make_data(), Progress())
     for learner in (failing, stopping):
         assert learner.module.switches == [True, False]
-
-
-def test_modes_make_a_difference_where_they_are():
-    """Dropout is on in the steps of an update and off outside."""
-    net = nn.Sequential(nn.Linear(2, 64), nn.Dropout(0.5), nn.Linear(64, 1)).eval()
-    learner, seen = LineLearner(net), []
-    net[1].register_forward_hook(lambda module, args, out: seen.append(bool((out == 0).any())))
-    x = torch.ones(1, 2)
-    net(x)
-    learner.update(make_data(), Progress())
-    net(x)
-    assert seen == [False, True, True, True, False]

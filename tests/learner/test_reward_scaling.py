@@ -104,17 +104,6 @@ def test_equal_sums_have_no_scale(value):
     assert float(RewardScaler(GAMMA, 10.0).scale(torch.full((1, 1), 1e3), done[:1, :1])) == 10.0
 
 
-def test_the_first_reward_after_zeros():
-    """Its size does not matter, because it is all that the deviation knows of."""
-    done = torch.zeros(100, 1, dtype=torch.bool)
-    sums = np.concatenate([np.zeros(150), GAMMA ** np.arange(50)])
-    for size in (1.0, 1000.0):
-        scaler, rewards = RewardScaler(GAMMA, 0.0), torch.zeros(100, 1)
-        assert not scaler.scale(rewards, done).any()
-        rewards[50] = size
-        assert float(scaler.scale(rewards, done).max()) == pytest.approx(1 / sums.std(), rel=1e-5)
-
-
 def test_raw_rewards_stay_as_they_are():
     """The result is a new tensor of the same dtype, without a graph."""
     scaler = RewardScaler(GAMMA, 10.0)
