@@ -265,7 +265,8 @@ def test_updates_of_a_policy_with_a_memory(algorithm, name, cell, ignoring, leng
     """
     more = {"batch_size": 6, "recompute_advantages": True} if algorithm == "ppo" else {}
     problem = memory_problem(name, cell, ignoring, algorithm)
-    compare(algorithm, problem, sequence_length=length, **more)
+    _, ratios = compare(algorithm, problem, sequence_length=length, **more)
+    assert len(ratios) == N - 4 * ignoring
 
 
 def test_what_the_actor_remembered_first_counts():

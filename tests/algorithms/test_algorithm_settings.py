@@ -195,17 +195,12 @@ def test_both_ends_of_ranges_are_accepted() -> None:
 
 def test_a_configuration_is_yaml() -> None:
     """What is written is what was read, with the defaults filled in."""
-    text = """
-        env: {id: CartPole-v1}
-        algorithm:
-          name: es
-          noise_stddev: linear_0.1
-          lr: {points: [[0, 0.5], [100, 0]], by: updates}
-          optimizer: {_target_: maze_train.SGD, momentum: 0.5}
-          policy_wrapper: {_target_: my_package.MyWrapper, place: 1.5}
-        runner: {name: local, n_workers: 3}
-    """
-    config = load_config(yaml.safe_load(text))
+    own = {
+        "noise_stddev": "linear_0.1",
+        "lr": {"points": [[0, 0.5], [100, 0]], "by": "updates"},
+        "policy_wrapper": {"_target_": "my_package.MyWrapper", "place": 1.5},
+    }
+    config = load_config({"env": {"id": "CartPole-v1"}, "algorithm": {"name": "es", **own}})
     assert isinstance(config.algorithm, ESAlgorithmConfig)
     assert config.algorithm.noise_stddev == Schedule(start=0.1, end=0.0)
     assert config.algorithm.lr == Schedule(points=[[0, 0.5], [100, 0]], by="updates")
