@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from gymnasium import spaces
-from update_problems import BOX, LEARNERS, SETTINGS, B, N, T, make_model, make_rollout, snapshot
+from update_problems import BOX, LEARNERS, SETTINGS, B, T, make_model, make_rollout, snapshot
 
 from maze_train.algorithms.actor_critic.accelerated import accelerates
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
@@ -181,19 +181,3 @@ def test_a_method_of_ones_own_turns_it_off(algorithm, method):
     own = {method: lambda self, *args: original(*args)}
     learner.__class__ = type("Own", (type(learner),), own)
     assert not accelerates(learner, learner.module)
-
-
-def test_an_own_loss_is_a_function_that_returns_a_tensor():
-    """A user's policy loss is differentiated: with a loss of zero the policy stays."""
-
-    class NoLoss(PPOLearner):
-        def policy_loss(self, log_probs, advantages, batch, statistics):
-            assert log_probs.requires_grad
-            return 0.0 * log_probs.sum()
-
-    config = PPOAlgorithmConfig(n_rollout_steps=T, batch_size=N)
-    learner = NoLoss(make_model(BOX, ACTIONS["discrete"]).float(), config)
-    before = snapshot(learner.module)
-    learner.update(make_rollout(BOX, ACTIONS["discrete"]), Progress())
-    for name, param in learner.module.named_parameters():
-        assert torch.equal(param, before[name]) is name.startswith("policy.")
