@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["join_rollouts", "select_envs", "without_unused_frames"]
 
-OPTIONAL = {"states": 1, "log_probs": 1, "weights_seq_no": 0}
+OPTIONAL = {"hidden_states": 1, "log_probs": 1, "weights_seq_no": 0}
 """Columns that all of the rollouts have or none, and their dimension of environments."""
+
+FLAGS = {"valid": (1, True), "replayed": (0, False)}
+"""Columns of flags, their dimension of environments, and the value of a rollout without them."""
 
 
 def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
@@ -32,11 +35,11 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 
     Args:
         rollouts: Rollouts of the same T and of the same observations and actions, at least one; B
-            may differ. Where `ignored` or `replayed` is None for some of them only, it is false
-            for these.
+            may differ. Where `valid` or `replayed` is None for some of them only, it is true or
+            false for these.
 
     Raises:
-        ShapeError: If T, shapes, dtypes or keys differ, or only some of them have `states`,
+        ShapeError: If T, shapes, dtypes or keys differ, or only some of them have `hidden_states`,
             `log_probs` or `weights_seq_no`.
     """
     if not rollouts:
@@ -53,12 +56,10 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
             columns[name] = _joined(name, parts, dim)
         elif len(missing) < len(parts):
             raise ShapeError(f"rollouts {missing} have no {name}: expected it in all or in none")
-    if any(rollout.ignored is not None for rollout in rollouts):
-        flags = [_or_false(rollout.ignored, rollout.terminated) for rollout in rollouts]
-        columns["ignored"] = _joined("ignored", flags, 1)
-    if any(rollout.replayed is not None for rollout in rollouts):
-        flags = [_or_false(rollout.replayed, rollout.terminated[0]) for rollout in rollouts]
-        columns["replayed"] = _joined("replayed", flags, 0)
+    for name, (dim, value) in FLAGS.items():
+        if any(getattr(rollout, name) is not None for rollout in rollouts):
+            flags = [_flags(rollout, name, dim, value) for rollout in rollouts]
+            columns[name] = _joined(name, flags, dim)
     return Rollout(final_positions=_joined_positions(rollouts), **columns)
 
 
@@ -98,8 +99,8 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
         truncated=columns_of(rollout.truncated),
         final_obs=tree_map(lambda leaf: leaf[chosen], rollout.final_obs),
         final_positions=(steps * (stop - first) + owners - first)[chosen],
-        ignored=columns_of(rollout.ignored),
-        states=columns_of(rollout.states),
+        valid=columns_of(rollout.valid),
+        hidden_states=columns_of(rollout.hidden_states),
         log_probs=columns_of(rollout.log_probs),
         weights_seq_no=None if rollout.weights_seq_no is None else rollout.weights_seq_no[part],
         replayed=None if rollout.replayed is None else rollout.replayed[part],
@@ -129,8 +130,10 @@ def _columns(leaf: Tensor | FrameStacks, envs: slice) -> Tensor | FrameStacks:
     return FrameStacks(leaf.frames, numbers.flatten(0, 1), envs.stop - envs.start)
 
 
-def _or_false(flags: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if flags is None else flags
+def _flags(rollout: Rollout, name: str, dim: int, value: bool) -> Tensor:
+    like = rollout.terminated if dim else rollout.terminated[0]
+    flags: Tensor | None = getattr(rollout, name)
+    return torch.full_like(like, value) if flags is None else flags
 
 
 def _joined_positions(rollouts: Sequence[Rollout]) -> Tensor:

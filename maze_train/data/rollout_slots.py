@@ -31,7 +31,7 @@ PAGE = 4096
 CACHE_LINE = 64
 """Every column begins on a cache line of its own."""
 
-OPTIONAL = ("ignored", "log_probs", "weights_seq_no")
+OPTIONAL = ("valid", "log_probs", "weights_seq_no")
 """Columns that a rollout may have or not, in the order in which the header says so."""
 
 
@@ -82,9 +82,9 @@ class RolloutLayout:
         for key, action in leaves_by_key(actions).items():
             specs[f"actions/{key}"] = Spec((*steps, *action.shape), action.cpu().numpy().dtype)
         specs["rewards"] = specs["log_probs"] = Spec(steps, floats)
-        specs["terminated"] = specs["truncated"] = specs["ignored"] = Spec(steps, flags)
+        specs["terminated"] = specs["truncated"] = specs["valid"] = Spec(steps, flags)
         if state_size:
-            specs["states"] = Spec((*rows, state_size), floats)
+            specs["hidden_states"] = Spec((*rows, state_size), floats)
         specs["weights_seq_no"] = Spec((num_envs,), integers)
         specs["final_positions"] = Spec((num_steps * num_envs,), integers)
         for key, (shape, dtype) in obs.items():
@@ -143,10 +143,10 @@ class RolloutSlot:
             for name, column in columns.items()
             if name.startswith("actions/")
         }
-        whole = ("rewards", "terminated", "truncated", "states")
+        whole = ("rewards", "terminated", "truncated", "hidden_states")
         self._whole = {name: columns[name] for name in whole if name in columns}
         self._optional = {name: columns[name] for name in OPTIONAL}
-        self._absent = ["replayed"] if "states" in columns else ["replayed", "states"]
+        self._absent = ["replayed"] if "hidden_states" in columns else ["replayed", "hidden_states"]
 
     def write(self, rollout: Rollout) -> None:
         """Copy a rollout here, in place of the one before.

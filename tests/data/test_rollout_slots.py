@@ -92,17 +92,17 @@ def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional
     storage.start(obs)
     for t in range(num_steps):
         if kind.state_size:
-            storage.write_state(t, torch.from_numpy(rng.random((num_envs, kind.state_size))))
+            storage.write_hidden_state(t, torch.from_numpy(rng.random((num_envs, kind.state_size))))
         storage.write_actions(t, tree_map(lambda x: random_actions(rng, x, batch), kind.action))
         terminated, truncated = rng.random(num_envs) < 0.2, rng.random(num_envs) < share
         obs = next_obs(rng, kind, obs, terminated | truncated)
-        ignored = rng.random(num_envs) < 0.2 if optional else None
+        valid = rng.random(num_envs) >= 0.2 if optional else None
         rewards = rng.standard_normal(num_envs)
-        storage.write_step(t, obs, rewards, terminated, truncated, ignored)
+        storage.write_step(t, obs, rewards, terminated, truncated, valid)
         for env in np.flatnonzero(truncated):
             storage.write_final_obs(t, int(env), random_obs(rng, kind, ()))
     if kind.state_size:
-        storage.write_state(num_steps, torch.full((num_envs, kind.state_size), float(seed)))
+        storage.write_hidden_state(num_steps, torch.full((num_envs, kind.state_size), float(seed)))
     rollout = storage.rollout()
     if not optional:
         return rollout
@@ -161,7 +161,7 @@ def test_a_slot_gives_back_what_was_written(kind):
         slots[1].write(rollout)
         found = slots[1].rollout()
         assert_same(found, rollout)
-        assert (found.ignored is None) is (found.log_probs is None) is (not optional)
+        assert (found.valid is None) is (found.log_probs is None) is (not optional)
         assert (found.num_steps, found.num_envs) == (T, B)
         assert found.num_samples == rollout.num_samples
     assert (memory[: layout.nbytes], memory[2 * layout.nbytes :]) == neighbours
@@ -252,11 +252,11 @@ WRONG = [
     (BOX, {"actions": torch.zeros(T, B, 1)}, "^actions "),
     (BOX, {"final_obs": OF[BOX].final_obs[1:]}, "^final_obs "),
     (BOX, {"final_positions": ONE_MORE}, r"\[16\]"),
-    (STATES, {"states": None}, "^states "),
-    (STATES, {"states": torch.zeros(T + 1, B, 3)}, "^states "),
-    (BOX, {"states": torch.zeros(T + 1, B, 4)}, "column states"),
+    (STATES, {"hidden_states": None}, "^hidden_states "),
+    (STATES, {"hidden_states": torch.zeros(T + 1, B, 3)}, "^hidden_states "),
+    (BOX, {"hidden_states": torch.zeros(T + 1, B, 4)}, "column hidden_states"),
     (BOX, {"replayed": torch.zeros(B).bool()}, "column replayed"),
-    (BOX, {"ignored": torch.zeros(B).bool()}, "^ignored "),
+    (BOX, {"valid": torch.zeros(B).bool()}, "^valid "),
     (BOX, {"log_probs": torch.zeros(T, 1)}, "^log_probs "),
 ]
 
