@@ -53,8 +53,8 @@ class RolloutPlayer(PlayerPool):
         make_agent: Builds what acts in the slots of a worker.
         settings: How episodes are played.
         place: Where they are played.
-        concurrency: Episodes that are played at a time by all workers together, >= 1, rounded up to
-            equally many in each; one is begun where one ended.
+        num_envs: Environments of all workers together, >= 1, rounded up to equally many in each: so
+            many episodes are played at a time, and one is begun where one ended.
         on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Attributes:
@@ -76,16 +76,16 @@ class RolloutPlayer(PlayerPool):
         settings: PlaySettings,
         place: Place | None = None,
         *,
-        concurrency: int = 8,
+        num_envs: int = 8,
         on_non_finite: str = "raise",
     ) -> None:
-        check_at_least("concurrency", concurrency, 1)
+        check_at_least("num_envs", num_envs, 1)
         if settings.video_dir is not None:
             ffmpeg_path()
         self.settings = settings
         self._round = 0
         self._is_closed = False
-        super().__init__(env_factory, concurrency, settings, place, on_non_finite)
+        super().__init__(env_factory, num_envs, settings, place, on_non_finite)
         self._queue.set_up("set_agent", Portable(make_agent, "policy"))
 
     def play(

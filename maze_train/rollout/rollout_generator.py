@@ -86,6 +86,7 @@ class RolloutGenerator:
         on_non_finite: str = "raise",
         **processes: Any,
     ) -> None:
+        check_at_least("concurrency", concurrency, 1)
         check_at_least("n_workers", n_workers, 0)
         check_at_least("seed", seed, 0)
         factory: Any = EnvFactory.from_any(env).for_evaluation()
@@ -97,7 +98,7 @@ class RolloutGenerator:
         self._next_seed = seed
         place = LocalProcesses(n_workers, **processes) if n_workers else ThisProcess()
         self._player = RolloutPlayer(
-            *given, place, concurrency=concurrency, on_non_finite=on_non_finite
+            *given, place, num_envs=concurrency, on_non_finite=on_non_finite
         )
         try:
             check_policy_spaces(spaces_of_policy(policy), self._player.spaces)

@@ -210,7 +210,7 @@ class RolloutRunner:
             self.policy.make_agent,
             settings,
             config.runner.place(),
-            concurrency=min(config.runner.concurrency, len(config.episode_seeds)),
+            num_envs=min(config.runner.concurrency, len(config.episode_seeds)),
             on_non_finite=config.on_non_finite,
         )
 

@@ -193,7 +193,7 @@ def play_alone(
     make: Any, make_agent: Any, seeds: Any, settings: PlaySettings = RECORDED, **kwargs: Any
 ) -> list[tuple[Any, ...]]:
     """Bits of episodes that are played one after the other in this process."""
-    with RolloutPlayer(make, make_agent, settings, concurrency=1, **kwargs) as player:
+    with RolloutPlayer(make, make_agent, settings, num_envs=1, **kwargs) as player:
         return [bits(episode) for episode in player.play(seeds)]
 
 
