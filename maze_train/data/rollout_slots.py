@@ -172,7 +172,8 @@ class RolloutSlot:
                 columns.setdefault(column, {})[key] = tensor[:length]
         for key, parts in stacks.items():
             columns["obs"][key] = FrameStacks(num_envs=self._num_envs, **parts)
-        return Rollout(**{name: as_tree(x, "" not in x) for name, x in columns.items()})
+        trees: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in columns.items()}
+        return Rollout(**trees)
 
 
 REMEDY = (

@@ -20,9 +20,9 @@ from maze_train.envs.buffers import column_writer
 from maze_train.envs.monitoring import FRAME_STACK, described_metadata
 from maze_train.errors import ConfigError, EnvError, SpaceError
 from maze_train.seeding import Seeds
+from maze_train.spaces.actions import masks_of_parts, random_action
 from maze_train.spaces.describe import MASK_KEY, FlatView, is_mask_key, join_keys
 from maze_train.spaces.masks import mask_layout
-from maze_train.spaces.random_actions import masks_of_parts, random_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,8 +12,9 @@ from maze_train.checks import check_at_least
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.errors import ConfigError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.model_agents import ModelAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
+from maze_train.rollout.population import ModelAgent
 from maze_train.workers.places import LocalProcesses, ThisProcess
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from maze_train.data.trajectories import Trajectory
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.player import MakeAgent, PlayedEpisode
+    from maze_train.rollout.episode_player import PlayedEpisode
+    from maze_train.rollout.player import MakeAgent
     from maze_train.rollout.slot_agent import SlotAgent
 
 __all__ = [

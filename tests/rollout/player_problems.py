@@ -14,15 +14,16 @@ from actor_envs import ActorEnv
 from es_problems import EndlessEnv, UnequalEnv, WalkEnv, model_for
 
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.model_agents import ModelAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
+from maze_train.rollout.population import ModelAgent
 from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.player import PlayedEpisode
+    from maze_train.rollout.episode_player import PlayedEpisode
 
 RECORDED = PlaySettings(record=True)
 

@@ -37,7 +37,8 @@ from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
 from maze_train.spaces.describe import flatten_value, unflatten_value
 from maze_train.types import tree_map
 from maze_train.workers.places import LocalProcesses

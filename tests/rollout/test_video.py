@@ -15,7 +15,8 @@ from player_problems import FailsForSeedEnv, PictureEnv, play_alone
 
 from maze_train.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.rollout.agents import RandomAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
 from maze_train.rollout.video import (
     VideoWriter,
     check_render_mode,
