@@ -106,6 +106,19 @@ class Distribution(ABC):
     num_choices: int = 0
     """Number of choices, N, over all that are made at once; 0 for continuous families."""
 
+    @property
+    def parts(self) -> dict[str, Distribution]:
+        """Families of the parts of an action by key; a family of one action has the key `""`."""
+        return {"": self}
+
+    def split(self, params: Tensor) -> list[Tensor]:
+        """The params of every part, each [..., param_size of the part]."""
+        return [params]
+
+    def split_noise(self, noise: Tensor) -> list[Tensor]:
+        """The noise of every part, each [..., noise_size of the part]."""
+        return [noise]
+
     def initial_free_params(self) -> Tensor:
         """Start of the state-independent parameters, float32, [free_param_size]."""
         return torch.zeros(self.free_param_size)
