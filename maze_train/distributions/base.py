@@ -129,7 +129,7 @@ class Distribution(ABC):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Random numbers for `sample`, float32, standard normal; drawn once for a whole rollout.
+        """Random numbers for `sample`, float32; drawn once for a whole rollout.
 
         Args:
             shape: Leading dimensions, such as (T, B).
@@ -140,7 +140,13 @@ class Distribution(ABC):
             Noise, [*shape, noise_size].
         """
         size = (*shape, self.noise_size)
-        return torch.randn(size, generator=generator, dtype=torch.float32, device=device)
+        noise = torch.empty(size, dtype=torch.float32, device=device)
+        self._fill(noise, generator)
+        return noise
+
+    def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
+        """Fill a tensor with the random numbers of the family; standard normal ones here."""
+        noise.normal_(generator=generator)
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
