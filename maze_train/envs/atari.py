@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -222,6 +222,8 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         EnvError: When it is reset or stepped, if the infos do not tell the lives.
     """
 
+    remembers: ClassVar = ("_lives", "goes_on")
+
     def __init__(self, env: gymnasium.Env[Any, Any], noop: Any = 0) -> None:
         super().__init__(env)
         self.noop = noop
@@ -259,6 +261,8 @@ class SignRewardWrapper(gymnasium.RewardWrapper[Any, Any]):
     Args:
         env: The environment.
     """
+
+    remembers: ClassVar = ()
 
     def reward(self, reward: SupportsFloat) -> float:
         """The sign of a reward."""

@@ -73,7 +73,7 @@ class RolloutCollector:
         self._env_seed = env_seed
         self._allow_new_episodes = allow_new_episodes
         self._records_log_probs = records_log_probs
-        self._on_step = on_step or nothing
+        self._on_step = on_step or (lambda: None)
         self._obs: ArrayTree | None = None
         self._memory: Tensor | None = None
         self._actor: Actor | None = None
@@ -248,7 +248,3 @@ class RolloutCollector:
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         self._obs, _ = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))
-
-
-def nothing() -> None:
-    """Do nothing."""
