@@ -12,7 +12,7 @@ from maze_train.config.train_config import AUTO
 from maze_train.config.writing import key_of_field
 from maze_train.envs.factory import EnvFactory
 from maze_train.runners.factory import build_runner
-from maze_train.runners.rollout import RolloutRunner
+from maze_train.runners.rollout import RolloutResult, RolloutRunner
 from maze_train.runners.saved_policies import read_saved_policy
 from maze_train.targets import TARGET
 from maze_train.training.policy_files import TrainedPolicy
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from maze_train.envs.config import EnvConfig
     from maze_train.runners.parts import TrainingResult
-    from maze_train.runners.rollout import RolloutResult
 
 __all__ = ["load_policy", "run_rollout", "train"]
 

@@ -21,12 +21,12 @@ from maze_train.runners.parts import (
 )
 from maze_train.seeding import Seeds
 from maze_train.targets import locate
-from maze_train.tracking.tracker import RunInfo, Tracker, build_writers
+from maze_train.tracking.tracker import MetricsWriter, RunInfo, Tracker, build_writers
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.machine import find_device, torch_threads
 from maze_train.training.model_selection import BestModelSelection
-from maze_train.training.outcome import Interruption, Limits
+from maze_train.training.outcome import Interruption, Limits, TrainingSummary
 from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 
     from maze_train.config.pipeline import PreparedRun
     from maze_train.runners.run_checkpoints import RunCheckpoints
-    from maze_train.tracking.tracker import MetricsWriter
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.outcome import TrainingSummary
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 

@@ -17,7 +17,7 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.player import PlayedEpisode, PlaySettings, RolloutPlayer
 from maze_train.rollout.video import ffmpeg_path
 from maze_train.runners.parts import new_directory
 from maze_train.runners.rollout_policies import chosen_policy
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
-    from maze_train.rollout.player import PlayedEpisode
 
 __all__ = ["RolloutResult", "RolloutRunner"]
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError, nearest
@@ -21,8 +21,6 @@ from maze_train.training.generators import generator_states, load_generator_stat
 from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from torch import nn
 
     from maze_train.learner.group import LearnerGroup

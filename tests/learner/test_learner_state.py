@@ -19,7 +19,7 @@ def make_learner(name="Adam", seed=0):
         make_module(seed),
         optimizer={"_target_": f"torch.optim.{name}"},
         lr=Schedule(start=0.1, end=0.0),
-        grad_clip=0.5,
+        max_grad_norm=0.5,
         seed=seed + 5,
     )
 

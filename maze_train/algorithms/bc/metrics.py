@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
@@ -12,8 +12,6 @@ from maze_train.distributions.joint import JointDistribution
 from maze_train.spaces.describe import flat_spaces
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from gymnasium import Space
 
     from maze_train.distributions.base import Distribution

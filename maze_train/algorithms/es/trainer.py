@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.algorithms.es.events import ESEvents, PopulationEvents
 from maze_train.algorithms.es.learner import EvaluatedPopulation
 from maze_train.errors import TrainingError
-from maze_train.learner.config import scheduled_value
+from maze_train.learner.config import Progress, scheduled_value
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.training.trainer import TimeEvents, Trainer
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.algorithms.es.config import ESAlgorithmConfig
     from maze_train.events import Statistics
-    from maze_train.learner.config import Progress
     from maze_train.learner.group import LearnerGroup
     from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult
     from maze_train.training.services import TrainerServices
