@@ -11,9 +11,9 @@ from cases import sweep
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
-from toy_envs import CountingEnv
+from toy_envs import CountingEnv, LivesEnv
 
-from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
@@ -384,22 +384,6 @@ def test_missing_packages(module, monkeypatch):
 # -- parts -----------------------------------------------------------------------------------------
 
 
-class Lives(CountingEnv):
-    """Tells scripted lives, one number per step."""
-
-    def __init__(self, script, length=100, truncate=False):
-        super().__init__(length, truncate)
-        self.script = script
-
-    def reset(self, *, seed=None, options=None):
-        obs, _ = super().reset(seed=seed)
-        return obs, {"lives": self.script[0]}
-
-    def step(self, action):
-        obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, {"lives": self.script[self.t]}
-
-
 def ended(env, steps):
     """Flags and time of each step, with a reset after each end."""
     env.reset(seed=0)
@@ -414,7 +398,7 @@ def ended(env, steps):
 
 def test_the_last_life_does_not_end_an_episode():
     """Lives at 0 mean that the game is about to end; gained lives are no end either."""
-    env = EpisodicLifeWrapper(Lives([2, 3, 2, 2, 1, 1, 0, 0], length=7))
+    env = EpisodicLifeWrapper(LivesEnv([2, 3, 2, 2, 1, 1, 0, 0], length=7))
     assert ended(env, 5) == [
         (1, False, False),
         (2, True, False),
@@ -429,21 +413,21 @@ def test_the_last_life_does_not_end_an_episode():
 
 def test_a_life_lost_at_the_time_limit():
     """It is a termination, and the next reset begins a new game."""
-    env = EpisodicLifeWrapper(Lives([3, 3, 2], length=2, truncate=True))
+    env = EpisodicLifeWrapper(LivesEnv([3, 3, 2], length=2, truncate=True))
     assert ended(env, 2) == [(1, False, False), (2, True, True), 0]
     assert env.unwrapped.seeds == [0, 2]
 
 
 def test_a_game_that_ends_in_the_reset_after_a_life():
     """The reset begins a new game then, with its seed."""
-    env = EpisodicLifeWrapper(Lives([3, 2, 2], length=2))
+    env = EpisodicLifeWrapper(LivesEnv([3, 2, 2], length=2))
     assert ended(env, 1) == [(1, True, False), 0]
     assert env.unwrapped.seeds == [0, 1]
 
 
 def test_resets_without_the_loss_of_a_life():
     """A reset in the middle of a life begins a new game, also right after one that went on."""
-    env = EpisodicLifeWrapper(Lives([3, 3, 2, 2, 2]))
+    env = EpisodicLifeWrapper(LivesEnv([3, 3, 2, 2, 2]))
     env.reset(seed=0)
     env.step(0)
     assert env.reset(seed=4)[0].tolist() == [4.0, 0.0]
@@ -455,7 +439,7 @@ def test_resets_without_the_loss_of_a_life():
 
 def test_environments_without_lives():
     """The wrapper says what it misses."""
-    with pytest.raises(EnvError, match=r"'lives' in infos, got \['options'\]"):
+    with pytest.raises(EnvError, match=r"'lives' in infos, got \['half', 'options', 't'\]"):
         EpisodicLifeWrapper(CountingEnv()).reset(seed=0)
 
 
@@ -465,24 +449,3 @@ def test_signs():
     signs = [env.reward(r) for r in (-3.0, 0, 1e-9, np.float32(7), np.array(-2.0), True)]
     assert signs == [-1.0, 0.0, 1.0, 1.0, -1.0, 1.0]
     assert all(type(sign) is float for sign in signs)
-
-
-class OpenCVThreads(CountingEnv):
-    """Observes how many threads OpenCV uses."""
-
-    def __init__(self):
-        super().__init__()
-        import cv2
-
-        self.cv2 = cv2
-
-    def observe(self):
-        return np.full(2, self.cv2.getNumThreads(), np.float32)
-
-
-def test_one_thread_of_opencv_per_worker():
-    """Workers are what uses the cores."""
-    before = cv2.getNumThreads()
-    with SubprocVectorEnv([OpenCVThreads], n_workers=1) as vector:
-        assert vector.reset(seed=0)[0].tolist() == [[1.0, 1.0]]
-    assert cv2.getNumThreads() == before

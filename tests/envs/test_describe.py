@@ -62,24 +62,6 @@ def test_values_round_trip():
         np.testing.assert_array_equal(back["robot"][0], value["robot"][0])
 
 
-@pytest.mark.parametrize(
-    "leaf",
-    [
-        spaces.Text(5),
-        spaces.Graph(BOX, None),
-        spaces.Sequence(BOX),
-        spaces.OneOf((BOX, spaces.Discrete(2))),
-    ],
-    ids=lambda leaf: type(leaf).__name__,
-)
-def test_other_spaces_are_refused(leaf):
-    """A space without a fixed shape is refused, with its key and its name."""
-    with pytest.raises(SpaceError, match=f"'a/0' is {type(leaf).__name__}"):
-        flat_spaces(spaces.Dict({"a": spaces.Tuple((leaf,))}))
-    with pytest.raises(SpaceError, match=f"the space is {type(leaf).__name__}"):
-        flat_space(leaf)
-
-
 def test_ambiguous_and_empty_spaces_are_refused():
     """Two leaves must not share a key, and there must be one."""
     with pytest.raises(SpaceError, match="joined key 'a/b'"):

@@ -6,12 +6,14 @@ import re
 import sys
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from toy_envs import CountingEnv
 
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
@@ -32,7 +34,7 @@ class Panic(BaseException):
     """What a library of another language may raise; no Exception."""
 
 
-class FragileEnv(gymnasium.Env[Any, Any]):
+class FragileEnv(CountingEnv):
     """Raises an error in one of its methods.
 
     Args:
@@ -40,29 +42,19 @@ class FragileEnv(gymnasium.Env[Any, Any]):
         error: The error.
     """
 
-    observation_space, action_space = BOX, spaces.Discrete(2)
+    def __init__(self, where: str = "", error: BaseException | None = None) -> None:
+        super().__init__()
+        self.error = error
+        if where == "init":
+            self.fail()
+        if where:
+            setattr(self, where, self.fail)
 
-    def __init__(self, where: str, error: BaseException) -> None:
-        self.where, self.error = where, error
-        self.fail("init")
+    def fail(self, *_: Any, **__: Any) -> Any:
+        assert self.error is not None
+        raise self.error
 
-    def fail(self, where: str) -> None:
-        if where == self.where:
-            raise self.error
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.fail("reset")
-        return ZEROS, {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self.fail("step")
-        return ZEROS, 1.0, False, False, {}
-
-    def render(self) -> None:
-        self.fail("render")
-
-    def close(self) -> None:
-        self.fail("close")
+    def render(self) -> None: ...
 
 
 def run_vector(make: Any) -> None:
@@ -165,16 +157,15 @@ def test_rewards_and_numbers_of_vector_environments_of_others(reward: float) -> 
     assert str(reward) in str(caught.value)
 
 
-class Reward(FragileEnv):
+class Reward(CountingEnv):
     """Gives a reward of an odd kind."""
 
     def __init__(self, reward: Any) -> None:
-        self.reward = reward
-        super().__init__("", Panic())
+        super().__init__()
+        self.given = reward
 
-    def step(self, action: Any) -> Any:
-        obs, _, *rest = super().step(action)
-        return obs, self.reward, *rest
+    def reward(self, action: Any) -> Any:
+        return self.given
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, MonitoringWrapper, SCALED])
@@ -183,6 +174,7 @@ class Reward(FragileEnv):
     ("reward", "told"),
     [
         (None, "reward is None, expected a number"),
+        ([0.25], r"reward is \[0\.25\], expected a number"),
         (np.ones(1), r"reward is array\(\[1\.\]\), expected a number"),
         ("1,0", "reward is '1,0', expected a number"),
         (1e300, r"reward is 1e\+300, expected a finite number that float32 can hold, up to 3\.4e"),
@@ -204,27 +196,25 @@ def test_large_rewards_are_no_fault() -> None:
     assert vector.step([0, 0, 0])[1].tolist() == [3e38] * 3
 
 
-class OldStep(FragileEnv):
+class OldStep(CountingEnv):
     """Returns four values, as Gym did up to version 0.25."""
 
     def step(self, action: Any) -> Any:
-        return ZEROS, 1.0, False, {}
+        return super().step(action)[:4]
 
 
-class OldReset(FragileEnv):
+class OldReset(CountingEnv):
     """Returns an observation alone."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.observation_space.sample()
+        return super().reset(seed=seed)[0]
 
 
-class OldSeed(FragileEnv):
+class OldSeed(CountingEnv):
     """Is seeded by another method than reset."""
 
     def reset(self) -> Any:  # type: ignore[override]  # it is the point
-        return ZEROS
-
-    def seed(self, seed: int) -> None: ...
+        return super().reset()[0]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +226,7 @@ def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap
     """Whoever read first what they returned; and say what is expected."""
     words = r"expected reset\(.* -> \(observation, info\) and step.*shimmy\.GymV21Compat"
     with pytest.raises(EnvError, match=words):
-        run(lambda: wrap(kind("", Panic())))
+        run(lambda: wrap(kind()))
 
 
 def test_classes_of_gym_name_the_compatibility_wrapper() -> None:
@@ -248,27 +238,21 @@ def test_classes_of_gym_name_the_compatibility_wrapper() -> None:
 def test_errors_of_the_environment_itself_get_no_advice() -> None:
     """One that failed to unpack something of its own has no old signature."""
 
-    class Unpacks(FragileEnv):
+    class Unpacks(CountingEnv):
         def step(self, action: Any) -> Any:
             _, _ = (1,)
 
     with pytest.raises(EnvError, match="expected 2, got 1") as caught:
-        run_vector(partial(Unpacks, "", Panic()))
+        run_vector(Unpacks)
     assert "shimmy" not in str(caught.value)
 
 
 def test_all_are_closed_when_one_exits() -> None:
     """`sys.exit()` in the first does not keep the second open."""
-    closed: list[int] = []
-
-    class Noted(FragileEnv):
-        def close(self) -> None:
-            closed.append(1)
-            super().close()
-
+    closed = MagicMock()
     with pytest.raises(EnvError, match="closing an environment failed: SystemExit: 3"):
-        close_all([Noted("close", SystemExit(3)), Noted("", Panic())])
-    assert closed == [1, 1]
+        close_all([FragileEnv("close", SystemExit(3)), closed])
+    closed.close.assert_called_once_with()
 
 
 def test_environments_are_numbered_from_the_first_of_all() -> None:

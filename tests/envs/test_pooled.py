@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from cases import sweep
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import (
@@ -40,7 +40,7 @@ from vector_cases import (
 )
 
 from maze_train import EnvFactory, SubprocVectorEnv
-from maze_train.errors import ConfigError, EnvError, ShapeError, SpaceError, WorkerError
+from maze_train.errors import ConfigError, EnvError, ShapeError, SpaceError
 from maze_train.seeding import EpisodeSeeds
 from maze_train.workers import worker_process
 
@@ -90,29 +90,22 @@ def test_equals_gymnasium(env, step_infos):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "n_workers", "start_method"),
-    [
-        ("CartPole-v1", 2, "fork"),
-        ("Pendulum-v1", 3, "fork"),
-        *[(NestedEnv, n, "fork") for n in (1, 2, 3)],
-        *[(NestedEnv, 2, method) for method in ("forkserver", "spawn")],
-    ],
+    [("CartPole-v1", 2, "fork"), *[(NestedEnv, n, "fork") for n in (1, 2, 3)]]
+    + [(NestedEnv, 2, method) for method in ("forkserver", "spawn")],
 )
 def test_processes_change_no_number(env, n_workers, start_method):
     """Every number is that of one process, bit for bit, however the work is spread."""
     factories = [EnvFactory.from_any(env)] * 5
     episodes = 0
-    settings = {"n_workers": n_workers, "start_method": start_method}
-    with (
-        here(factories, step_infos=True) as one,
-        workers(factories, step_infos=True, **settings) as many,
-    ):
+    settings = {"n_workers": n_workers, "start_method": start_method, "step_infos": True}
+    with here(factories, step_infos=True) as one, workers(factories, **settings) as many:
         assert (one.n_workers, many.n_workers) == (1, n_workers)
         assert many.observation_space == one.observation_space
         assert many.single_action_space == one.single_action_space
         one.action_space.seed(1)
         for seed in (4, 4):
             assert_same(one.reset(seed=seed)[0], many.reset(seed=seed)[0])
-        for _ in range(250 if env == "Pendulum-v1" else 60):
+        for _ in range(60):
             actions = actions_for(one)
             expected = one.step(actions)
             assert_equal_steps(expected, many.step(actions))
@@ -270,25 +263,20 @@ def test_invalid_nested_observations():
 def test_construction_errors(make):
     """Factories that raise, differ in spaces or return something else are named by index."""
     env = CountingEnv()
+    odd = lambda: FailingEnv("spaces")  # noqa: E731 (two of them)
     for factories, words in [
         ([CountingEnv, lambda: FailingEnv("constructor")], "1 could not be built: ValueError: no"),
-        ([CountingEnv] * 3 + [lambda: FailingEnv("spaces")], "environment 3"),
+        ([CountingEnv, odd], "environment 1"),
+        ([CountingEnv] * 3 + [odd], "environment 3"),
         ([CountingEnv, CountingEnv, lambda: "hello"], r"environment 2.*expected a gymnasium\.Env"),
         ([CountingEnv, lambda: env, lambda: env], "same environment twice"),
     ]:
-        with pytest.raises(EnvError, match=words):
+        with pytest.raises((EnvError, SpaceError), match=words):
             make(factories)
     with pytest.raises(ConfigError, match="at least one"):
         make([])
     with pytest.raises(ConfigError, match="on_non_finite"):
         make([CountingEnv], on_non_finite="ignore")
-
-
-@pytest.mark.slow
-def test_spaces_that_differ_between_workers():
-    """They are refused, as within a worker."""
-    with pytest.raises(SpaceError, match="environment 1"):
-        workers([CountingEnv, lambda: FailingEnv("spaces")])
 
 
 def test_environments_that_can_not_be_restored_keep_nothing():
@@ -305,15 +293,6 @@ def test_environments_that_can_not_be_restored_keep_nothing():
     assert len(other.state_dict()["envs"]) == 2
     with pytest.raises(EnvError, match="can_be_restored=False"):
         vector.state_dict()
-
-
-@pytest.mark.slow
-def test_torch_is_not_imported():
-    """Worker processes start without torch: nothing in these rooms imports it."""
-    code = "import sys, maze_train.envs.names, maze_train.spaces.describe as d; "
-    code += "print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 # -- a step in two halves --------------------------------------------------------------------------
@@ -384,6 +363,8 @@ def test_nothing_else_between_the_halves(make):
     with make([CountingEnv] * 2) as one, make([CountingEnv] * 2) as two:
         one.reset(seed=5)
         two.reset(seed=5)
+        assert one.can_be_restored is (make is not foreign)
+        assert one.worker_restarts == 0
         state = one.state_dict() if one.can_be_restored else {}
         for name, call in [
             ("step_async", lambda: two.step_async([1, 1])),
@@ -396,7 +377,7 @@ def test_nothing_else_between_the_halves(make):
             two.step_async([0, 2])
             words = rf"{name}\(\) was called between step_async\(\) and step_wait\(\): call step_w"
             if not two.can_be_restored and "state" in name:
-                words = "can not be kept"
+                words = r"can not be kept.*env\.backend=gymnasium"
             with pytest.raises(EnvError, match=words):
                 call()
             assert_equal_steps(expected, two.step_wait())
@@ -423,6 +404,9 @@ def test_waiting_for_nothing(make):
     assert multiprocessing.active_children() == []
     with pytest.raises(EnvError, match=r"step_wait\(\) was called after close\(\)"):
         vector.step_wait()
+    for call in (lambda: vector.step([0, 0]), lambda: vector.reset(seed=0)):
+        with pytest.raises(EnvError, match=r"close|call reset\(\) first"):
+            call()
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -442,72 +426,7 @@ def test_environments_that_raise_do_so_in_the_second_half(make):
     vector.close()
 
 
-@pytest.mark.parametrize("make", [here, foreign])
-def test_closing_twice(make):
-    """It is fine, and stepping or resetting is refused."""
-    vector = make([CountingEnv])
-    vector.reset(seed=0)
-    vector.close()
-    vector.close()
-    with pytest.raises(EnvError):
-        vector.step([0])
-    with pytest.raises(EnvError):
-        vector.reset(seed=0)
-
-
 # -- processes -------------------------------------------------------------------------------------
-
-
-def fail_at_the_third_step(how, **settings):
-    """Three workers, the second of which fails as told."""
-    factories = [CountingEnv, lambda: FailingEnv(how), CountingEnv]
-    vector = workers(factories, **{"n_workers": 3, **settings})
-    vector.reset(seed=5)
-    for _ in range(3):
-        vector.step([0, 0, 0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start_method", START_METHODS)
-@sweep(
-    "case",
-    [
-        ("raise", r"environment 1 failed at step 3.*wheel.*toy_envs\.py"),
-        ("shape", r"environment 1 failed at step 3.*shape \(1, 2\), its space says"),
-        ("sys.exit", "environment 1 failed at step 3.*SystemExit: 0"),
-        ("kill", r"died in a step \(signal SIGKILL"),
-    ],
-)
-def test_failures_of_a_worker(case, start_method):
-    """They name worker, environment and step; no process is left."""
-    with pytest.raises(WorkerError, match=rf"(?s)worker 1 \(environments 1 to 1\).*{case[1]}"):
-        fail_at_the_third_step(case[0], start_method=start_method)
-    assert multiprocessing.active_children() == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["before", "between"])
-def test_killed_workers_are_noticed_in_the_second_half(when):
-    """The first half does not fail; the second names the worker, and closes."""
-    vector = workers([CountingEnv] * 2, start_method="forkserver")
-    vector.reset(seed=0)
-    process = vector._pool.processes[1]
-    if when == "before":
-        process.kill()
-        process.join()
-    vector.step_async([0, 0])
-    process.kill()
-    with pytest.raises(WorkerError, match=r"(?s)worker 1 .* died in a step .* = fail\)"):
-        finish_until_killed(vector)
-    assert vector.closed
-    with pytest.raises(WorkerError, match="closed"):
-        vector.step([0, 0])
-
-
-def finish_until_killed(vector):
-    """A worker may have made its step before it was killed: then the next one finds it."""
-    vector.step_wait()
-    vector.step([0, 0])
 
 
 @pytest.mark.slow
@@ -544,17 +463,8 @@ def test_an_interrupt_while_waiting_closes():
 
 
 @pytest.mark.slow
-def test_settings_of_processes():
-    """They are checked before any process starts; there are no workers without environments."""
-    for settings, words in [
-        ({"n_workers": -1}, "n_workers = -1"),
-        ({"start_method": "spwan"}, r"start_method.*did you mean 'spawn'"),
-        ({"timeout_s": 0}, "timeout_s = 0"),
-        ({"on_worker_failure": "ignore"}, "on_worker_failure"),
-        ({"max_worker_restarts": -1}, "max_worker_restarts"),
-    ]:
-        with pytest.raises(ConfigError, match=words):
-            SubprocVectorEnv([CountingEnv], **settings)
+def test_there_are_no_workers_without_environments():
+    """However many are allowed; by default there is one per core."""
     with workers([CountingEnv] * 2, n_workers=9) as vector:
         assert vector.n_workers == 2
     with SubprocVectorEnv([CountingEnv] * 64) as vector:
@@ -562,39 +472,19 @@ def test_settings_of_processes():
 
 
 @pytest.mark.slow
-def test_fork_after_torch_threads_does_not_hang():
-    """A forked worker may use torch though its parent has used several torch threads."""
-    code = """
-import torch
-import numpy as np
-from toy_envs import CountingEnv
-from maze_train import SubprocVectorEnv
-torch.set_num_threads(2)
-torch.randn(500, 500) @ torch.randn(500, 500)
-class TorchEnv(CountingEnv):
-    def step(self, action):
-        torch.randn(500, 500) @ torch.randn(500, 500)
-        return super().step(action)
-with SubprocVectorEnv([TorchEnv] * 2, n_workers=2, start_method="fork", timeout_s=20) as vector:
-    vector.reset(seed=0)
-    print(vector.step(np.zeros(2, np.int64))[1].tolist())
-"""
-    root = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root.parents[1]), str(root)])},
-    )
-    assert done.stdout.strip() == "[1.0, 1.0]", done.stderr
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("package", ["torch", "cv2"])
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_workers_use_one_thread_of_torch(start_method):
-    """Also when an environment is what imports torch, after the worker has started."""
-    with workers([ThreadCountingEnv] * 2, start_method=start_method) as env:
-        obs, _ = env.reset(seed=0)
-        assert obs.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+def test_workers_use_one_thread(start_method, package):
+    """Also when an environment imports the package, and when a fork brings more threads along.
+
+    With several, the first large operation of torch would never end after a fork.
+    """
+    pytest.importorskip(package)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with workers([lambda: ThreadCountingEnv(package)] * 2, start_method=start_method) as vector:
+            assert vector.reset(seed=0)[0].tolist() == [[1.0, 1.0]] * 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

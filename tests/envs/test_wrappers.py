@@ -449,12 +449,3 @@ def test_statistics_of_gymnasium():
     vector.step([0])
     final = vector.step([0])[4]["final_info"]
     assert (final["episode"]["r"], final["episode"]["l"], final["scaled"]["r"]) == (3.0, 2, 6.0)
-
-
-def test_training_wrappers_keep_the_spaces():
-    """One that does not is named, with the place where it belongs."""
-    node = {"_target_": "gymnasium.wrappers.TimeAwareObservation"}
-    config = EnvConfig(id="CartPole-v1", training_wrappers=[node])
-    with pytest.raises(ConfigError, match=r"(?s)training_wrappers\[0\].*put the wrapper into env"):
-        EnvFactory(config)()
-    EnvFactory(config).for_evaluation()().close()
