@@ -12,12 +12,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
 from toy_envs import CountingEnv
 
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.names import SequentialVectorEnv
 from maze_train.envs.slots import EnvSlots
@@ -109,52 +107,6 @@ def test_an_environment_that_exits_while_it_is_built(
     factory = EnvFactory(EnvConfig(**settings), None if "id" in settings else lambda: sys.exit(0))
     with pytest.raises(EnvError, match=r"building (x\.Y|Fragile-v0) .* failed: SystemExit: 0"):
         factory()
-
-
-class Vector(VectorEnv[Any, Any, Any]):
-    """A vector environment of another package."""
-
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (as in the base class)
-    num_envs, single_observation_space, single_action_space = 2, BOX, spaces.Discrete(2)
-
-    def __init__(self, where: str = "", reward: Any = 1.0) -> None:
-        self.where, self.reward = where, reward
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        return self.told("reset", np.zeros((2, 2), np.float32), {})
-
-    def step(self, actions: Any) -> Any:
-        flags = np.zeros(2, np.bool_)
-        return self.told("step", np.zeros((2, 2), np.float32), [1.0, self.reward], flags, flags, {})
-
-    def close(self, **_: Any) -> None:
-        self.told("close")
-
-    def told(self, where: str, *told: Any) -> Any:
-        if where == self.where:
-            sys.exit(0)
-        return told
-
-
-@pytest.mark.parametrize("where", ["reset", "step", "close"])
-def test_vector_environments_of_others_that_exit(where: str) -> None:
-    """Their errors are caught in the same way."""
-    vector = ForeignVectorEnv(Vector(where))
-    with pytest.raises(EnvError, match=r"failed: SystemExit: 0"):  # noqa: PT012
-        vector.reset(seed=0)
-        vector.step([0, 0])
-        vector.close()
-
-
-@pytest.mark.parametrize("reward", [1e300, -1e300, float("nan")])
-def test_rewards_and_numbers_of_vector_environments_of_others(reward: float) -> None:
-    """A reward that float32 can not hold is named, with the number of the environment of all."""
-    vector = ForeignVectorEnv(Vector(reward=reward))
-    vector.first_env = 4
-    vector.reset(seed=0)
-    with pytest.raises(EnvError, match=r"environment 5 failed at step 1 .* reward is") as caught:
-        vector.step([0, 0])
-    assert str(reward) in str(caught.value)
 
 
 class Reward(CountingEnv):
