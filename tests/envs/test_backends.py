@@ -73,32 +73,19 @@ def balance(obs: Any) -> Any:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["random", "lean", "balance"])
-def test_cartpole_plays_like_the_single_version(backend, kind):
-    """Returns of a fixed policy come from the same distribution: two-sample tests, 320 episodes."""
+def test_cartpole_plays_like_the_single_version(backend):
+    """Returns of a fixed policy come from the same distribution: a two-sample test, 320 episodes.
+
+    Kolmogorov and Smirnov: 1.63 sqrt(2 / n) is exceeded in 1 of 100 cases.
+    """
     needs(backend)
-    n, per_env = 32, 10
+    single = SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * 32)
     samples = []
-    for vector in (
-        SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * n),
-        make(backend, "CartPole-v1", n),
-    ):
-        rng = np.random.default_rng(1)
-        policies = {
-            "lean": lean,
-            "balance": balance,
-            "random": lambda _, r=rng: r.integers(0, 2, n),
-        }
-        samples.append(episodes(vector, policies[kind], per_env, seed=3)[0])
+    for vector in (single, make(backend, "CartPole-v1", 32)):
+        samples.append(np.sort(episodes(vector, lean, 10, seed=3)[0]))
         vector.close()
-    one, other = samples
-    error = np.sqrt(one.var() / one.size + other.var() / other.size)
-    assert abs(one.mean() - other.mean()) < 3.0 * error
-    assert 0.8 < one.std() / other.std() < 1.25
-    grid = np.sort(np.concatenate(samples))
-    shares = [np.searchsorted(np.sort(x), grid, side="right") / x.size for x in samples]
-    # Kolmogorov and Smirnov: 1.63 sqrt(2 / n) is exceeded in 1 of 100 cases.
-    assert np.abs(shares[0] - shares[1]).max() < 1.63 * np.sqrt(2.0 / one.size)
+    shares = [np.searchsorted(x, np.sort(samples).ravel(), side="right") / 320 for x in samples]
+    assert np.abs(shares[0] - shares[1]).max() < 1.63 * np.sqrt(2.0 / 320)
 
 
 def test_native_cartpole_steps_like_the_single_version():

@@ -160,17 +160,6 @@ def test_an_observation_that_differs(capfd):
     )
 
 
-def test_no_restart_unless_allowed():
-    """By default a failure ends it, and the message says that there were no restarts."""
-    vector = workers([lambda: FailingEnv("exit", 1)], n_workers=1)
-    vector.reset(seed=1)
-    seed = episode_seed(1, 0, 1, 1)
-    with pytest.raises(
-        WorkerError, match=rf"episodes: {seed} \(.*restarted 0 times; on_worker_failure = fail"
-    ):
-        vector.step([0])
-
-
 def test_a_reset_that_fails_once(tmp_path, capfd):
     """The reset is made again with the same seed; options too."""
     with restarted([CountingEnv, lambda: FailingEnv("reset", 1, tmp_path / "m")]) as vector:

@@ -66,8 +66,9 @@ def assert_same(one: Any, other: Any) -> None:
     """Equal keys, dtypes and bytes."""
     assert columns(one).keys() == columns(other).keys()
     for key, column in columns(one).items():
-        assert column.dtype == columns(other)[key].dtype
-        assert column.tobytes() == columns(other)[key].tobytes(), key
+        expected = np.asarray(columns(other)[key])
+        assert column.dtype == expected.dtype
+        assert column.tobytes() == expected.tobytes(), key
 
 
 def assert_equal_steps(one: Any, other: Any) -> None:
