@@ -253,18 +253,6 @@ def test_lives_are_episodes_of_training_only():
     assert training.reset(seed=12)[1]["lives"] == 5
 
 
-def test_time_limit_counts_steps_of_the_agent():
-    """`max_episode_steps` ends the game as it does in other environments, not within a step."""
-    config = EnvConfig(id="ALE/Pong-v5", max_episode_steps=5)
-    for factory in (EnvFactory(config), EnvFactory(config).for_evaluation()):
-        env = factory()
-        _, info = env.reset(seed=0)
-        first = info["episode_frame_number"]
-        steps = [env.step(0) for _ in range(5)]
-        assert [step[3] for step in steps] == [False] * 4 + [True]
-        assert steps[-1][4]["episode_frame_number"] == first + 20
-
-
 def test_final_observation_of_a_truncated_game():
     """It is the stack that the game ended with, newest screen last."""
     factory = game("SpaceInvaders", max_num_frames_per_episode=101)
@@ -323,44 +311,38 @@ def make_pong(frameskip=1, **kwargs):
     return gymnasium.make("ALE/Pong-v5", frameskip=frameskip, **kwargs)
 
 
-def test_own_function_that_builds_a_game():
-    """It is preprocessed when that is asked for."""
-    config = EnvConfig(target="test_atari.make_pong", preprocessing="atari", max_episode_steps=3)
-    env = EnvFactory(config)()
-    assert env.observation_space.shape == (4, 84, 84)
-    env.reset(seed=0)
-    assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
+def test_time_limit_counts_steps_of_the_agent():
+    """`max_episode_steps` ends the game as it does in other environments, not within a step.
+
+    An own function that builds a game is preprocessed when that is asked for.
+    """
+    config = EnvConfig(id="ALE/Pong-v5", max_episode_steps=5)
+    own = EnvConfig(**OWN, max_episode_steps=5)
+    for factory in (EnvFactory(config), EnvFactory(config).for_evaluation(), EnvFactory(own)):
+        env = factory()
+        assert env.observation_space.shape == (4, 84, 84)
+        _, info = env.reset(seed=0)
+        first = info["episode_frame_number"]
+        steps = [env.step(0) for _ in range(5)]
+        assert [step[3] for step in steps] == [False] * 4 + [True]
+        assert steps[-1][4]["episode_frame_number"] == first + 20
+
+
+OWN = {"target": "test_atari.make_pong", "preprocessing": "atari"}
 
 
 @sweep(
     "case",
     [
         ({"id": "CartPole-v1", "preprocessing": "atari"}, "env.preprocessing = 'atari'.*CartPole"),
-        (
-            {"target": "toy_envs.CountingEnv", "preprocessing": "atari"},
-            "env.preprocessing: is for Atari games only",
-        ),
+        ({**OWN, "target": "toy_envs.CountingEnv"}, "env.preprocessing: is for Atari games only"),
         (
             {"id": "ALE/Pong-v5", "preprocessing": "atari", "kwargs": {"obs_type": "ram"}},
             r"env.kwargs = \{'obs_type': 'ram'\}.*env.preprocessing=none",
         ),
         ({"id": "ALE/Pong-v5", "kwargs": {"frameskip": 4}}, "env.kwargs.frameskip = 4"),
-        (
-            {
-                "target": "test_atari.make_pong",
-                "kwargs": {"frameskip": 4},
-                "preprocessing": "atari",
-            },
-            "env.kwargs.frameskip = 4",
-        ),
-        (
-            {
-                "target": "test_atari.make_pong",
-                "kwargs": {"max_episode_steps": 9},
-                "preprocessing": "atari",
-            },
-            "innermost wrapper.*TimeLimit.*env.max_episode_steps",
-        ),
+        ({**OWN, "kwargs": {"frameskip": 4}}, "env.kwargs.frameskip = 4"),
+        ({**OWN, "kwargs": {"max_episode_steps": 9}}, "innermost wr.*TimeLimit.*max_episode_steps"),
         ({"id": "ALE/Pong-v5", "kwargs": {"continuous": True}}, "needs discrete actions"),
         ({"id": "ALE/Pongg-v5", "preprocessing": "atari"}, "nearest ids: ALE/Pong-v5"),
     ],
