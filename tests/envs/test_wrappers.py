@@ -240,12 +240,17 @@ def test_declared_stacks_must_fit_their_space():
 
 
 def test_returns_are_reported_without_training_wrappers():
-    """Returns and lengths are those inside of the wrappers for training, which see scaled ones."""
+    """Returns and lengths are those inside of the wrappers for training, which see scaled ones.
+
+    Gymnasium's RecordEpisodeStatistics may lie inside, or outside under another key.
+    """
+    node = {"_target_": GYM + "RecordEpisodeStatistics"}
+    scale = {"_target_": OURS + "RewardScalingWrapper", "scale": 2.0}
     config = EnvConfig(
         target="toy_envs.CountingEnv",
         kwargs={"length": 3},
-        wrappers=[{"_target_": OURS + "RewardScalingWrapper", "scale": 2.0}],
-        training_wrappers=[{"_target_": OURS + "RewardScalingWrapper", "scale": 0.5}],
+        wrappers=[scale, node],
+        training_wrappers=[{**scale, "scale": 0.5}, {**node, "stats_key": "scaled"}],
     )
     with here([EnvFactory(config)] * 2) as vector:
         assert vector.monitored is True
@@ -256,9 +261,10 @@ def test_returns_are_reported_without_training_wrappers():
             rewards.append(reward[0])
             assert ("final_info" in infos) == terminated.any()
         assert rewards == [1.0, 2.0, 3.0] * 2
-        episode = infos["final_info"]["episode"]
-        assert episode["r"].tolist() == [12.0, 12.0]
-        assert episode["l"].tolist() == [3, 3]
+        final = infos["final_info"]
+        assert final["episode"]["r"].tolist() == [12.0, 12.0]
+        assert final["episode"]["l"].tolist() == [3, 3]
+        assert final["scaled"]["r"].tolist() == [6.0, 6.0]
 
 
 def test_monitoring_counts_truncated_and_broken_off_episodes():
@@ -412,25 +418,3 @@ def test_wrong_arguments(case):
     make, message = case
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-# -- gymnasium's wrappers --------------------------------------------------------------------------
-
-
-def test_statistics_of_gymnasium():
-    """RecordEpisodeStatistics may lie inside of our report, or outside under another key."""
-    node = {"_target_": GYM + "RecordEpisodeStatistics"}
-    config = EnvConfig(
-        target="toy_envs.CountingEnv",
-        kwargs={"length": 2},
-        wrappers=[node],
-        training_wrappers=[
-            {"_target_": OURS + "RewardScalingWrapper", "scale": 2.0},
-            {**node, "stats_key": "scaled"},
-        ],
-    )
-    vector = here([EnvFactory(config)])
-    vector.reset(seed=0)
-    vector.step([0])
-    final = vector.step([0])[4]["final_info"]
-    assert (final["episode"]["r"], final["episode"]["l"], final["scaled"]["r"]) == (3.0, 2, 6.0)
