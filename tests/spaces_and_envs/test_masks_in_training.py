@@ -35,7 +35,10 @@ def steps_to_best(result: Any) -> float:
 
 @pytest.mark.learning
 @BOTH
-@pytest.mark.parametrize(("env", "steps"), [(Doors, 100_000), (HeavyDoors, 20_000)])
+@pytest.mark.parametrize(
+    ("env", "steps"),
+    [pytest.param(Doors, 100_000, marks=pytest.mark.exhaustive), (HeavyDoors, 20_000)],
+)
 def test_a_mask_is_obeyed_and_saves_steps(
     tmp_path: Path, env: Any, steps: int, algorithm: dict[str, Any]
 ) -> None:
