@@ -194,44 +194,18 @@ def test_what_slots_tell_about_themselves() -> None:
     }
 
 
-def test_nested_observations_and_actions() -> None:
-    """Leaves go to their columns, and actions come back in the form of the space."""
-    slots, twin = slots_of(NestedEnv), NestedEnv()
-    for i in range(3):
-        slots.start(i, 20 + i)
-    actions = {
-        "0": np.array([2, 0, 1, 0, 0, 0]),
-        "1/force": np.arange(12, dtype=np.float32).reshape(6, 2) / 12,
-    }
-    for _ in range(2):
-        slots.step(3, {key: column.copy() for key, column in actions.items()})
-    twin.reset(seed=22)
-    for _ in range(2):
-        force = actions["1/force"][2].copy()
-        obs, reward, *_ = twin.step((1, {"force": force}))
-    assert slots.returns[2] == 2 * reward
-    np.testing.assert_array_equal(slots.obs["image"][2], obs["image"])
-    np.testing.assert_array_equal(slots.obs["robot/0"][2], obs["robot"][0])
-    assert slots.obs["robot/1"][2] == obs["robot"][1]
-
-
 @sweep("where", ["speed", "temperature"])
 def test_last_observations_that_are_no_good(where: str) -> None:
-    """An error where they are asked for, or a lost episode."""
-    for on_non_finite in ("raise", "skip"):
-        slots = slots_of(lambda: SpoiltEnv(where, 1, length=1), on_non_finite=on_non_finite)
-        slots.start(0, 5)
-        assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
-        if on_non_finite == "skip":
-            assert slots.last_observation(0) is None
-            assert slots.lost[0]
-            continue
-        words = rf"step 1 of the episode with seed 5: NonFiniteError: last observation '{where}' is"
-        with pytest.raises(EpisodeError, match=words):
-            slots.last_observation(0)
-        slots.final_obs[0] = {"speed": np.zeros(3)}
-        with pytest.raises(EpisodeError, match="seed 5: SpaceError"):
-            slots.last_observation(0)
+    """An error where they are asked for."""
+    slots = slots_of(lambda: SpoiltEnv(where, 1, length=1))
+    slots.start(0, 5)
+    assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
+    words = rf"step 1 of the episode with seed 5: NonFiniteError: last observation '{where}' is"
+    with pytest.raises(EpisodeError, match=words):
+        slots.last_observation(0)
+    slots.final_obs[0] = {"speed": np.zeros(3)}
+    with pytest.raises(EpisodeError, match="seed 5: SpaceError"):
+        slots.last_observation(0)
 
 
 def test_what_environments_show() -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from cases import everyday
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from tiny_problems import ORDERS, QUESTIONS, STEPS, Doors, Order, Recall, learn
+from tiny_problems import ORDERS, QUESTIONS, QUIET, STEPS, Doors, Order, Recall, learn
 
-from maze_train import ModelConfig, build_actor_critic
+sys.path.insert(0, str(Path(__file__).parents[1] / "runners"))
+from recorded import record
+
+from maze_train import ModelConfig, build_actor_critic, train
 from maze_train.distributions.mapping import DEFAULTS
 from maze_train.spaces.describe import flat_spaces
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 A2C: dict[str, Any] = {"name": "a2c", "n_rollout_steps": 8, "epoch_length": 50}
 PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 64, "batch_size": 128}
@@ -81,17 +82,51 @@ def right_action(env: Any) -> Any:
 OFTEN = "Box", "image, channels last", "nested Dict", "MultiDiscrete", "Box, bounds per entry"
 
 
-def problems(kinds: Iterable[str]) -> list[Any]:
-    """Some kinds with PPO, the first one with ES as well; the rest with `make test-all`."""
-    cases = [(kind, algorithm) for algorithm in ("ppo", "a2c", "es") for kind in kinds]
+OFTEN = "Box", "image, channels last", "nested Dict", "MultiDiscrete", "Box, bounds per entry"
+
+
+def problems(makers: dict[str, Any]) -> list[Any]:
+    """Some kinds with PPO, the first with ES and as a clone as well; the rest: `make test-all`."""
+    algorithms = ("ppo", "a2c", "es", "bc-nll", "bc-mse")
+    cases = [(kind, algorithm) for algorithm in algorithms for kind in makers]
     cases = [case for case in cases if case[1] != "es" or "image" not in case[0]]
-    often = [(kind, "ppo") for kind in kinds if kind in OFTEN]
-    often.append(next(case for case in cases if case[1] == "es"))
+    exact = [kind for kind, make in makers.items() if is_exact(make().action_space)]
+    cases = [case for case in cases if case[1] != "bc-mse" or case[0] not in exact]
+    often = [(kind, "ppo") for kind in makers if kind in OFTEN]
+    often += [next(case for case in cases if case[1] == name) for name in ("es", "bc-nll")]
     return everyday(len(often), often + [case for case in cases if case not in often])
 
 
+def is_exact(space: spaces.Space[Any]) -> bool:
+    """Whether actions are numbers that can be counted."""
+    return all(
+        not isinstance(leaf, spaces.Box) or leaf.dtype.kind in "iu"
+        for leaf in flat_spaces(space).values()
+    )
+
+
+def cloned_return(tmp_path: Path, make: Any, box_loss: str) -> Any:
+    """The best return of a policy that learned from who knows the answers."""
+    env = make()
+    record(tmp_path / "data", env, lambda _: right_action(env), 200)
+    algorithm = {"name": "bc", "n_epochs": 24, "batch_size": 32, "lr": 0.003, "box_loss": box_loss}
+    result = train(
+        env=make,
+        algorithm=algorithm,
+        runner={"dataset": str(tmp_path / "data")},
+        model={"hidden_sizes": [32]},
+        evaluation={"n_episodes": 40, "interval": 12},
+        tracking=QUIET,
+        seed=1,
+        run_dir=str(tmp_path / "run"),
+    )
+    return result.best_metric
+
+
 def solved(tmp_path: Path, make: Any, algorithm: str, steps: int) -> Any:
-    """The best return of PPO and A2C, or of ES with a small network in more steps."""
+    """The best return of PPO and A2C, of ES with a small network in more steps, or of a clone."""
+    if algorithm.startswith("bc"):
+        return cloned_return(tmp_path, make, algorithm[3:])
     if algorithm == "es":
         return best_return(tmp_path, make, ES, 24_000, model={"hidden_sizes": [16]})
     return best_return(tmp_path, make, PPO if algorithm == "ppo" else A2C, steps)
@@ -126,14 +161,6 @@ def test_families_for_bounded_boxes(tmp_path: Path, family: str, algorithm: dict
     algorithm = {**algorithm, "entropy_coef": 0.1}
     best = best_return(tmp_path, ORDERS["Box"], algorithm, 30_000, model=model)
     assert best >= STEPS - TOLERANCE
-
-
-def is_exact(space: spaces.Space[Any]) -> bool:
-    """Whether actions are numbers that can be counted."""
-    return all(
-        not isinstance(leaf, spaces.Box) or leaf.dtype.kind in "iu"
-        for leaf in flat_spaces(space).values()
-    )
 
 
 # -- the page ------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 STEPS = 3
 """Steps of an episode; each brings a reward of at most 1."""
 
+QUIET = {"progress": "quiet", "plot": False, "tensorboard": False}
+
 
 def learn(tmp_path: Path, env: Any, algorithm: Any, steps: int, episodes: int, **keys: Any) -> Any:
     """Train on a problem with evaluations of so many greedy episodes."""
@@ -26,7 +28,7 @@ def learn(tmp_path: Path, env: Any, algorithm: Any, steps: int, episodes: int, *
         env=env,
         algorithm=algorithm,
         evaluation={"n_episodes": episodes, "concurrency": episodes},
-        tracking={"progress": "quiet", "plot": False, "tensorboard": False},
+        tracking=QUIET,
         total_steps=steps,
         seed=0,
         run_dir=str(tmp_path / "run"),
