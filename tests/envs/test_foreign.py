@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from maze_train.envs.backends import autoreset_mode, distinct_seeds
 from maze_train.envs.foreign import ForeignVectorEnv
@@ -69,27 +68,32 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
 
 
 class ScriptedVectorEnv(VectorEnv[Any, Any, Any]):
-    """The same script for many environments at once, with habits of native vector environments.
+    """Many of these environments at once, with habits of native vector environments.
 
     Rows may come in another order, told by `env_id`; observations may live in one buffer that every
-    call overwrites; `final_obs` is one array, whose other rows are rubbish.
+    call overwrites; `final_obs` is one array, whose other rows are rubbish, as are rewards and
+    flags of steps that only reset.
     """
 
     def __init__(self, mode: Any, *, shuffled: bool = False, reused: bool = False) -> None:
+        makers = [lambda i=i: ScriptedEnv(i) for i in range(N)]
+        known = mode if mode in MODES else NEXT_STEP
+        self.inner = SyncVectorEnv(makers, autoreset_mode=known)
         self.metadata = {"autoreset_mode": mode}
         self.num_envs = N
-        self.single_observation_space = spaces.Box(0.0, 1e6, (3,), np.float32)
-        self.single_action_space = spaces.Discrete(3)
-        self.observation_space = batch_space(self.single_observation_space, N)
-        self.action_space = batch_space(self.single_action_space, N)
+        self.single_observation_space = self.inner.single_observation_space
+        self.single_action_space = self.inner.single_action_space
         self.mode, self.shuffled, self.reused = mode, shuffled, reused
         self.buffer = np.zeros((N, 3), np.float32)
         self.rng = np.random.default_rng(0)
-        self.episode, self.t = np.full(N, -1), np.zeros(N, int)
-        self.ended = np.zeros(N, bool)
 
-    def observe(self) -> Any:
-        return np.stack([np.arange(N), self.episode, self.t], axis=1).astype(np.float32)
+    @property
+    def episode(self) -> Any:
+        return np.array([env.episode for env in self.inner.envs])
+
+    @property
+    def t(self) -> Any:
+        return np.array([env.t for env in self.inner.envs])
 
     def deliver(self, obs: Any, *rest: Any) -> Any:
         order = self.rng.permutation(N) if self.shuffled else np.arange(N)
@@ -101,42 +105,23 @@ class ScriptedVectorEnv(VectorEnv[Any, Any, Any]):
             obs = self.buffer
         return (obs, *(part[order] for part in rest[:-1]), infos)
 
-    def start(self, rows: Any) -> None:
-        self.episode[rows] += 1
-        self.t[rows] = 0
-
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         rows = (options or {}).get("reset_mask", np.ones(N, bool))
-        assert rows.any()
-        self.start(rows)
-        self.ended[rows] = False
-        obs = self.observe()
-        obs[~rows] = -7.0  # Nobody promised what the rows of the others hold.
-        return self.deliver(obs, {})
+        obs, _ = self.inner.reset(options=options)
+        self.ended = np.zeros(N, bool)
+        return self.deliver(np.where(rows[:, None], obs, -7.0).astype(np.float32), {})
 
     def step(self, actions: Any) -> Any:
-        assert self.action_space.contains(actions)
-        if self.mode is DISABLED:
-            assert not self.ended.any()
         resetting = self.ended if self.mode is NEXT_STEP else np.zeros(N, bool)
-        self.start(resetting)
-        self.t[~resetting] += 1
-        rewards = actions + 10.0 * self.t + 0.5 * self.episode + 100.0 * np.arange(N)
-        rewards[resetting] = 1e9  # Not to be believed.
-        pairs = zip(range(N), self.episode.tolist(), strict=True)
-        lengths = np.array([length_of(i, k) for i, k in pairs])
-        self.ended = ~resetting & (self.t >= lengths)
-        flags = np.array([flags_of(i, k) for i, k in enumerate(self.episode.tolist())])
-        terminated, truncated = (flags & self.ended[:, None]).T
-        self.flags = (terminated, truncated)
-        terminated, truncated = terminated | resetting, truncated | resetting  # Nor are these.
-        infos: dict[str, Any] = {"is_success": self.episode % 2 == 0}
-        obs = self.observe()
-        if self.mode is SAME_STEP and self.ended.any():
-            infos |= {"final_obs": np.where(self.ended[:, None], obs, -5).astype(np.float32)}
-            self.start(self.ended)
-            obs = self.observe()
-        return self.deliver(obs, rewards.astype(np.float32), terminated, truncated, infos)
+        episode = self.episode
+        obs, rewards, terminated, truncated, given = self.inner.step(actions)
+        self.flags, self.ended = (terminated, truncated), terminated | truncated
+        infos: dict[str, Any] = {"is_success": episode % 2 == 0}
+        if "final_obs" in given:
+            rows = zip(given["final_obs"], self.ended, strict=True)
+            infos["final_obs"] = np.stack([row if over else np.full(3, -5.0) for row, over in rows])
+        flags = terminated | resetting, truncated | resetting
+        return self.deliver(obs, np.where(resetting, 1e9, rewards), *flags, infos)
 
 
 def flat_row(obs: Any, i: int | None = None) -> tuple[float, ...]:
@@ -465,22 +450,14 @@ def test_environments_that_exit(where):
 
 def test_integer_observations_get_the_dtype_of_the_space():
     """A batch of smaller integers is brought into the space's; floats are not cut down."""
-
-    class Small(ScriptedVectorEnv):
-        kind: Any = np.int32
-
-        def __init__(self, mode: Any) -> None:
-            super().__init__(mode)
-            self.single_observation_space = spaces.MultiDiscrete([9, 99, 99])
-
-        def observe(self) -> Any:
-            return super().observe().astype(self.kind)
-
-    source = Small(NEXT_STEP)
-    assert ForeignVectorEnv(source).reset(seed=0)[0].dtype == np.int64
-    source.kind = np.float32
+    vectors = []
+    for kind in (np.int32, np.float32):
+        source = spoilt(NEXT_STEP, "reset", lambda o, infos, kind=kind: (o.astype(kind), infos))
+        source.single_observation_space = spaces.MultiDiscrete([9, 99, 99])
+        vectors.append(ForeignVectorEnv(source))
+    assert vectors[0].reset(seed=0)[0].dtype == np.int64
     with pytest.raises(SpaceError, match="dtype float32"):
-        ForeignVectorEnv(source).reset(seed=0)
+        vectors[1].reset(seed=0)
 
 
 def test_close():
