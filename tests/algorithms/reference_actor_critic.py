@@ -247,10 +247,10 @@ class SlowLearner:
         steps, self.values, self.finals = {}, {}, {}
         positions = rollout.final_positions.tolist()
         for b in range(rollout.num_envs):
-            state = None if rollout.states is None else rollout.states[0, b : b + 1]
+            state = None if rollout.hidden_states is None else rollout.hidden_states[0, b : b + 1]
             for t in range(rollout.num_steps + 1):
                 if state is not None and t % self.length(rollout) == 0:
-                    state = rollout.states[t, b : b + 1] if stored else state.detach()
+                    state = rollout.hidden_states[t, b : b + 1] if stored else state.detach()
                 obs = at(rollout.obs, t, b)
                 x, state = self.features(obs, state)
                 raw = self.model.critic(x)[0]
@@ -274,7 +274,7 @@ class SlowLearner:
 
     def units(self, rollout):
         """The places of each unit that minibatches are made of: transitions, or sequences."""
-        length = 1 if rollout.states is None else self.length(rollout)
+        length = 1 if rollout.hidden_states is None else self.length(rollout)
         return [
             places
             for start in range(0, rollout.num_steps, length)
@@ -365,7 +365,7 @@ class SlowLearner:
 
 def is_ignored(rollout, t, b):
     """Whether the row is no transition."""
-    return rollout.ignored is not None and bool(rollout.ignored[t, b])
+    return rollout.valid is not None and not bool(rollout.valid[t, b])
 
 
 def begins_after(rollout, t, b):

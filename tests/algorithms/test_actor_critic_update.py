@@ -244,7 +244,7 @@ def memory_problem(name, cell, ignoring, algorithm):
     model = make_model(*PROBLEMS[name], memory=MemoryConfig(cell=cell, size=5))
     rollout = make_rollout(*PROBLEMS[name])
     states = 0.7 * normal(T + 1, B, model.state_size)
-    rollout = replace(rollout, states=states, log_probs=normal(T, B) - 1.5)
+    rollout = replace(rollout, hidden_states=states, log_probs=normal(T, B) - 1.5)
     rollout = with_ignored(rollout) if ignoring else rollout
     for t in range(T if algorithm != "impala" else 0):
         obs = {k: x[t] for k, x in rollout.obs.items()} if name == "dict_obs" else rollout.obs[t]
@@ -274,7 +274,7 @@ def test_what_the_actor_remembered_first_counts():
     moved = []
     for scale in (1.0, -1.0):
         model, rollout, _ = memory_problem("discrete", "lstm", False, "impala")
-        rollout.states[0] *= scale
+        rollout.hidden_states[0] *= scale
         make_learner("impala", model).update(rollout, Progress())
         moved.append(snapshot(model))
     assert any(not torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
@@ -299,11 +299,11 @@ def test_statistics_of_observations(algorithm, memory, variant):
     model.normalizer.update(seen)
     rollout = replace(make_rollout(*PROBLEMS["discrete"]), log_probs=normal(T, B) - 1.0)
     if memory is not None:
-        rollout = replace(rollout, states=normal(T + 1, B, model.state_size))
+        rollout = replace(rollout, hidden_states=normal(T + 1, B, model.state_size))
     new = rollout.obs[:-1]
     if variant == "ignoring":
         rollout = with_ignored(rollout)
-        new = new[~rollout.ignored]
+        new = new[rollout.valid]
     elif variant == "replayed" and algorithm == "impala":
         rollout, new = replayed(rollout), new[:, : B - 1]
     compare(algorithm, (model, rollout, spaces.Discrete(3)))
@@ -335,7 +335,7 @@ def test_a_rollout_without_transitions(algorithm, mode):
     settings = {"normalization": ObservationNormalizationConfig(mode=mode)}
     model, rollout, _ = make_problem(**settings)
     before = copy.deepcopy(model.state_dict())
-    nothing = replace(rollout, ignored=torch.ones_like(rollout.terminated))
+    nothing = replace(rollout, valid=torch.zeros_like(rollout.terminated))
     row = make_learner(algorithm, model).update(nothing, Progress()).reduce()
     assert all(np.isfinite(value) for value in row.values())
     assert row["train/gradient_steps"] == 0

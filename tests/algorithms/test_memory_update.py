@@ -46,16 +46,18 @@ def collected(cell="lstm", rollouts=2, **env_settings):
 def test_what_was_remembered_is_stored(cell, dict_obs):
     """Rows know the memory before them: what a step-by-step replay has there, zero after an end."""
     model, rollout = collected(cell, dict_obs=dict_obs)
-    assert rollout.states.shape == (T + 1, B, model.state_size)
-    assert rollout.states[0].abs().sum() > 0
+    assert rollout.hidden_states.shape == (T + 1, B, model.state_size)
+    assert rollout.hidden_states[0].abs().sum() > 0
     for b in range(B):
-        state = rollout.states[0, b : b + 1]
+        state = rollout.hidden_states[0, b : b + 1]
         for t in range(T):
             obs = tree_map(lambda x, t=t, b=b: x[t, b : b + 1], rollout.obs)
             _, state = model.policy_step(obs, state)
             if bool(rollout.ended[t, b]):
                 state = torch.zeros_like(state)
-            torch.testing.assert_close(rollout.states[t + 1, b], state[0], atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(
+                rollout.hidden_states[t + 1, b], state[0], atol=1e-6, rtol=1e-5
+            )
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])

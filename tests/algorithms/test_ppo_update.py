@@ -85,8 +85,8 @@ def test_modules_learn_side_by_side():
     names = ("discrete", "gaussian", "dict_obs")
     problems = {name: make_problem(name) for name in names}
     rollouts = {name: rollout for name, (_, rollout, _) in problems.items()}
-    ignored = torch.ones(T, B, dtype=torch.bool)
-    rollouts["dict_obs"] = replace(rollouts["dict_obs"], ignored=ignored)
+    valid = torch.zeros(T, B, dtype=torch.bool)
+    rollouts["dict_obs"] = replace(rollouts["dict_obs"], valid=valid)
     before = snapshot(problems["dict_obs"][0])
     settings = {"batch_size": N, "max_grad_norm": 0.0}
     together = {name: model for name, (model, *_) in problems.items()}
@@ -116,7 +116,7 @@ def test_the_policy_that_moves_most_stops_the_passes():
 def test_rewards_are_scaled_by_those_of_transitions():
     """The garbage of ignored rows does not reach a column of a transition."""
     model, rollout, _ = make_problem(ignoring=True)
-    spoiled = replace(rollout, rewards=torch.where(rollout.ignored, 1e30, rollout.rewards))
+    spoiled = replace(rollout, rewards=torch.where(rollout.valid, rollout.rewards, 1e30))
     columns = []
     for one in (rollout, spoiled):
         learner = make_learner("ppo", model, reward_scaling=True)

@@ -198,7 +198,7 @@ def with_ignored(rollout):
     assert not bool((ignored & rollout.ended).any())
     return replace(
         rollout,
-        ignored=ignored,
+        valid=~ignored,
         rewards=torch.where(ignored, 1e6, rollout.rewards),
         log_probs=torch.where(ignored, -1e3, rollout.log_probs),
     )
@@ -235,7 +235,7 @@ def orders(slow, rollout, generator):
     if not hasattr(config, "batch_size"):
         yield [range(count)]
         return
-    size = config.batch_size // (1 if rollout.states is None else slow.length(rollout))
+    size = config.batch_size // (1 if rollout.hidden_states is None else slow.length(rollout))
     for _ in range(config.n_optimization_epochs):
         order = torch.randperm(count, generator=generator)
         yield [piece.tolist() for piece in order.split(size)]

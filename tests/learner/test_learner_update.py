@@ -41,7 +41,7 @@ def test_calls_come_in_the_order_of_the_contract():
 
 def test_an_update_is_plain_gradient_descent():
     """Weights, norm and number of steps are those of a loop written with torch alone."""
-    learner = LineLearner(make_module(), grad_clip=0.5, lr=0.05, seed=3)
+    learner = LineLearner(make_module(), max_grad_norm=0.5, lr=0.05, seed=3)
     net, data = make_module(), make_data()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05, eps=1e-5)
     order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
@@ -189,8 +189,8 @@ def test_steps_that_are_not_finite_can_be_left_out():
 
     The hook after a step comes after each step that was applied, alone.
     """
-    skipping = LineLearner(make_module(), batch_size=1, on_non_finite="skip", grad_clip=0.5)
-    others = LineLearner(make_module(), batch_size=1, grad_clip=0.5)
+    skipping = LineLearner(make_module(), batch_size=1, on_non_finite="skip", max_grad_norm=0.5)
+    others = LineLearner(make_module(), batch_size=1, max_grad_norm=0.5)
     data = make_data()
     order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     data[row_of_minibatch(skipping, 6), 2] = torch.nan
@@ -249,7 +249,7 @@ class TakesTurns(LineLearner):
 def test_optimizers_that_are_not_active_take_no_part(grad_clip):
     """No step, no momentum, no share in the norm or its bound: as loops of torch do it."""
     data, turns = make_data(), (["weight", "bias"], ["bias"], ["weight"], ["weight", "bias"])
-    learner = TakesTurns(make_module(), batch_size=10, grad_clip=grad_clip)
+    learner = TakesTurns(make_module(), batch_size=10, max_grad_norm=grad_clip)
     learner.turns = turns
     net = make_module()
     rates = {"weight": 0.1, "bias": 0.02}

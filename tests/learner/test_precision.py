@@ -51,7 +51,7 @@ class Witness(LineLearner):
         super().note((call.rstrip(" 0123456789"), torch.get_float32_matmul_precision()))
 
 
-@pytest.mark.parametrize("settings", [{"precision": name} for name in NAMES] + [{}], ids=str)
+@pytest.mark.parametrize("settings", [{"matmul_precision": name} for name in NAMES] + [{}], ids=str)
 def test_a_learner_takes_its_steps_with_its_precision(settings):
     """Losses, gradients and steps; not what is around them, nor anything between updates.
 
@@ -67,7 +67,7 @@ def test_a_learner_takes_its_steps_with_its_precision(settings):
         with pytest.raises(error) if error else nullcontext():
             learner.update(experience, Progress())
         assert torch.get_float32_matmul_precision() == "high"
-        inside = settings.get("precision", "highest")
+        inside = settings.get("matmul_precision", "highest")
         found = dict(learner.calls)
         assert found.pop("before") == "high"
         steps = {"losses"}
