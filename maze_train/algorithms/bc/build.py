@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.data.trajectory_store import TrajectoryDataset
+    from maze_train.data.trajectory_dataset import TrajectoryDataset
     from maze_train.training.evaluators import Evaluator
 
 __all__ = ["BCBuilder"]
