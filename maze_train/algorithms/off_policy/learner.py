@@ -10,7 +10,7 @@ import torch
 from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCriticsConfig
 from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
 from maze_train.data.transitions import Transitions
-from maze_train.functional.soft_actor_critic import critic_loss
+from maze_train.functional.losses import critic_loss
 from maze_train.learner.learner import DEFAULT_MODULE, Learner
 from maze_train.nets.policy_and_critics import PolicyAndCritics
 from maze_train.types import tree_map
