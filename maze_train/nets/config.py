@@ -77,8 +77,8 @@ class ModelConfig:
     """Units of each hidden layer of the critic; null: those of the policy."""
 
     activation: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = None
-    """Nonlinearity after each hidden layer. null: tanh, or relu for SAC and where observations hold
-    images."""
+    """Nonlinearity after each hidden layer. null: tanh, or relu with replay (SAC, TD3, DQN) and
+    where observations hold images."""
 
     shared_trunk: bool | None = None
     """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with a
@@ -104,7 +104,7 @@ class ModelConfig:
 
     orthogonal_init: bool | None = None
     """Orthogonal weights and zero biases (gains: sqrt(2) hidden, 0.01 policy head, 1 value head and
-    `impala`); false: the defaults of PyTorch. null: true, but false for SAC."""
+    `impala`); false: the defaults of PyTorch. null: true, but false with replay."""
 
     distributions: dict[str, Any] = field(default_factory=dict)
     """Action distribution by space type or by key of a Dict action space. A value is a name
