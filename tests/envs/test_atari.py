@@ -378,33 +378,30 @@ def ended(env, steps):
     return seen
 
 
-def test_the_last_life_does_not_end_an_episode():
-    """Lives at 0 mean that the game is about to end; gained lives are no end either."""
-    env = EpisodicLifeWrapper(LivesEnv([2, 3, 2, 2, 1, 1, 0, 0], length=7))
-    assert ended(env, 5) == [
-        (1, False, False),
-        (2, True, False),
-        3,
-        (4, True, False),
-        5,
-        (6, False, False),
-        (7, True, False),
-        0,
-    ]
+ON, LOST = (False, False), (True, False)
 
 
-def test_a_life_lost_at_the_time_limit():
-    """It is a termination, and the next reset begins a new game."""
-    env = EpisodicLifeWrapper(LivesEnv([3, 3, 2], length=2, truncate=True))
-    assert ended(env, 2) == [(1, False, False), (2, True, True), 0]
-    assert env.unwrapped.seeds == [0, 2]
-
-
-def test_a_game_that_ends_in_the_reset_after_a_life():
-    """The reset begins a new game then, with its seed."""
-    env = EpisodicLifeWrapper(LivesEnv([3, 2, 2], length=2))
-    assert ended(env, 1) == [(1, True, False), 0]
-    assert env.unwrapped.seeds == [0, 1]
+@sweep(
+    "case",
+    [
+        # Lives at 0 mean that the game is about to end; gained lives are no end either.
+        (
+            LivesEnv([2, 3, 2, 2, 1, 1, 0, 0], length=7),
+            [(1, *ON), (2, *LOST), 3, (4, *LOST), 5, (6, *ON), (7, *LOST), 0],
+            [0, 7],
+        ),
+        # A life lost at the time limit is a termination; the next reset begins a new game.
+        (LivesEnv([3, 3, 2], 2, truncate=True), [(1, *ON), (2, True, True), 0], [0, 2]),
+        # The game ends in the reset after a life, which begins a new one then, with its seed.
+        (LivesEnv([3, 2, 2], length=2), [(1, *LOST), 0], [0, 1]),
+    ],
+)
+def test_lost_lives(case):
+    """They end episodes, but for the last, and the game goes on with the next one."""
+    env, expected, seeds = case
+    steps = sum(type(seen) is tuple for seen in expected)
+    assert ended(EpisodicLifeWrapper(env), steps) == expected
+    assert env.seeds == seeds
 
 
 def test_resets_without_the_loss_of_a_life():
