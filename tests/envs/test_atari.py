@@ -281,29 +281,23 @@ def test_final_observation_of_a_truncated_game():
     "case",
     [
         ({}, (4, 84, 84)),
-        ({"obs_type": "rgb"}, (4, 84, 84)),
-        ({"frameskip": 1}, (4, 84, 84)),
-        ({"obs_type": "ram"}, (128,)),
-        ({"obs_type": "grayscale"}, (210, 160)),
+        ({"id": "ale_py:ALE/Pong-v5"}, (4, 84, 84)),
+        ({"id": "PongNoFrameskip-v4", "preprocessing": "atari"}, (4, 84, 84)),
+        ({"kwargs": {"obs_type": "rgb"}}, (4, 84, 84)),
+        ({"kwargs": {"frameskip": 1}}, (4, 84, 84)),
+        ({"kwargs": {"obs_type": "ram"}}, (128,)),
+        ({"kwargs": {"obs_type": "grayscale"}}, (210, 160)),
+        ({"preprocessing": "none"}, (210, 160, 3)),
     ],
 )
-def test_auto_is_for_the_screen_in_colour(case):
-    """Who asks for other observations gets these, without anything for training."""
-    kwargs, shape = case
-    env = game("Pong", **kwargs)()
+def test_preprocessing_is_for_the_screen_in_colour(case):
+    """Who asks for other observations, or for none, gets these, without what is for training."""
+    settings, shape = case
+    env = EnvFactory(EnvConfig(**{"id": "ALE/Pong-v5", **settings}))()
     assert env.observation_space.shape == shape
-    assert ("MonitoringWrapper" in layers(env)) is (len(shape) == 3)
-
-
-def test_none_and_other_ids():
-    """`none` gives the game as it is; `atari` is also for the ids of old."""
-    raw = EnvFactory(EnvConfig(id="ALE/Pong-v5", preprocessing="none"))()
-    assert raw.observation_space.shape == (210, 160, 3)
-    assert raw.unwrapped.ale.getFloat("repeat_action_probability") == 0.25
-    old = EnvFactory(EnvConfig(id="PongNoFrameskip-v4", preprocessing="atari"))()
-    assert old.observation_space.shape == (4, 84, 84)
-    module = EnvFactory(EnvConfig(id="ale_py:ALE/Pong-v5"))()
-    assert module.observation_space.shape == (4, 84, 84)
+    assert ("MonitoringWrapper" in layers(env)) is (shape == (4, 84, 84))
+    if settings.get("preprocessing") == "none":
+        assert env.unwrapped.ale.getFloat("repeat_action_probability") == 0.25
 
 
 def make_pong(frameskip=1, **kwargs):

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from cases import everyday
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -210,7 +211,7 @@ def play(vector: Any, steps: int, seed: int = 0) -> list[list[Any]]:
     return found
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=everyday(1, BACKENDS))
 def breakout(request: Any) -> tuple[str, list[list[Any]], list[list[Any]]]:
     """Breakout as it is evaluated and as it is trained, under the same actions."""
     needs(request.param, "ALE/")
@@ -253,7 +254,7 @@ def test_atari_training_changes_ends_and_rewards_only(breakout):
     assert lives_lost >= 16
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_atari_same_step_equals_next_step():
     """Both autoreset modes of ale-py give the same transitions, final observations included."""
     pytest.importorskip("ale_py")

@@ -401,8 +401,8 @@ def test_workers_use_one_thread(start_method, package):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with workers([lambda: ThreadCountingEnv(package)] * 2, start_method=start_method) as vector:
-            assert vector.reset(seed=0)[0].tolist() == [[1.0, 1.0]] * 2
+        with workers([lambda: ThreadCountingEnv(package)], start_method=start_method) as vector:
+            assert vector.reset(seed=0)[0].tolist() == [[1.0, 1.0]]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
