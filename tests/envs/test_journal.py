@@ -26,7 +26,6 @@ from maze_train import EnvConfig, EnvFactory
 from maze_train.envs.journal import Journal
 from maze_train.envs.repair import episode_seed
 from maze_train.errors import EnvError
-from maze_train.seeding import EpisodeSeeds
 
 pytestmark = [
     FORKS,
@@ -384,13 +383,6 @@ def test_memory_is_given_back():
         assert given == since[i]
         assert record.steps == len(given)
     assert 32 < longest < 200
-
-
-def test_seed_of_an_episode():
-    """It is the one that the environment was reset with."""
-    seeds = EpisodeSeeds(7, 2, 5)
-    drawn = [seeds.next() for _ in range(40)]
-    assert [episode_seed(7, 2, 5, k + 1) for k in range(40)] == drawn
 
 
 @pytest.mark.parametrize("make", PLACES)
