@@ -128,6 +128,9 @@ REFUSED: list[tuple[Any, ...]] = [
     ("td3", "exploration_noise_stddev", -1.0, ">= 0"),
     ("td3", "critic_lr", -1.0, ""),
     ("td3", "entropy_coef", 0.1, "unknown"),
+    ("dqn", "epsilon", 1.5, "1"),
+    ("dqn", "loss", "absolute", "huber, squared"),
+    ("dqn", "num_critics", 2, "unknown"),
 ]
 
 

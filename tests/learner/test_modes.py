@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from gymnasium import spaces
 from practice_learner import LineLearner, make_data
 from torch import nn
 
+from maze_train.algorithms.dqn.model import build_dqn
 from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress
 from maze_train.learner.modes import has_modes
@@ -25,6 +28,7 @@ IMAGE = spaces.Box(0, 255, (12, 12, 1), np.uint8)
 MASKED = spaces.Dict({"at": BOX, "action_mask": spaces.MultiBinary(2)})
 EYES = spaces.Dict({"at": BOX, "eye": IMAGE, "gear": spaces.Discrete(3)})
 BUILDERS = {"actor_critic": build_actor_critic, "soft": build_soft_actor_critic}
+ALL = {**BUILDERS, "values": partial(build_dqn, dueling=True)}
 
 
 class OwnLine(nn.Module):
@@ -73,7 +77,7 @@ def normalized(mode):
     return ModelConfig(normalization=ObservationNormalizationConfig(mode=mode))
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("space", [BOX, IMAGE, MASKED, EYES, spaces.Discrete(3)], ids=str)
 @sweep(
     "config",
@@ -81,7 +85,7 @@ def normalized(mode):
 )
 def test_networks_of_the_package_have_no_modes(config, space, kind):
     """Whatever they read and act on; and training mode makes no difference to their numbers."""
-    model = BUILDERS[kind](config, space, spaces.Discrete(2), 0)
+    model = ALL[kind](config, space, spaces.Discrete(2), 0)
     assert not has_modes(model)
     obs = sampled_for(flat_space(space), 4)
     evaluated = model.policy_params(obs)
