@@ -275,7 +275,10 @@ class _BatchedMLP:
         k = max(count, 2)
         for i, (weight, bias) in enumerate(self._layers):
             products = np.zeros((n, weight.shape[1]), weight.dtype)
-            np.matmul(weight[:k], x[:k, :, None], out=products[:k, :, None])
+            # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not
+            # use, and numpy warns of it (such as in https://github.com/numpy/numpy/issues/24067).
+            with np.errstate(invalid="ignore"):
+                np.matmul(weight[:k], x[:k, :, None], out=products[:k, :, None])
             x = products
             x += bias[:n]
             if i < self._n_hidden:

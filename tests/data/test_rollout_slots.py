@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from rollouts_compared import assert_same_rollouts, columns_of
 
 from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import join_rollouts, select_envs
 from maze_train.data.rollout import RolloutStorage
 from maze_train.data.rollout_slots import RolloutLayout
 from maze_train.errors import ShapeError
-from maze_train.types import tree_leaves, tree_map
+from maze_train.types import tree_map
 from maze_train.workers.memory import map_shared, open_shared
 
 T, B = 5, 3
@@ -111,32 +112,9 @@ def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional
     return replace(rollout, log_probs=log_probs, weights_seq_no=seq_nos)
 
 
-def observed(leaf):
-    """Whole observations `[T + 1, B, ...]`, also of stacks."""
-    return leaf.whole() if isinstance(leaf, FrameStacks) else leaf
-
-
-def assert_same(found, expected):
-    """All columns of two rollouts are equal in form, dtype and content."""
-    for column in fields(expected):
-        trees = getattr(found, column.name), getattr(expected, column.name)
-        if trees[1] is None or trees[0] is None:
-            assert trees[0] is trees[1], column.name
-            continue
-        assert type(trees[0]) is type(trees[1])
-        if isinstance(trees[1], dict):
-            assert list(trees[0]) == list(trees[1])
-        for leaf, other in zip(*map(tree_leaves, trees), strict=True):
-            assert type(leaf) is type(other)
-            leaf, other = observed(leaf), observed(other)
-            assert leaf.dtype is other.dtype, column.name
-            assert torch.equal(leaf, other), column.name
-
-
-def leaves_of(rollout):
+def memory_of(rollout):
     """All tensors, those of stacks included."""
-    columns = [getattr(rollout, column.name) for column in fields(rollout)]
-    for leaf in [leaf for tree in columns if tree is not None for leaf in tree_leaves(tree)]:
+    for leaf in columns_of(rollout).values():
         yield from (leaf.frames, leaf.numbers) if isinstance(leaf, FrameStacks) else (leaf,)
 
 
@@ -160,7 +138,7 @@ def test_a_slot_gives_back_what_was_written(kind):
         assert count in {0.0: (0,), 1.0: (T * B,)}.get(share, range(1, T * B))
         slots[1].write(rollout)
         found = slots[1].rollout()
-        assert_same(found, rollout)
+        assert_same_rollouts(found, rollout)
         assert (found.ignored is None) is (found.log_probs is None) is (not optional)
         assert (found.num_steps, found.num_envs) == (T, B)
         assert found.num_samples == rollout.num_samples
@@ -175,7 +153,7 @@ def test_the_rollout_of_a_slot_is_views(kind):
     memory, (slot,) = slots_of(layout)
     slot.write(random_rollout(kind))
     base = np.frombuffer(memory, np.uint8).ctypes.data
-    for leaf in leaves_of(slot.rollout()):
+    for leaf in memory_of(slot.rollout()):
         assert base <= leaf.data_ptr() < base + layout.nbytes
         assert (leaf.data_ptr() - base) % 64 == 0
 
@@ -194,7 +172,7 @@ def test_stacks_without_a_frame_in_common_fit():
     assert len(rollout.obs.numbers.unique()) == (T + 1) * B * 3
     _, (slot,) = slots_of(kind.layout())
     slot.write(rollout)
-    assert_same(slot.rollout(), rollout)
+    assert_same_rollouts(slot.rollout(), rollout)
 
 
 def test_only_frames_that_occur_travel():
@@ -206,7 +184,7 @@ def test_only_frames_that_occur_travel():
     _, (slot,) = slots_of(kind.layout())
     slot.write(rollout)
     found = slot.rollout()
-    assert_same(found, rollout)
+    assert_same_rollouts(found, rollout)
     for key in ("a", "c"):
         assert len(found.obs[key].frames) == len(rollout.obs[key].numbers.unique())
 
@@ -217,7 +195,7 @@ def test_numbers_of_other_dtypes_are_converted():
     rollout = random_rollout(kind)
     _, (slot,) = slots_of(kind.layout())
     slot.write(replace(rollout, log_probs=rollout.log_probs.double()))
-    assert_same(slot.rollout(), rollout)
+    assert_same_rollouts(slot.rollout(), rollout)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts pages of a memfd")

@@ -26,11 +26,6 @@ def discrete(t):
     return torch.tensor([t, t + 1, t + 2])
 
 
-def parts(t):
-    """Actions of several parts."""
-    return {"gear": discrete(t), "force": torch.full((B, 2), 0.5 * t)}
-
-
 def fill(storage, make_actions=discrete, ignored=None):
     """Write T steps; the environment uses the memory of its observations again."""
     memory = obs_of(storage.space, 0)
@@ -47,24 +42,6 @@ def fill(storage, make_actions=discrete, ignored=None):
         rewards = np.array([t + env / 8 for env in range(B)])
         storage.write_step(t, obs(t + 1), rewards, *flags, (ignored or {}).get(t))
     return storage.rollout()
-
-
-@pytest.mark.parametrize(("space", "actions"), [(BOX, discrete), (DICT, parts)])
-def test_every_row_holds_its_step(space, actions):
-    """Row t is what was written at step t, in the types that networks compute with."""
-    rollout = fill(RolloutStorage(space, T, B), actions)
-    dtypes = {"image": torch.uint8, "level": torch.int64, "": torch.float32}
-    for key, leaf in leaves_by_key(rollout.obs).items():
-        expected = np.stack([leaves_by_key(obs_of(space, row))[key] for row in range(T + 1)])
-        assert torch.equal(leaf, torch.from_numpy(expected).to(dtypes[key]))
-    for key, leaf in leaves_by_key(rollout.actions).items():
-        assert torch.equal(leaf, torch.stack([leaves_by_key(actions(t))[key] for t in range(T)]))
-    assert rollout.rewards.tolist() == [[t, t + 0.125, t + 0.25] for t in range(T)]
-    assert rollout.terminated.tolist() == [[env == t for env in range(B)] for t in range(T)]
-    assert rollout.truncated.tolist() == [[env == 2 for env in range(B)] for _ in range(T)]
-    assert rollout.rewards.dtype is torch.float32
-    assert rollout.terminated.dtype is rollout.truncated.dtype is torch.bool
-    assert (rollout.num_steps, rollout.num_samples) == (T, T * B)
 
 
 def test_memory_is_allocated_once():

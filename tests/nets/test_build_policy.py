@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import re
 
@@ -236,58 +235,15 @@ def test_observations_are_normalised():
     assert plain.normalizer is None
 
 
-@pytest.mark.parametrize("settings", ["plain", "normalised memory"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies(settings, copied):
-    """Copies, pickled ones as well, act the same and share no weight."""
-    space = space_of("masked", "dict")
-    policy = build_policy(model_config(settings), space, ACTIONS["dict"], 0)
-    twin, obs = copied(policy), observations(space)
-    before = acts(policy, obs)
-    assert_same(acts(twin, obs), before)
-    with torch.no_grad():
-        for param in twin.parameters():
-            param.add_(1.0)
-    assert_same(acts(policy, obs), before)
-
-
-class OwnNet(nn.Module):
-    """A network of a user for Box observations."""
-
-    def __init__(self, observation_space, output_size, width=4):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(5, width), nn.Dropout(0.5), nn.Linear(width, output_size)
-        )
-
-    def forward(self, obs):
-        return self.layers(obs)
-
-
 def named(name, **settings):
     """Configuration of something in this file."""
     return {"_target_": f"{__name__}.{name}", **settings}
 
 
-def test_own_networks_are_used():
-    """A network named in the configuration takes the place of the template."""
-    obs = observations(BOX)
-    own = build_policy(ModelConfig(policy=named("OwnNet", width=3)), BOX, TURN, 0)
-    assert type(own.policy.net) is OwnNet
-    assert own.policy.net.layers[0].out_features == 3
-    assert torch.equal(own(obs), own(obs)), "dropout must be off when acting"
-    config = model_config("shared trunk", trunk=named("OwnNet"))
-    trunk = build_policy(config, BOX, TURN, 0).trunk
-    assert type(trunk) is OwnNet
-    assert trunk.layers[2].out_features == 6
-    with pytest.raises(ConfigError, match=r"model.policy = \[2, 9\]: expected outputs of shape"):
-        build_policy(ModelConfig(policy=named("OwnNet", output_size=9)), BOX, TURN, 0)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("critic", named("OwnNet")),
+        ("critic", named("Wrapper")),
         ("critic_hidden_sizes", [8]),
         ("critic_hidden_sizes", []),
         ("value_transform", {"_target_": "maze_train.ReduceScaleValueTransform"}),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -154,25 +152,6 @@ def test_orthogonal_initialisation(shape):
         assert not bias.any()
     if net.size > 1:
         assert not torch.equal(layers[0][0][0], layers[0][0][1])
-
-
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))],
-    ids=["deepcopy", "pickle"],
-)
-def test_copies(copied):
-    """Copies compute the same, with weights of their own."""
-    net, x = build("two critics", "silu"), torch.randn(N, INPUTS)
-    twin = copied(net)
-    outputs = net(x).detach()
-    torch.testing.assert_close(twin(x).detach(), outputs, rtol=0, atol=0)
-    with torch.no_grad():
-        for param in net.parameters():
-            param.add_(1.0)
-    torch.testing.assert_close(twin(x).detach(), outputs, rtol=0, atol=0)
-    twin.load_state_dict(net.state_dict())
-    torch.testing.assert_close(twin(x), net(x), rtol=0, atol=0)
 
 
 def test_an_unknown_nonlinearity_is_refused():

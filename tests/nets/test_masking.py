@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -267,10 +265,3 @@ def test_families_with_other_params_are_refused():
     """A subclass may have other params than one logit for each action."""
     with pytest.raises(ConfigError, match="Discrete = 'Sticky'"):
         build(bits(3), spaces.Discrete(3), {"Discrete": {"_target_": f"{__name__}.Sticky"}})
-
-
-def test_copies():
-    """A deep copy, as the best model is one, masks the same."""
-    _, masking = build(bits(3), spaces.Discrete(3))
-    params, obs = randn(2, 3), observed([[1, 0, 1], [0, 0, 1]])
-    assert torch.equal(copy.deepcopy(masking).apply(params, obs), masking.apply(params, obs))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases import sweep
 from gymnasium import spaces
+from own_networks import own
 from torch import nn
 
 from maze_train.nets.config import (
@@ -88,18 +89,6 @@ class OwnNet(nn.Module):
         return self.last(self.again(self.shared(x).tanh()).tanh())
 
 
-class OwnTrunk(nn.Module):
-    """A layer of a user."""
-
-    def __init__(self, observation_space, output_size):
-        super().__init__()
-        self.layer = nn.Linear(int(np.prod(observation_space.shape)), output_size)
-
-    def forward(self, obs):
-        """Features of rows."""
-        return self.layer(obs.reshape(len(obs), -1)).tanh()
-
-
 class Rule(nn.Module):
     """What a user puts around a policy: its strength is trained, its threshold is a buffer."""
 
@@ -162,8 +151,8 @@ ROWWISE = {
     "dict with image": ({"hidden_sizes": [7], "branch_size": 5}, "dict with image"),
     "own": ({"policy": named("OwnNet")}, "box"),
     "own, normalised": ({"policy": named("OwnNet"), "normalization": RUNNING}, "box"),
-    "own trunk": ({"trunk": named("OwnTrunk"), "shared_trunk": True}, "box"),
-    "own, wide": ({"trunk": named("OwnTrunk"), "shared_trunk": True, "hidden_sizes": [30]}, "wide"),
+    "own trunk": ({"trunk": own("OwnNet"), "shared_trunk": True}, "box"),
+    "own, wide": ({"trunk": own("OwnNet"), "shared_trunk": True, "hidden_sizes": [30]}, "wide"),
     "rule": ({"wrapper": "Rule"}, "box"),
     "normalised rule": ({"wrapper": "Rule", "normalization": RUNNING}, "box"),
     **{
@@ -285,12 +274,10 @@ class Copies:
 
 
 @every_case
-@sweep("action", ["discrete", "box"])
+@sweep("action", ["box", "dict"])
 def test_rows_are_the_policy_with_their_weights(case, action):
     """As far as float32 goes, for each observation of an episode; the policy stays as it is."""
-    if CASES[case][1] == "masked" and action == "box":
-        action = "discrete"
-    model, space = model_of(case, action)
+    model, space = model_of(case, "discrete" if CASES[case][1] == "masked" else action)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     copies = Copies(model, space)
     population = build_population(model, 6)
@@ -322,20 +309,6 @@ def test_rows_do_not_depend_on_others(case):
             for number, params in zip(numbers, copies.play(population, numbers), strict=True):
                 assert torch.equal(known.setdefault(number, params), params), (count, number)
     assert len(known) == 6
-
-
-@pytest.mark.parametrize("action", ["box", "dict"])
-@pytest.mark.parametrize(
-    "case", ["normalised trunk", "dict", "normalised dict", "normalised memory", "own"]
-)
-def test_all_actions(case, action):
-    """Free parameters and parameters of several parts go to their places."""
-    model, space = model_of(case, action)
-    copies = Copies(model, space)
-    found = copies.play(build_population(model, 6), range(6))
-    expected = plain_params(model, copies.weights[5], copies.obs[5])
-    torch.testing.assert_close(found[5], expected, rtol=1e-5, atol=1e-6)
-    assert found.shape == (6, STEPS, model.distribution.param_size)
 
 
 # -- rows that move ------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
@@ -149,30 +148,6 @@ def test_seeds_give_weights_and_leave_the_global_generator_alone():
     torch.manual_seed(99)
     again = build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=1)
     assert torch.equal(torch.cat([p.flatten() for p in again.parameters()]), a)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("space", [BOX, DICT], ids=["box", "dict"])
-def test_copies_and_saved_weights_are_independent(space, shared):
-    """A deep copy and a model with loaded weights act alike, and change alone."""
-    config = ModelConfig(hidden_sizes=[8], shared_trunk=shared)
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
-    model = build_actor_critic(config, space, action_space, seed=0)
-    obs = {"a": torch.randn(3, 5), "b": torch.tensor([0, 1, 2])}
-    obs = obs if space is DICT else obs["a"]
-    copied = copy.deepcopy(model)
-    loaded = build_actor_critic(config, space, action_space, seed=1)
-    assert not torch.equal(loaded.values(obs), model.values(obs))
-    loaded.load_state_dict(model.state_dict())
-    before = [x.clone() for x in model(obs)]
-    for other in (copied, loaded):
-        for ours, theirs in zip(model(obs), other(obs), strict=True):
-            assert torch.equal(ours, theirs)
-        with torch.no_grad():
-            for param in other.parameters():
-                param.add_(1.0)
-    for ours, kept in zip(model(obs), before, strict=True):
-        assert torch.equal(ours, kept)
 
 
 @pytest.mark.parametrize(

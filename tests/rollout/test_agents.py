@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +22,8 @@ from maze_train.rollout.model_agents import ModelAgent
 from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.training.policy_files import TrainedPolicy
 
-if TYPE_CHECKING:
-    from maze_train.envs.slots import EnvSlots
 
-
-def started(make: Any, count: int = 3) -> EnvSlots:
+def started(make, count=3):
     """Slots with an episode each."""
     slots = make_slots(make, count)
     for slot in range(count):
@@ -34,7 +31,7 @@ def started(make: Any, count: int = 3) -> EnvSlots:
     return slots
 
 
-def acting(make: Any, make_policy: Any, count: int = 3) -> Any:
+def acting(make, make_policy, count=3):
     """Actions of policies at the beginning of episodes."""
     slots = started(make, count)
     agent = PolicyAgent(make_policy, slots)
@@ -46,11 +43,11 @@ def acting(make: Any, make_policy: Any, count: int = 3) -> Any:
 # -- policies of users ---------------------------------------------------------------------------
 
 
-def test_observations_are_those_of_the_environment() -> None:
+def test_observations_are_those_of_the_environment():
     """Nested, in the types of the space, and copies."""
-    seen: list[Any] = []
+    seen = []
 
-    def policy(observation: Any) -> Any:
+    def policy(observation):
         seen.append(observation)
         return {"gear": 2, "force": [0.5, -1]}
 
@@ -79,16 +76,16 @@ class Book:
 
     calls: list[Any]
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = []
 
-    def act(self, observation: Any) -> int:
+    def act(self, observation):
         """Action 1."""
         self.calls.append("act")
         return 1
 
 
-def reset_of(reset: Any) -> Any:
+def reset_of(reset):
     """A policy with a method `reset`."""
     return type("Policy", (Book,), {"reset": reset})
 
@@ -96,22 +93,22 @@ def reset_of(reset: Any) -> Any:
 class Builtin(Book):
     """Its method is one without a signature."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.reset = {}.clear
 
 
-def reset_by_name(self: Any, *, options: Any = None, seed: int = 7) -> None:
+def reset_by_name(self, *, options=None, seed=7):
     """Keyword."""
     self.calls.append(seed)
 
 
-def reset_by_place(self: Any, number: int, /) -> None:
+def reset_by_place(self, number, /):
     """One argument."""
     self.calls.append(number)
 
 
-def reset_alone(self: Any, ended: Any = None) -> None:
+def reset_alone(self, ended=None):
     """No seed."""
     self.calls.append(ended or "reset")
 
@@ -126,11 +123,11 @@ def reset_alone(self: Any, ended: Any = None) -> None:
         (Book, ["act", "act"]),
     ],
 )
-def test_the_beginning_of_episodes(policy: Any, expected: list[Any]) -> None:
+def test_the_beginning_of_episodes(policy, expected):
     """It is told to policies that want to know, with a seed if they take one."""
-    built: list[Any] = []
+    built = []
 
-    def make_policy() -> Any:
+    def make_policy():
         built.append(policy())
         return built[-1]
 
@@ -156,7 +153,7 @@ def test_the_beginning_of_episodes(policy: Any, expected: list[Any]) -> None:
         ("box", np.array([0.1, 0.2]), [np.float32(0.1), np.float32(0.2)]),
     ],
 )
-def test_numbers_are_converted(actions: str, given: Any, expected: Any) -> None:
+def test_numbers_are_converted(actions, given, expected):
     """Those of another size, as long as they mean the same."""
     found = acting(partial(WalkEnv, "box", actions), lambda: lambda _: given)
     assert found.dtype == ACTIONS[actions].dtype
@@ -184,10 +181,10 @@ def test_numbers_are_converted(actions: str, given: Any, expected: Any) -> None:
         ("dict", [0, 0, 0]),
     ],
 )
-def test_what_is_no_action(actions: str, given: Any) -> None:
+def test_what_is_no_action(actions, given):
     """The error names policy, action, space, step and seed."""
 
-    def stubborn(observation: Any) -> Any:
+    def stubborn(observation):
         return given
 
     with pytest.raises(EpisodeError) as caught:
@@ -199,7 +196,7 @@ def test_what_is_no_action(actions: str, given: Any) -> None:
     assert caught.value.seed == 10
 
 
-def test_actions_that_can_not_be_read() -> None:
+def test_actions_that_can_not_be_read():
     """Whatever that raises, the error names policy and seed."""
     for given in (torch.zeros(2, requires_grad=True), {"gear": torch.ones((), requires_grad=True)}):
         kind = "dict" if isinstance(given, dict) else "box"
@@ -212,16 +209,16 @@ def test_actions_that_can_not_be_read() -> None:
         acting(partial(WalkEnv, "box", "box"), lambda: lambda _: torch.zeros(2, requires_grad=True))
 
 
-def test_small_numbers_do_not_wrap() -> None:
+def test_small_numbers_do_not_wrap():
     """300 is not taken for 44 where a space has bytes, nor a huge number for an infinity."""
 
     class Bytes(WalkEnv):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.action_space = spaces.Box(0, 255, (1,), np.uint8)
 
     class Free(WalkEnv):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -231,15 +228,15 @@ def test_small_numbers_do_not_wrap() -> None:
             acting(make, lambda given=given: lambda _: given)
 
 
-def test_policies_that_raise() -> None:
+def test_policies_that_raise():
     """In act or in reset; the cause is kept."""
 
     class Fails(Book):
-        def reset(self, seed: int) -> None:
+        def reset(self, seed):
             if seed == 1:
                 raise ValueError("not this one")
 
-        def act(self, observation: Any) -> int:
+        def act(self, observation):
             raise KeyError("speed")
 
     slots = started(WalkEnv)
@@ -252,7 +249,7 @@ def test_policies_that_raise() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_what_is_no_policy() -> None:
+def test_what_is_no_policy():
     """Neither callable nor with a method; the same object for all; one that can not be built."""
     slots = started(WalkEnv)
     with pytest.raises(ConfigError, match=r"^policy = 5: expected a method act"):
@@ -261,9 +258,9 @@ def test_what_is_no_policy() -> None:
     with pytest.raises(ConfigError, match=r"same object twice; let it build a new one"):
         PolicyAgent(lambda: shared, slots)
     with pytest.raises(ConfigError, match="building it failed: ZeroDivisionError"):
-        PolicyAgent(lambda: 1 / 0, slots)  # type: ignore[arg-type]  # what is tested
+        PolicyAgent(lambda: 1 / 0, slots)
 
-    def refuses() -> Any:
+    def refuses():
         raise MazeTrainError("not today")
 
     with pytest.raises(MazeTrainError, match=r"^not today$"):
@@ -273,7 +270,7 @@ def test_what_is_no_policy() -> None:
 # -- chance --------------------------------------------------------------------------------------
 
 
-def test_random_actions_are_uniform() -> None:
+def test_random_actions_are_uniform():
     """Over the legal ones; which they are follows from the seed of the episode alone."""
     space = spaces.Dict({"action_mask": spaces.MultiBinary(5)})
     actions = spaces.MultiDiscrete([3, 2], start=[4, 7])
@@ -293,7 +290,7 @@ def test_random_actions_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_random_actions_lie_in_the_space(kind: str) -> None:
+def test_random_actions_lie_in_the_space(kind):
     """All of it is reached."""
     slots = started(partial(WalkEnv, "box", kind), 8)
     agent = RandomAgent(slots)
@@ -315,7 +312,7 @@ def test_random_actions_lie_in_the_space(kind: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["plain", "memory", "own"])
-def test_models_act_as_they_are(policy: str) -> None:
+def test_models_act_as_they_are(policy):
     """A model without anything to train as well; its mode and weights are not touched."""
     model = model_for(WalkEnv, policy)
     slots = started(WalkEnv)
@@ -328,7 +325,7 @@ def test_models_act_as_they_are(policy: str) -> None:
 @pytest.mark.parametrize(
     ("memory", "shared"), [(None, True), (None, False), (MemoryConfig(cell="gru", size=5), True)]
 )
-def test_an_actor_critic_acts_as_its_policy_does(memory: Any, shared: bool) -> None:
+def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
     """Its critic is left out, and the model stays as it is."""
     slots = started(WalkEnv)
     found = slots.env_observation_space, slots.single_action_space

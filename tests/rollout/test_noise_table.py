@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,22 +15,19 @@ from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.workers.places import LocalProcesses
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 COUNT = 100_000
 SEED = 7
 
 
 @pytest.fixture
-def table() -> Iterator[SharedNoiseTable]:
+def table():
     """A table that is closed in the end."""
     made = SharedNoiseTable(COUNT, SEED)
     yield made
     made.close()
 
 
-def mapped_bytes() -> int:
+def mapped_bytes():
     """Bytes of shared memory that this process has mapped."""
     gc.collect()
     total = 0
@@ -42,7 +38,7 @@ def mapped_bytes() -> int:
     return total
 
 
-def test_numbers_are_one_stream(table: SharedNoiseTable) -> None:
+def test_numbers_are_one_stream(table):
     """The whole table is what the generator gives in one go, to the last number."""
     expected = np.random.default_rng(SEED).standard_normal(COUNT, dtype=np.float32)
     np.testing.assert_array_equal(table.array, expected)
@@ -54,7 +50,7 @@ def test_numbers_are_one_stream(table: SharedNoiseTable) -> None:
     other.close()
 
 
-def test_vectors_are_views(table: SharedNoiseTable) -> None:
+def test_vectors_are_views(table):
     """Nothing is copied: neighbours overlap in memory."""
     a, b = table.get(10, 6), table.get(12, 6)
     assert a.shape == (6,)
@@ -77,7 +73,7 @@ def test_vectors_are_views(table: SharedNoiseTable) -> None:
         (5, -2, r"dim = -2: expected one in \[1, 10\]"),
     ],
 )
-def test_vectors_end_inside_the_table(index: int, dim: int, message: str) -> None:
+def test_vectors_end_inside_the_table(index, dim, message):
     """None begins before it, ends behind it or wraps round."""
     small = SharedNoiseTable(10, 0)
     small.close()
@@ -91,7 +87,7 @@ def test_vectors_end_inside_the_table(index: int, dim: int, message: str) -> Non
 
 
 @pytest.mark.parametrize("dim", [1, 3, 9, 10])
-def test_every_place_is_as_likely(dim: int) -> None:
+def test_every_place_is_as_likely(dim):
     """Both ends included, nothing beyond; a single index is a plain integer."""
     small = SharedNoiseTable(10, 0)
     small.close()
@@ -109,7 +105,7 @@ def test_every_place_is_as_likely(dim: int) -> None:
     assert small.sample_index(np.random.default_rng(0), dim, size=1).shape == (1,)
 
 
-def test_a_table_without_choice_is_refused(table: SharedNoiseTable) -> None:
+def test_a_table_without_choice_is_refused(table):
     """It has to be larger than the policy, by one at least."""
     table.check_dim(COUNT - 1)
     for dim in (COUNT, COUNT + 1):
@@ -120,13 +116,13 @@ def test_a_table_without_choice_is_refused(table: SharedNoiseTable) -> None:
 
 
 @pytest.mark.parametrize(("key", "arguments"), [("count", (0, 0)), ("seed", (10, -1))])
-def test_arguments_out_of_range_are_refused(key: str, arguments: tuple[int, int]) -> None:
+def test_arguments_out_of_range_are_refused(key, arguments):
     """The message names them."""
     with pytest.raises(ConfigError, match=f"^{key} = "):
         SharedNoiseTable(*arguments)
 
 
-def test_memory_is_given_back() -> None:
+def test_memory_is_given_back():
     """When the table is closed, and neither it nor a view of it is left."""
     before, descriptors = mapped_bytes(), open_files()
     table = SharedNoiseTable(1_000_000, SEED)
@@ -141,7 +137,7 @@ def test_memory_is_given_back() -> None:
     assert open_files() == descriptors
 
 
-def test_a_state_of_other_numbers_is_refused(table: SharedNoiseTable) -> None:
+def test_a_state_of_other_numbers_is_refused(table):
     """Both seed and size say which numbers an index means."""
     assert table.state_dict() == {"seed": SEED, "count": COUNT}
     table.load_state_dict({"count": COUNT, "seed": SEED})
@@ -153,21 +149,21 @@ def test_a_state_of_other_numbers_is_refused(table: SharedNoiseTable) -> None:
 class Reader:
     """A worker that has a table."""
 
-    def __init__(self, context: Any) -> None:
-        self.table: Any = None
+    def __init__(self, context):
+        self.table = None
 
-    def set_table(self, table: SharedNoiseTable) -> None:
+    def set_table(self, table):
         """Keep it."""
         self.table = table
 
-    def read(self, index: int, dim: int) -> Any:
+    def read(self, index, dim):
         """What it holds somewhere."""
         return self.table.state_dict(), self.table.get(index, dim).tolist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_another_process_reads_the_same_numbers(table: SharedNoiseTable, method: str) -> None:
+def test_another_process_reads_the_same_numbers(table, method):
     """Nothing is drawn again, and it keeps the numbers when the first table is closed."""
     pool = LocalProcesses(1, start_method=method).pool([Reader], ["reader"], {})
     pool.call_all("set_table", table)
