@@ -9,7 +9,6 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
-NESTED = spaces.Dict({"robot": spaces.Tuple((BOX, spaces.Discrete(3))), "goal": BOX})
 
 
 @pytest.mark.parametrize(
@@ -62,16 +61,3 @@ def test_separate_networks_share_no_weight_and_a_trunk_is_shared():
         assert (model.trunk is not None) is shared
         if shared:
             assert all(p.grad is not None for p in model.trunk.parameters())
-
-
-def test_nested_observations_are_read_by_joined_keys():
-    """The model of a nested space takes the flat observations of the vector environment."""
-    model = build_actor_critic(ModelConfig(hidden_sizes=[8]), NESTED, spaces.Discrete(2), seed=0)
-    obs = {
-        "goal": torch.zeros(2, 5),
-        "robot/0": torch.zeros(2, 5),
-        "robot/1": torch.tensor([0, 2]),
-    }
-    values = model.values(obs)
-    assert values.shape == (2,)
-    assert values[0] != values[1]

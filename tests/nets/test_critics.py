@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from own_networks import OwnNet, own
+from own_networks import own
 
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import OwnCritics, build_critics
+from maze_train.nets.critics import build_critics
 from maze_train.nets.template import resolve
 from maze_train.spaces.tensors import sampled_for
 from maze_train.types import tree_map
@@ -119,16 +119,3 @@ def test_settings_reach_the_layers():
         expected = params["bias_1"].relu() @ params["weight_2"] + params["bias_2"]
         found = plain(observations("box"), torch.randn(N, 2))
     torch.testing.assert_close(found, expected.expand(2, N, 3))
-
-
-def test_own_critics_have_weights_of_their_own():
-    """One network per critic, built by the configuration."""
-    critics = build("box", size=3, output_size=1, critic=OWN)
-    assert isinstance(critics, OwnCritics)
-    assert [type(member) for member in critics.members] == [OwnNet] * 3
-    weights = [member.first.weight for member in critics.members]
-    assert weights[0].shape == (5, 5)
-    assert not torch.equal(weights[0], weights[1])
-    values = critics(observations("box"), torch.randn(N, 2))
-    assert values.shape == (3, N, 1)
-    assert not torch.equal(values[0], values[1])

@@ -70,10 +70,12 @@ def test_follows_the_definition(clip):
     """Vectors, numbers and bytes of a Dict, after several updates; all else is as it was."""
     normalizer, batches = make_normalizer(clip=clip), [observations(n, n) for n in (5, 1, 8)]
     for batch in batches:
-        normalizer.update(batch)
+        normalizer.train(batch is batches[0])  # which makes no difference
+        normalizer.update({key: batch[key] for key in NORMALIZED})
     obs = observations(4, seed=20)
     kept = {key: leaf.clone() for key, leaf in obs.items()}
     normalized = normalizer(obs)
+    torch.testing.assert_close(normalizer.train()(obs), normalized, rtol=0, atol=0)
     assert list(normalized) == list(obs)
     assert normalizer.keys == NORMALIZED
     for key, leaf in normalized.items():
@@ -111,13 +113,6 @@ def test_before_the_first_update_nothing_changes():
             assert torch.equal(normalized[key], expected)
             assert normalized[key].dtype is expected.dtype
         normalizer.update({key: leaf[:0] for key, leaf in obs.items()})
-
-
-def test_an_update_needs_its_own_keys_only():
-    """Rows of other keys may be missing."""
-    normalizer, obs = make_normalizer(), observations(3)
-    normalizer.update({key: obs[key] for key in NORMALIZED})
-    assert float(normalizer.count) == 6.0
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.0, 1e6])
@@ -178,18 +173,6 @@ def test_state_through_a_file():
     assert sorted(first.state_dict()) == ["count", "frozen", "mean", "var"]
 
 
-def test_training_mode_makes_no_difference():
-    """Statistics change by `update` alone."""
-    normalizer, obs = make_normalizer(), observations(4)
-    normalizer.update(obs)
-    expected = normalizer(obs)
-    normalizer.train()
-    torch.testing.assert_close(normalizer(obs), expected, rtol=0, atol=0)
-    normalizer.update(obs)
-    normalizer.eval()
-    assert float(normalizer.count) == 16.0
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_statistics_keep_their_precision(dtype):
     """A module converted to another dtype computes in it, from the same statistics."""
@@ -224,12 +207,12 @@ def test_observations_that_are_not_finite(value):
     with pytest.raises(TrainingError, match=expected):
         normalizer.update(obs)
     assert all(torch.equal(x, before[key]) for key, x in normalizer.state_dict().items())
-    lone = make_normalizer(LONE)
-    with pytest.raises(TrainingError, match=r"entry \[2\] of the observation is"):
-        lone.update(torch.tensor([[0.0, 1.0, value]]))
-    number = make_normalizer(spaces.Box(0, 1, ()))
-    with pytest.raises(TrainingError, match=r"entry \[\] of the observation is"):
-        number.update(torch.tensor([value]))
+    for space, entry, rows in (
+        (LONE, r"\[2\]", [[0.0, 1.0, value]]),
+        (spaces.Box(0, 1, ()), r"\[\]", [value]),
+    ):
+        with pytest.raises(TrainingError, match=rf"entry {entry} of the observation is"):
+            make_normalizer(space).update(torch.tensor(rows))
 
 
 def test_excluded_keys():

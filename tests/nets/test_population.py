@@ -11,7 +11,6 @@ import torch
 from cases import sweep
 from gymnasium import spaces
 from own_networks import own
-from torch import nn
 
 from maze_train.nets.config import (
     ACTIVATIONS,
@@ -71,61 +70,6 @@ ACTIONS = {
 RUNNING = ObservationNormalizationConfig(mode="running")
 
 
-class OwnNet(nn.Module):
-    """A network of a user: a frozen layer, statistics of batches, a layer that is used twice."""
-
-    def __init__(self, observation_space, output_size):
-        super().__init__()
-        size = int(np.prod(observation_space.shape))
-        self.frozen = nn.Linear(size, 9).requires_grad_(False)
-        self.norm = nn.BatchNorm1d(9)
-        self.shared = nn.Linear(9, 9)
-        self.again = self.shared
-        self.last = nn.Linear(9, output_size, bias=False)
-
-    def forward(self, obs):
-        """Outputs of rows."""
-        x = self.norm(self.frozen(obs.reshape(len(obs), -1)).sin())
-        return self.last(self.again(self.shared(x).tanh()).tanh())
-
-
-class Rule(nn.Module):
-    """What a user puts around a policy: its strength is trained, its threshold is a buffer."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.distribution = model.distribution
-        self.strength = nn.Parameter(torch.tensor(2.0))
-        self.register_buffer("threshold", torch.tensor(0.1))
-
-    def policy_params(self, obs):
-        """Parameters, the first of which may get a bonus."""
-        params = self.model.policy_params(obs).clone()
-        params[:, 0] += (obs[:, 0] > self.threshold) * self.strength
-        return params
-
-
-class RememberingRule(nn.Module):
-    """What a user puts around a policy with a memory; counts steps besides."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.distribution = model.distribution
-        self.state_size = model.state_size + 1
-
-    def policy_step(self, obs, state):
-        """Parameters that grow with the steps."""
-        params, inner = self.model.policy_step(obs, state[:, :-1])
-        return params * (1 + state[:, -1:]), torch.cat([inner, state[:, -1:] + 1], 1)
-
-
-def named(name):
-    """The node that names a class of this file."""
-    return {"_target_": f"{__name__}.{name}"}
-
-
 BATCHED = {
     **{
         f"box {name}": ({"activation": name, "hidden_sizes": [7, 33]}, "box")
@@ -149,8 +93,8 @@ ROWWISE = {
     "image": ({"hidden_sizes": [30]}, "image"),
     "impala": ({"image_encoder": "impala", "hidden_sizes": [7]}, "image"),
     "dict with image": ({"hidden_sizes": [7], "branch_size": 5}, "dict with image"),
-    "own": ({"policy": named("OwnNet")}, "box"),
-    "own, normalised": ({"policy": named("OwnNet"), "normalization": RUNNING}, "box"),
+    "own": ({"policy": own("OddNet")}, "box"),
+    "own, normalised": ({"policy": own("OddNet"), "normalization": RUNNING}, "box"),
     "own trunk": ({"trunk": own("OwnNet"), "shared_trunk": True}, "box"),
     "own, wide": ({"trunk": own("OwnNet"), "shared_trunk": True, "hidden_sizes": [30]}, "wide"),
     "rule": ({"wrapper": "Rule"}, "box"),
@@ -166,7 +110,7 @@ ROWWISE = {
     "two layers": ({"memory": MemoryConfig(cell="gru", size=33, layers=2)}, "masked"),
     "memory of images": ({"memory": MemoryConfig(size=7), "hidden_sizes": [7]}, "image"),
     "normalised memory": ({"memory": MemoryConfig(size=7), "normalization": RUNNING}, "dict"),
-    "remembering rule": ({"memory": MemoryConfig(size=7), "wrapper": "RememberingRule"}, "box"),
+    "remembering rule": ({"memory": MemoryConfig(size=7), "wrapper": "Remembers"}, "box"),
 }
 CASES = {**BATCHED, **ROWWISE}
 every_case = pytest.mark.parametrize("case", CASES)
@@ -183,7 +127,7 @@ def model_of(case, action="discrete", *, has_statistics=True):
         space,
         ACTIONS[action],
         3,
-        policy_wrapper=None if wrapper is None else named(wrapper),
+        policy_wrapper=None if wrapper is None else own(wrapper),
     )
     normalizer = find_normalizer(model)
     if normalizer is not None and has_statistics:
@@ -425,6 +369,17 @@ def test_nothing_to_perturb():
         found = copies.play(population, [0, 1])
         expected = plain_params(model, copies.weights[1], copies.obs[1])
         torch.testing.assert_close(found[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_are_not_finite():
+    """Results of that copy tell it, without a warning; those of others stay what they are."""
+    model, space = model_of("box tanh")
+    copies = Copies(model, space)
+    expected = copies.play(build_population(model, 2), [0, 1])
+    copies.weights[1] = np.inf
+    found = copies.play(build_population(model, 2), [0, 1])
+    assert torch.equal(found[0], expected[0])
+    assert found[1].isnan().any()
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "normalised" in case])

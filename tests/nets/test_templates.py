@@ -110,18 +110,11 @@ def test_no_hidden_layer_is_a_linear_model():
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_template_is_the_composition_of_its_layers(name):
     """Each hidden layer is followed by the nonlinearity, the output by none."""
-    functions = {
-        "tanh": torch.tanh,
-        "relu": torch.nn.functional.relu,
-        "elu": torch.nn.functional.elu,
-        "gelu": torch.nn.functional.gelu,
-        "silu": torch.nn.functional.silu,
-        "leaky_relu": torch.nn.functional.leaky_relu,
-    }
+    function = getattr(torch.nn.functional, name)
     net = TemplateNet(BOX, ModelConfig(activation=name), [8, 6], 3)
     first, second, last = linears(net)
     x = 3.0 * torch.randn(2, 4, 5)
-    expected = last(functions[name](second(functions[name](first(x)))))
+    expected = last(function(second(function(first(x)))))
     torch.testing.assert_close(net(x), expected)
     assert net(x).shape == (2, 4, 3)
     assert net.output_size == 3

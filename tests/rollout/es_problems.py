@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import time
 from functools import partial
 
 import numpy as np
 import torch
 from actor_envs import ActorEnv
 from gymnasium import spaces
+from own_networks import own
 from torch import nn
 
 from maze_train.envs.slots import EnvSlots
@@ -125,67 +124,13 @@ class EndlessEnv(UnequalEnv):
         return obs, info
 
 
-class WaitingEnv(UnequalEnv):
-    """Its first steps wait until episodes have begun in so many environments.
-
-    Args:
-        folder: Where each of them leaves a file.
-        needed: How many.
-    """
-
-    def __init__(self, folder, needed):
-        super().__init__()
-        self.folder, self.needed = folder, needed
-
-    def reset(self, *, seed=None, options=None):
-        """Begin an episode, and tell it."""
-        (self.folder / f"{os.getpid()} {id(self)}").touch()
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
-        """Wait, then step."""
-        while self.steps == 0 and len(list(self.folder.iterdir())) < self.needed:
-            time.sleep(0.01)
-        return super().step(action)
-
-
-class RaisesFirst(nn.Module):
-    """What a user puts around a policy: a rule with a parameter of no dimensions."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.distribution = model, model.distribution
-        self.strength = nn.Parameter(torch.tensor(0.5))
-
-    def policy_params(self, obs):
-        """Parameters, the first of which is raised."""
-        params = self.model.policy_params(obs)
-        bonus = torch.zeros_like(params)
-        bonus[:, 0] = self.strength
-        return params + bonus
-
-
-class FrozenBelow(nn.Module):
-    """A network of a user, whose first layer and statistics are not trained."""
-
-    def __init__(self, observation_space, output_size):
-        super().__init__()
-        self.first = nn.Linear(observation_space.shape[0], 7).requires_grad_(False)
-        self.norm = nn.BatchNorm1d(7)
-        self.last = nn.Linear(7, output_size)
-
-    def forward(self, obs):
-        """Outputs of rows."""
-        return self.last(self.norm(self.first(obs.float()).sin()))
-
-
 POLICIES = {
     "plain": {},
     "normalised": {"mode": "running"},
     "memory": {"memory": MemoryConfig(cell="gru", size=5)},
     "normalised memory": {"mode": "running", "memory": MemoryConfig(size=5)},
-    "wrapped": {"wrapper": {"_target_": f"{__name__}.RaisesFirst"}},
-    "own": {"policy": {"_target_": f"{__name__}.FrozenBelow"}, "hidden_sizes": None},
+    "wrapped": {"wrapper": own("Rule")},
+    "own": {"policy": own("OddNet"), "hidden_sizes": None},
 }
 
 

@@ -336,7 +336,7 @@ def test_steps_of_lost_episodes_are_dropped(start, remote):
         if gathered.rollout.ignored is not None:
             ignored += int(gathered.rollout.ignored.sum())
     counts = learner.actors.counts
-    assert ignored == counts.dropped
+    assert ignored == counts.dropped == lost
     assert 0 < lost <= A * E
     assert remote or counts.made == 6 * T * E
 

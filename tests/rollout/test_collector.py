@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from actor_envs import ActorEnv
-from rollouts_compared import assert_same_rollouts
+from actor_envs import ACTIONS, ActorEnv, stacked_env
+from rollouts_compared import assert_same_rollouts, columns_of, whole
 from test_episode_tracker import slow_follow
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
@@ -42,9 +42,9 @@ def make_model(env, memory=None):
     return model
 
 
-def make_collector(env_seed=5, action_seed=7, vector=SequentialVectorEnv, **settings):
+def make_collector(env_seed=5, action_seed=7, vector=SequentialVectorEnv, make=ActorEnv):
     """A collector on environments whose numbers follow from seeds and actions, and a model."""
-    env = vector([partial(ActorEnv, **settings)] * B)
+    env = vector([make] * B)
     return RolloutCollector(env, T, env_seed=env_seed, action_seed=action_seed), make_model(env)
 
 
@@ -62,9 +62,9 @@ def assert_like(found, expected, rtol=1e-5):
 class HandLoop:
     """Each environment alone, stepped and reset by hand."""
 
-    def __init__(self, model, env_seed=5, action_seed=7, **settings):
+    def __init__(self, model, make, env_seed=5, action_seed=7):
         self.model = model
-        self.envs = [ActorEnv(**settings) for _ in range(B)]
+        self.envs = [make() for _ in range(B)]
         self.seeds = [EpisodeSeeds(env_seed, i, B) for i in range(B)]
         self.generator = torch.Generator().manual_seed(action_seed)
         self.obs = [
@@ -95,19 +95,24 @@ class HandLoop:
         return rows, finals
 
 
-@pytest.mark.parametrize("obs", ["box", "dict"])
-@pytest.mark.parametrize("actions", ["discrete", "box", "dict"])
-def test_rollouts_are_those_of_a_loop_by_hand(actions, obs):
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(partial(ActorEnv, obs, actions) for obs in ("box", "dict") for actions in ACTIONS),
+        *(partial(stacked_env, actions) for actions in ("discrete", "dict")),
+    ],
+)
+def test_rollouts_are_those_of_a_loop_by_hand(make):
     """Every row of three rollouts is what stepping each environment alone gives."""
-    settings = {"actions": actions, "obs": obs}
-    collector, model = make_collector(**settings)
-    hand = HandLoop(model, **settings)
+    collector, model = make_collector(make=make)
+    hand = HandLoop(model, make)
     seen = set()
     for _ in range(3):
         rollout, _ = collector.collect(model)
         rows, finals = hand.collect()
+        stored = tree_map(whole, rollout.obs)
         for t, i, obs, action, reward, terminated, truncated in rows:
-            assert_like(tree_map(lambda x, t=t, i=i: x[t, i], rollout.obs), obs)
+            assert_like(tree_map(lambda x, t=t, i=i: x[t, i], stored), obs)
             ours = tree_map(lambda x, t=t, i=i: x[t, i], rollout.actions)
             assert_like(ours, tree_map(lambda x: x[0], action), 1e-4)
             assert_like(rollout.rewards[t, i], reward, 1e-4)
@@ -115,7 +120,7 @@ def test_rollouts_are_those_of_a_loop_by_hand(actions, obs):
             assert bool(rollout.truncated[t, i]) == truncated
             seen.add((terminated, truncated))
         for i, obs in enumerate(hand.obs):
-            assert_like(tree_map(lambda x, i=i: x[T, i], rollout.obs), obs)
+            assert_like(tree_map(lambda x, i=i: x[T, i], stored), obs)
         assert rollout.final_positions.tolist() == sorted(finals)
         for k, position in enumerate(rollout.final_positions.tolist()):
             assert_like(tree_map(lambda x, k=k: x[k], rollout.final_obs), finals[position])
@@ -125,7 +130,7 @@ def test_rollouts_are_those_of_a_loop_by_hand(actions, obs):
 def test_final_observations_are_kept_for_truncation_alone():
     """Trap 1: where both flags are set, termination wins and nothing is kept."""
     for ends, kept in ((("both",), 0), (("terminated",), 0), (("truncated",), None)):
-        collector, model = make_collector(ends=ends)
+        collector, model = make_collector(make=partial(ActorEnv, ends=ends))
         rollout, _ = collector.collect(model)
         ended = int((rollout.terminated | rollout.truncated).sum())
         assert ended > 3
@@ -165,11 +170,11 @@ def test_collecting_leaves_global_generators_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("actions", ["discrete", "dict"])
-def test_the_kind_of_vector_environment_makes_no_difference(actions):
+@pytest.mark.parametrize("make", [ActorEnv, partial(ActorEnv, "dict", "dict")])
+def test_the_kind_of_vector_environment_makes_no_difference(make):
     """Worker processes give the rollouts of one process, bit for bit."""
-    sequential, model = make_collector(actions=actions)
-    processes, _ = make_collector(actions=actions, vector=PROCESSES)
+    sequential, model = make_collector(make=make)
+    processes, _ = make_collector(make=make, vector=PROCESSES)
     try:
         for _ in range(2):
             ours, theirs = (c.collect(model)[0] for c in (sequential, processes))
@@ -180,7 +185,7 @@ def test_the_kind_of_vector_environment_makes_no_difference(actions):
 
 def test_the_environment_gets_clipped_actions_and_storage_keeps_the_sample():
     """Trap 10: rewards show the action inside of the bounds, the rollout the one drawn."""
-    collector, model = make_collector(actions="box")
+    collector, model = make_collector(make=partial(ActorEnv, actions="box"))
     rollout, _ = collector.collect(model)
     outside = (rollout.actions < -0.5) | (rollout.actions > 0.25)
     assert 0.2 < float(outside.float().mean()) < 1.0
@@ -205,6 +210,21 @@ def test_episodes_are_followed_across_rollouts():
     assert returns == pytest.approx([r for r, _ in expected], abs=1e-9)
     assert [success for one in finished for success in one.successes] == told
     assert 0 < sum(told) < len(told) < len(expected)
+
+
+def test_a_rollout_is_written_into_the_same_memory():
+    """The second rollout lies where the first one lay; all of it moves to another device."""
+    collector, model = make_collector(make=partial(ActorEnv, "dict", "dict"))
+    places = []
+    for _ in range(2):
+        rollout, _ = collector.collect(model)
+        final = ("final_obs", "final_positions")
+        columns = columns_of(rollout).items()
+        places.append([x.data_ptr() for name, x in columns if not name.startswith(final)])
+    assert places[0] == places[1]
+    assert rollout.to(torch.device("cpu")) is rollout
+    moved = columns_of(rollout.to(torch.device("meta")))
+    assert {leaf.device.type for leaf in moved.values()} == {"meta"}
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -364,8 +384,6 @@ def test_failures_meanwhile_go_through(vector):
     collector.collect(model)
     with pytest.raises(ArithmeticError, match="the loss is nan"):
         collector.collect(model, meanwhile=fail)
-    with pytest.raises(EnvError, match=r"state_dict\(\) was called between step_async"):
-        collector.state_dict()
     with pytest.raises(EnvError, match=r"step_async\(\) was called between step_async"):
         collector.collect(model)
     collector.env.close()

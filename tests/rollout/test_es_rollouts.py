@@ -24,7 +24,6 @@ from es_problems import (
     Members,
     SpoiltEnv,
     UnequalEnv,
-    WaitingEnv,
     WalkEnv,
     make_table,
     model_maker,
@@ -266,13 +265,6 @@ def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_env
             assert there.of.steps_made == here.of.steps_made == steps
     assert there.of.steps_made >= steps
     assert there.of.worker_restarts == 0
-
-
-@slow
-def test_all_environments_have_something_to_do(start, tmp_path):
-    """Members are shared out, so that none waits in one process for what stands idle in another."""
-    rollouts = start(partial(WaitingEnv, tmp_path, 4), 2, 4, timeout_s=10.0)
-    assert rollouts.take(2, 2) == expected_pairs(UnequalEnv, 2)
 
 
 @slow

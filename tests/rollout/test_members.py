@@ -25,10 +25,9 @@ from es_problems import (
 from gymnasium.wrappers import TransformReward
 from reference_population import slow_draw, slow_members
 
-from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.nets.population import find_normalizer
-from maze_train.rollout.members import MemberActions, PairDraws
+from maze_train.rollout.members import PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import (
     MemberSettings,
@@ -194,27 +193,6 @@ def test_moments_of_large_numbers():
     assert assert_slow(found, Far, model, var_rel=1e-9)
 
 
-# -- actions -------------------------------------------------------------------------------------
-
-
-def test_noise_is_added_before_actions_are_clipped():
-    """Its deviation is that of the settings; what is no real number gets none."""
-    family = distribution_for(ActorEnv("box", "dict").action_space)
-    noisy = MemberActions(family, 1, noise_stddev=0.25)
-    noisy.begin(0, 3)
-    params = torch.zeros(32, family.param_size)
-    found = [noisy.choose(params, 1) for _ in range(4000)]
-    assert all(isinstance(actions, dict) for actions in found)
-    force = np.stack([actions["force"][0] for actions in found])
-    assert force.std() == pytest.approx(0.25, rel=0.05)
-    assert abs(force.mean()) < 0.02
-    assert {int(actions["gear"][0]) for actions in found} == {0}
-    loud = MemberActions(family, 1, noise_stddev=30.0)
-    loud.begin(0, 3)
-    forces = np.stack([loud.choose(params, 1)["force"][0] for _ in range(50)])
-    assert np.abs(forces).max() == 1.0
-
-
 # -- ends that are none --------------------------------------------------------------------------
 
 
@@ -277,18 +255,3 @@ def test_draws_follow_from_iteration_and_pair(table):
         drawn = draws.draw(*keys[i])
         assert (drawn.noise_index, drawn.env_seed, drawn.action_seed) == expected[keys[i]]
         assert draws.draw(*keys[i]) == drawn
-
-
-def test_ranges_of_draws(table):
-    """Every place of the table where noise may begin comes, none beyond; seeds fill their range."""
-    draws = PairDraws(0, table, 10)
-    found = [draws.draw(iteration, pair) for iteration in range(3) for pair in range(600)]
-    assert {drawn.noise_index for drawn in found} == set(range(51))
-    env_seeds = [drawn.env_seed for drawn in found]
-    assert 0 <= min(env_seeds) < 2**25
-    assert 2**32 - 2**25 < max(env_seeds) < 2**32
-    action_seeds = [drawn.action_seed for drawn in found]
-    assert 0 <= min(action_seeds) < 2**56
-    assert 2**63 - 2**56 < max(action_seeds) < 2**63
-    counts = np.bincount([drawn.noise_index for drawn in found])
-    assert counts.max() < 4 * counts.min() + 20

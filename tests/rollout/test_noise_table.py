@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from leftovers import open_files
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
@@ -48,17 +47,6 @@ def test_numbers_are_one_stream(table):
     other = SharedNoiseTable(COUNT, SEED + 1)
     assert (other.array != table.array).mean() > 0.99
     other.close()
-
-
-def test_vectors_are_views(table):
-    """Nothing is copied: neighbours overlap in memory."""
-    a, b = table.get(10, 6), table.get(12, 6)
-    assert a.shape == (6,)
-    assert a.dtype == torch.float32
-    assert b.data_ptr() - a.data_ptr() == 2 * 4
-    assert table.get(0, COUNT).data_ptr() == table.array.ctypes.data
-    assert a[2:].tolist() == b[:4].tolist()
-    assert torch.equal(table.get(np.int64(12), 6), b)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from actor_envs import ActorEnv, BrokenLaterEnv, FailsForSeedEnv, OddOneOutEnv
 from cases import everyday
 from es_problems import UnequalEnv, WalkEnv
 from gymnasium import spaces
-from leftovers import has_ended, left_of, run_owner
+from leftovers import has_ended
 from player_problems import (
     PROBLEMS,
     RECORDED,
@@ -28,13 +28,11 @@ from player_problems import (
     play_alone,
 )
 
-from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
 from maze_train.rollout.player import PlaySettings, RolloutPlayer
 from maze_train.spaces.describe import flatten_value, unflatten_value
-from maze_train.types import tree_map
+from maze_train.types import leaves_by_key, tree_map
 from maze_train.workers.places import LocalProcesses
 
 SEEDS = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 3, 12345678901]
@@ -183,11 +181,10 @@ def check_replay(make, trajectory):
 
 def compare(value, tree, t):
     """A flat observation is that of step t."""
-    leaves = tree if isinstance(tree, dict) else {"": tree}
-    found = value if isinstance(value, dict) else {"": value}
-    assert found.keys() == leaves.keys()
+    found = leaves_by_key(value)
+    assert found.keys() == leaves_by_key(tree).keys()
     for key, part in found.items():
-        np.testing.assert_array_equal(leaves[key][t], part)
+        np.testing.assert_array_equal(leaves_by_key(tree)[key][t], part)
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
@@ -232,22 +229,6 @@ def test_nothing_is_recorded_that_is_not_asked_for():
     assert all(episode.trajectory is episode.video is None for episode in found)
     expected = play_alone(WalkEnv, RandomAgent, range(5))
     assert [bits(episode) for episode in found] == [episode[:8] for episode in expected]
-
-
-def test_raw_returns_and_successes():
-    """A monitored environment tells raw returns, and the last info whether there was success."""
-
-    def scaled():
-        return RewardScalingWrapper(MonitoringWrapper(WalkEnv()), 100.0)
-
-    with player_of(WalkEnv) as plain, player_of(scaled) as other:
-        pairs = list(zip(plain.play(range(9)), other.play(range(9)), strict=True))
-    for raw, seen in pairs:
-        assert seen.episode_return == raw.episode_return
-        assert seen.trajectory is not None
-        assert seen.trajectory.rewards.sum() == pytest.approx(100.0 * raw.episode_return)
-    successes = [raw.success for raw, _ in pairs]
-    assert {0.0} < {*np.nan_to_num(successes, nan=-1.0)} <= {-1.0, 0.0, 1.0}
 
 
 # -- failures ------------------------------------------------------------------------------------
@@ -542,52 +523,3 @@ def test_videos_of_what_can_not_be_seen(tmp_path, n_workers):
     with pytest.raises(EnvError, match='build the environment with render_mode="rgb_array"'):
         player_of(WalkEnv, RandomAgent, settings, n_workers=n_workers)
     assert list(tmp_path.iterdir()) == []
-
-
-# -- the end of the process ----------------------------------------------------------------------
-
-PARENT = """
-import sys
-from functools import partial
-from player_problems import *
-from maze_train.rollout.agents import RandomAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
-from maze_train.workers.places import LocalProcesses
-
-if __name__ == "__main__":
-    make = partial(PictureEnv, endless=range(8))
-    settings = PlaySettings(video_dir=sys.argv[2] if len(sys.argv) > 2 else None)
-    place = LocalProcesses(2, start_method=sys.argv[1])
-    with RolloutPlayer(make, RandomAgent, settings, place, concurrency=4) as player:
-        pids = [process.pid for process in player._pool.processes]
-        made = 0
-        def tell(steps):
-            global made
-            if made < 100 <= made + steps:
-                print(*pids, flush=True)
-            made += steps
-        next(player.play(range(8), tell))
-"""
-
-
-@slow
-@pytest.mark.parametrize(
-    ("number", "start_method"), [(signal.SIGINT, "forkserver"), (signal.SIGKILL, "fork")]
-)
-def test_the_process_that_asked_ends(tmp_path, start_method, number):
-    """By Ctrl+C or killed: what played for it ends, and Ctrl+C leaves no half of a video."""
-    pytest.importorskip("imageio_ffmpeg")
-    videos = tmp_path / "videos"
-    with run_owner(PARENT, tmp_path, start_method, str(videos)) as (parent, pids):
-        assert len(pids) == 2
-        assert not any(has_ended(pid) for pid in pids)
-        if number == signal.SIGINT:
-            os.killpg(parent.pid, number)  # as a terminal does
-        else:
-            parent.kill()
-        told = parent.communicate(timeout=PATIENCE_S)[1]
-        assert parent.returncode == -number
-        assert left_of(pids, PATIENCE_S) == []
-        if number == signal.SIGINT:
-            assert "KeyboardInterrupt" in told
-            assert list(videos.iterdir()) == []

@@ -19,82 +19,16 @@ from torch import nn
 
 from maze_train.errors import TrainingError
 from maze_train.rollout.weights import WeightsReader, WeightsWriter, weights_nbytes
-from maze_train.training.state_files import dumps, loads
-from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
-N = 6
-"""Observations in a batch."""
-
-KINDS = {
-    "box": {},
-    "dict": {},
-    "image": {},
-    "mask": {},
-    "box, normalised": {"normalises": True},
-    "dict, normalised": {"normalises": True},
-    "dict, memory": {"memory": True},
-}
-
 
 def make_memory(model):
     """Memory for the weights of a model."""
     return np.zeros(weights_nbytes(model), np.uint8)
-
-
-def observations(space, seed):
-    """A batch of observations, as models get them."""
-    rng = np.random.default_rng(seed)
-
-    def leaf(part):
-        if isinstance(part, spaces.Box) and part.dtype == np.uint8:
-            return torch.from_numpy(rng.integers(0, 256, (N, *part.shape)).astype(np.uint8))
-        if isinstance(part, spaces.Box):
-            return torch.from_numpy(rng.normal(3.0, 2.0, (N, *part.shape)).astype(np.float32))
-        return torch.ones((N, *(part.shape or ())), dtype=torch.int64)
-
-    return tree_map(leaf, dict(space) if isinstance(space, spaces.Dict) else space)
-
-
-def params_of(model, obs):
-    """What a model makes of observations."""
-    if model.state_size:
-        return model.policy_step(obs, torch.ones(N, model.state_size))[0]
-    return model.policy_params(obs)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_a_reader_acts_as_the_learner_does(kind):
-    """Outputs are equal to the bit after each publication, and change with nothing else."""
-    space = OBSERVATIONS[kind.split(",")[0]]
-    make_model = model_maker(space, spaces.Discrete(3), **KINDS[kind])
-    model, acting = make_model(), make_model()
-    memory = make_memory(model)
-    writer, reader = WeightsWriter(model, memory), WeightsReader(acting, memory)
-    obs = observations(space, 0)
-    before = params_of(acting, obs).clone()
-    for version in range(1, 5):
-        set_version(model, version)
-        if model.normalizer is not None:
-            model.normalizer.update(observations(space, version))
-        expected = params_of(model, obs)
-        assert not torch.equal(expected, before)
-        if version % 2:  # twice, or not at all
-            assert reader.load() == reader.load()
-        assert torch.equal(params_of(acting, obs), before) or version == 1
-        writer.publish(10 * version)
-        assert reader.load() == reader.weights_seq_no == 10 * version
-        before = params_of(acting, obs).clone()
-        assert torch.equal(before, expected)
-        if model.normalizer is not None:
-            assert acting.normalizer is not None
-            for key, value in model.normalizer.state_dict().items():
-                assert torch.equal(acting.normalizer.state_dict()[key], value)
 
 
 def test_the_critic_stays_at_home():
@@ -169,34 +103,6 @@ def test_a_buffer_that_changes_its_size_is_named(shape):
         writer.publish(2)
     assert reader.load() == 1
     assert torch.equal(acting.counts, torch.zeros(5, dtype=torch.int64))
-
-
-def test_published_weights_are_state():
-    """They may be older than those of the model; who goes on publishes the old ones first."""
-    make_model = model_maker(OBSERVATIONS["box"], spaces.Discrete(3), normalises=True)
-    model, obs = make_model(), observations(OBSERVATIONS["box"], 0)
-    assert model.normalizer is not None
-    writer = WeightsWriter(model, make_memory(model))
-    set_version(model, 3)
-    model.normalizer.update(observations(OBSERVATIONS["box"], 1))
-    writer.publish(3)
-    expected = params_of(model, obs).clone()
-    state = writer.state_dict()
-    set_version(model, 5)
-    model.normalizer.update(observations(OBSERVATIONS["box"], 2))
-    for version in (5, 6):
-        writer.publish(version)
-    state = loads(dumps(state))
-    acting = make_model()
-    memory = make_memory(model)
-    other, reader = WeightsWriter(model, memory), WeightsReader(acting, memory)
-    other.load_state_dict(state)
-    assert reader.load() == 3
-    assert torch.equal(params_of(acting, obs), expected)
-    assert torch.equal(other.state_dict()["published"], state["published"])
-    other.publish(7)
-    assert reader.load() == 7
-    assert torch.equal(params_of(acting, obs), params_of(model, obs))
 
 
 # -- at the same time --------------------------------------------------------------------------
