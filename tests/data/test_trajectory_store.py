@@ -22,10 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from trajectory_cases import (
+    CHOICE,
     FLOATS,
     NESTED,
     ODD_SPACES,
     SPACES,
+    assert_all_same,
     assert_same,
     random_trajectories,
     random_trajectory,
@@ -45,7 +47,6 @@ from maze_train.sealed import seal
 from maze_train.spaces.serialize import space_to_dict
 
 GOLDEN = Path(__file__).parent / "golden" / "trajectories_v1"
-CHOICE = spaces.Discrete(3)
 METADATA = DatasetMetadata(FLOATS, CHOICE, env={"id": "Own-v0"}, policy={"policy": "random"})
 EVERY_SPACE = {**SPACES, **ODD_SPACES}
 
@@ -67,12 +68,6 @@ def names(directory):
     """All files of a data set but the lock."""
     found = (str(path.relative_to(directory)) for path in Path(directory).rglob("*"))
     return sorted(name for name in found if name != ".lock")
-
-
-def assert_all_same(found, expected):
-    """Refuse other episodes than the expected ones."""
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_same(ours, theirs)
 
 
 def part(directory, number=1):

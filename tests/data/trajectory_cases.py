@@ -12,6 +12,7 @@ from maze_train.spaces.describe import FlatView
 from maze_train.types import tree_map
 
 INF = np.inf
+CHOICE = spaces.Discrete(3)
 FLOATS = spaces.Box(-INF, INF, (3,), np.float32)
 NESTED = spaces.Dict(
     {
@@ -100,6 +101,12 @@ def assert_same(found, expected):
     for name in ("terminated", "truncated", "seed"):
         ours, theirs = getattr(found, name), getattr(expected, name)
         assert (type(ours), ours) == (type(theirs), theirs), name
+
+
+def assert_all_same(found, expected):
+    """Refuse other episodes than the expected ones."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same(ours, theirs)
 
 
 def _bits(array):

@@ -15,6 +15,8 @@ from maze_train.nets.template import resolve
 from maze_train.spaces.tensors import sampled_for
 from maze_train.types import tree_map
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 N = 4
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (12, 12, 2), np.uint8)
@@ -29,14 +31,6 @@ SPACES = {
 }
 HAVE_WEIGHTS = ("image", "dict", "dict with image")
 """Spaces whose encoder has weights."""
-
-
-@pytest.fixture(autouse=True)
-def _double_precision():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 OWN = own("OwnNet", width=5)

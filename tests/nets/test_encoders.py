@@ -197,17 +197,6 @@ def test_nothing_to_read_is_refused(space):
         encoder(space)
 
 
-def test_keys_do_not_mix():
-    """A change of one observation changes the features of its branch alone."""
-    space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,), np.float32)})
-    encode = encoder(space)
-    obs = {"a": torch.tensor([[0, 1]]), "b": torch.zeros(1, 2, 2)}
-    changed = encode({**obs, "b": torch.ones(1, 2, 2)}) != encode(obs)
-    assert changed.shape == (1, 2, 8)
-    assert not changed[..., :4].any()
-    assert changed[..., 4:].all()
-
-
 @pytest.mark.parametrize(
     "leaf",
     [

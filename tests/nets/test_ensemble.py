@@ -13,6 +13,8 @@ from maze_train.errors import ConfigError
 from maze_train.nets.config import ACTIVATIONS
 from maze_train.nets.ensemble import EnsembleMLP
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 N, INPUTS = 6, 5
 TORCH = {
     "tanh": nn.Tanh,
@@ -31,14 +33,6 @@ SHAPES = {
     "hidden layer of one unit": (2, [1, 3], 4),
     "units of one everywhere": (1, [1, 1], 1),
 }
-
-
-@pytest.fixture(autouse=True)
-def _double_precision():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def build(shape, nonlinearity="tanh", **settings):

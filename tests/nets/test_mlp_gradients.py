@@ -15,16 +15,10 @@ from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by
 from maze_train.nets.template import TemplateNet
 from maze_train.types import tree_map
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 BOX = spaces.Box(-1, 1, (5,))
 IMAGE = spaces.Box(0, 255, (12, 12, 3), "uint8")
-
-
-@pytest.fixture(autouse=True)
-def _double_precision():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def template(space, **settings):

@@ -129,18 +129,15 @@ def test_without_output_layer_the_last_hidden_layer_is_the_output():
 
 def test_seeds_give_weights_and_leave_the_global_generator_alone():
     """The same seed gives the same weights, another one others; torch's own stream goes on."""
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    models = [
-        build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=s) for s in (1, 1, 2)
-    ]
-    assert torch.equal(torch.get_rng_state(), before)
+    models = []
+    for i, seed in enumerate((1, 1, 2)):
+        torch.manual_seed(i)
+        before = torch.get_rng_state()
+        models.append(build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=seed))
+        assert torch.equal(torch.get_rng_state(), before)
     a, b, c = (torch.cat([p.flatten() for p in m.parameters()]) for m in models)
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
-    torch.manual_seed(99)
-    again = build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=1)
-    assert torch.equal(torch.cat([p.flatten() for p in again.parameters()]), a)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def is_first(marker):
 
 
 class FaultyEnv(ActorEnv):
-    """Fails at its step `at`.
+    """Fails at every step whose number is a multiple of `at`.
 
     Args:
         how: `raise`, `exit`, `leave`, `kill`, `hang` or `lost`; `nothing`: it does not.
@@ -120,7 +120,7 @@ class FaultyEnv(ActorEnv):
 
     def is_due(self):
         """Whether this step is to fail."""
-        return self.steps == self.at
+        return self.steps % self.at == 0
 
     def step(self, action):
         """Step, or fail."""
@@ -177,27 +177,6 @@ class GatedEnv(ActorEnv):
         while self.gate is not None and not self.gate.exists():
             time.sleep(0.01)
         return super().step(action)
-
-
-class SlowEnv(ActorEnv):
-    """Takes a while for each step, and leaves a file when it is closed.
-
-    Args:
-        folder: Where the file `closed{process}` is left.
-    """
-
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-
-    def step(self, action):
-        """Step, in no hurry."""
-        time.sleep(0.3)
-        return super().step(action)
-
-    def close(self):
-        """Leave the file."""
-        (self.folder / f"closed{os.getpid()}").touch()
 
 
 class BrokenLaterEnv(ActorEnv):

@@ -24,7 +24,6 @@ from actor_envs import (
     FaultyEnv,
     GatedEnv,
     OddOneOutEnv,
-    SlowEnv,
     T,
     model_maker,
     reference_collector,
@@ -67,7 +66,6 @@ class Learner:
         memory=False,
         skips=False,
         num_envs=E,
-        num_steps=T,
         queue_size=2,
         **processes,
     ):
@@ -76,7 +74,7 @@ class Learner:
             partial(vector_of, make, num_envs, skips),
             A,
             num_envs,
-            num_steps,
+            T,
             SEED_OF,
             LocalProcesses(**processes) if remote else ThisProcess(),
             queue_size=queue_size,
@@ -328,7 +326,7 @@ def test_idle_may_raise(start):
 @every_place
 def test_steps_of_lost_episodes_are_dropped(start, remote):
     """Rows that are no transitions are counted as such."""
-    learner = start(partial(FaultyEnv, "lost", 3), skips=True, remote=remote)
+    learner = start(partial(FaultyEnv, "lost", 4), skips=True, remote=remote)
     ignored = lost = 0
     for _ in range(6):
         gathered = learner.gather()
@@ -337,7 +335,7 @@ def test_steps_of_lost_episodes_are_dropped(start, remote):
             ignored += int(gathered.rollout.ignored.sum())
     counts = learner.actors.counts
     assert ignored == counts.dropped == lost
-    assert 0 < lost <= A * E
+    assert lost > A * E  # several in each collector
     assert remote or counts.made == 6 * T * E
 
 
@@ -456,21 +454,19 @@ def test_killed_actors(start, capfd):
 
 
 @slow
-@pytest.mark.parametrize("on_worker_failure", ["fail", "restart"])
-def test_environments_that_can_not_be_built(start, tmp_path, on_worker_failure):
+def test_environments_that_can_not_be_built(start, tmp_path):
     """That is told at once; and when a process is started again, after so many attempts."""
     marker = tmp_path / "broken"
     make = partial(BrokenLaterEnv, marker)
-    learner = start(make, on_worker_failure=on_worker_failure, max_worker_restarts=3)
+    learner = start(make, on_worker_failure="restart", max_worker_restarts=3)
     learner.gather()
     marker.touch()
     with pytest.raises(WorkerError, match=r"actor 0 .*ValueError: no such level") as caught:
-        start(make, on_worker_failure=on_worker_failure)
+        start(make)
     assert "Traceback" in str(caught.value)
     learner.processes[1].kill()
     spent = "restarted 3 times; max_worker_restarts = 3.*no such level"
-    words = {"fail": "on_worker_failure = fail", "restart": spent}[on_worker_failure]
-    with pytest.raises(WorkerError, match=rf"(?s)^actor 1 .*its rollout are dropped .*{words}"):
+    with pytest.raises(WorkerError, match=rf"(?s)^actor 1 .*its rollout are dropped .*{spent}"):
         list(iter(learner.gather, None))
     assert learner.actors.counts.in_flight == 0
     assert multiprocessing.active_children() == []  # even before anybody closes the actors
@@ -532,26 +528,6 @@ def test_closing(start, tmp_path, remote):
     assert not remote or all(has_ended(pid) for pid in pids)
     learner.close()
     assert learner.actors.counts == counts
-
-
-@slow
-def test_closing_in_the_middle_of_a_long_rollout(start, tmp_path):
-    """Actors end after the step that they are making, and close their environments."""
-    learner = start(partial(SlowEnv, tmp_path), num_envs=1, num_steps=1000)
-    expected = {f"closed{process.pid}" for process in learner.processes}
-
-    def idle():
-        learner.check_time()
-        if all(learner.made()):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        learner.actors.gather(1, idle)
-    assert list(tmp_path.iterdir()) == []
-    learner.close()
-    assert 0 < learner.actors.counts.dropped < 1000
-    # Those that are killed, after five seconds, leave none.
-    assert {file.name for file in tmp_path.iterdir()} == expected
 
 
 @every_kind

@@ -154,26 +154,15 @@ def test_numbers_are_converted(actions, given, expected):
     assert found.tolist() == [expected] * 3
 
 
+NO_ACTIONS = {
+    "discrete": [0, 4, 1.0, [1], None, "1", 2**70],
+    "box": [[0.3, 0.0], [float("nan"), 0.0], [float("-inf"), 0.0], [0.0], [[0.0], [0.0, 0.1]], 0.0],
+    "dict": [{"gear": 1}, {"gear": 3, "force": [0, 0]}, [0, 0, 0]],
+}
+
+
 @pytest.mark.parametrize(
-    ("actions", "given"),
-    [
-        ("discrete", 0),
-        ("discrete", 4),
-        ("discrete", 1.0),
-        ("discrete", [1]),
-        ("discrete", None),
-        ("discrete", "1"),
-        ("discrete", 2**70),
-        ("box", [0.3, 0.0]),
-        ("box", [float("nan"), 0.0]),
-        ("box", [float("-inf"), 0.0]),
-        ("box", [0.0]),
-        ("box", [[0.0], [0.0, 0.1]]),
-        ("box", 0.0),
-        ("dict", {"gear": 1}),
-        ("dict", {"gear": 3, "force": [0, 0]}),
-        ("dict", [0, 0, 0]),
-    ],
+    ("actions", "given"), [(kind, given) for kind in NO_ACTIONS for given in NO_ACTIONS[kind]]
 )
 def test_what_is_no_action(actions, given):
     """The error names policy, action, space, step and seed."""

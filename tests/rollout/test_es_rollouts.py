@@ -248,10 +248,8 @@ KINDS = {
 def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_envs):
     """The same pairs in the same order to the bit, iteration by iteration, of changing policies."""
     make, settings = KINDS[kind]
-    # Where each process imports everything itself, it takes seconds to start.
-    method = "forkserver" if num_envs == 8 else "fork"
     here = start(make, **settings)
-    there = start(make, n_workers, num_envs, start_method=method, **settings)
+    there = start(make, n_workers, num_envs, **settings)
     assert there.of.spaces == here.of.spaces
     steps = 0
     for iteration, (count, expected) in enumerate([(8, 8), (12, 5), (3, 8), (8, 8)]):
