@@ -22,7 +22,7 @@ import torch
 from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel, readable
-from maze_train.nets.template import BoxEncoder, DictEncoder, OneHotEncoder, TemplateNet
+from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
@@ -151,17 +151,20 @@ class BatchedPopulation(Population):
             type(model) is PolicyModel
             and model.memory is None
             and type(model.policy) is Policy
-            and _fits(model.policy.net)
-            and (model.trunk is None or _fits(model.trunk))
+            and is_plain(model.policy.net)
+            and (model.trunk is None or is_plain(model.trunk))
         )
 
     def params(self, count: int, obs: TensorTree) -> Tensor:
         """Distribution parameters of the first copies, see `Population.params`."""
         model, rows = self.model, row_blocks(count)
         inputs: Any = readable(obs, model.normalizer, model.masking is not None)
-        if self._trunk is not None:
-            inputs = self._trunk(inputs, count)
-        outputs = self._net(inputs, count)
+        # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not use,
+        # and numpy warns of it (as in https://github.com/numpy/numpy/issues/24067).
+        with np.errstate(invalid="ignore"):
+            if self._trunk is not None:
+                inputs = self._trunk(inputs, count)
+            outputs = self._net(inputs, count)
         if self._free is not None:
             outputs = np.concatenate([outputs, self._free[:rows]], axis=1)
         params = torch.from_numpy(outputs)
@@ -224,17 +227,8 @@ def build_population(model: nn.Module, count: int) -> Population:
     return RowPopulation(model, count)
 
 
-def _fits(module: nn.Module) -> bool:
-    """Whether there is a batched form of a network."""
-    if type(module) is TemplateNet:
-        return _fits(module.encoder) and _fits(module.layers)
-    if type(module) is DictEncoder:
-        return all(map(_fits, module.encoders)) and all(map(_fits, module.branches))
-    return type(module) in (MLP, BoxEncoder, OneHotEncoder)
-
-
 def _batched(module: nn.Module, view: View) -> Net:
-    """A network of all copies, of a module that `_fits`."""
+    """A network of all copies, of a module that `is_plain`."""
     if isinstance(module, TemplateNet):
         encoder, layers = _batched(module.encoder, view), _batched(module.layers, view)
         return lambda obs, count: layers(encoder(obs, count), count)
@@ -275,10 +269,7 @@ class _BatchedMLP:
         k = max(count, 2)
         for i, (weight, bias) in enumerate(self._layers):
             products = np.zeros((n, weight.shape[1]), weight.dtype)
-            # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not
-            # use, and numpy warns of it (such as in https://github.com/numpy/numpy/issues/24067).
-            with np.errstate(invalid="ignore"):
-                np.matmul(weight[:k], x[:k, :, None], out=products[:k, :, None])
+            np.matmul(weight[:k], x[:k, :, None], out=products[:k, :, None])
             x = products
             x += bias[:n]
             if i < self._n_hidden:

@@ -16,10 +16,8 @@ from maze_train.nets.soft_actor_critic import SoftActorCriticModel
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    """The same random numbers for each test, and single precision after it."""
+    """The same random numbers for each test."""
     torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def shift(module, by=1.0):

@@ -243,10 +243,10 @@ def slow_log_probs(rollout, model):
     rows = []
     for t in range(len(rollout.rewards)):
         obs = tree_map(lambda x, t=t: whole(x)[t], rollout.obs)
-        if rollout.states is None:
+        if rollout.hidden_states is None:
             params = model.policy_params(obs)
         else:
-            params, _ = model.policy_step(obs, rollout.states[t])
+            params, _ = model.policy_step(obs, rollout.hidden_states[t])
         actions = tree_map(lambda x, t=t: x[t], rollout.actions)
         rows.append(model.distribution.log_prob(params, actions))
     return torch.stack(rows)

@@ -10,8 +10,9 @@ import numpy as np
 from es_problems import UnequalEnv, WalkEnv, model_for
 
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.model_agents import ModelAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
+from maze_train.rollout.population import ModelAgent
 from maze_train.types import tree_leaves
 
 RECORDED = PlaySettings(record=True)
@@ -144,5 +145,5 @@ def bits(episode):
 
 def play_alone(make, make_agent, seeds, settings=RECORDED, **kwargs):
     """Bits of episodes that are played one after the other in this process."""
-    with RolloutPlayer(make, make_agent, settings, concurrency=1, **kwargs) as player:
+    with RolloutPlayer(make, make_agent, settings, num_envs=1, **kwargs) as player:
         return [bits(episode) for episode in player.play(seeds)]

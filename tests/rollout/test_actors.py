@@ -216,7 +216,7 @@ def test_what_arrives_is_what_collectors_collect(start, kind, remote):
     if not remote:
         assert (gathered.queue_before, gathered.queue_after) == (0, 0)
         assert_same_rollouts(select_envs(batch, slice(0, 2 * E)), join_rollouts(kept))
-    assert (batch.states is not None) == ("memory" in kind)
+    assert (batch.hidden_states is not None) == ("memory" in kind)
     assert isinstance(batch.obs, FrameStacks) == kind.startswith("stacks")
     kept = deepcopy(batch)
     learner.gather(3)  # which leaves what the learner got before
@@ -327,14 +327,14 @@ def test_idle_may_raise(start):
 def test_steps_of_lost_episodes_are_dropped(start, remote):
     """Rows that are no transitions are counted as such."""
     learner = start(partial(FaultyEnv, "lost", 4), skips=True, remote=remote)
-    ignored = lost = 0
+    invalid = lost = 0
     for _ in range(6):
         gathered = learner.gather()
         lost += gathered.episodes.lost
-        if gathered.rollout.ignored is not None:
-            ignored += int(gathered.rollout.ignored.sum())
+        if gathered.rollout.valid is not None:
+            invalid += int((~gathered.rollout.valid).sum())
     counts = learner.actors.counts
-    assert ignored == counts.dropped == lost
+    assert invalid == counts.dropped == lost
     assert lost > A * E  # several in each collector
     assert remote or counts.made == 6 * T * E
 

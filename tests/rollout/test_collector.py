@@ -279,8 +279,8 @@ def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     assert second.load_state_dict(state).tolist() == [False, False, True]
     assert second.episodes.returns.tolist() == [100.0, 100.0, 0.0]
     rollout, _ = second.collect(model)
-    assert torch.equal(rollout.states[0, :2], state["memory"][:2])
-    assert not rollout.states[0, 2].any()
+    assert torch.equal(rollout.hidden_states[0, :2], state["memory"][:2])
+    assert not rollout.hidden_states[0, 2].any()
 
 
 def test_vector_environments_of_others_begin_new_episodes():

@@ -30,7 +30,8 @@ from player_problems import (
 
 from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
 from maze_train.spaces.describe import flatten_value, unflatten_value
 from maze_train.types import leaves_by_key, tree_map
 from maze_train.workers.places import LocalProcesses
@@ -51,7 +52,7 @@ def player_of(
     settings=RECORDED,
     *,
     n_workers=0,
-    concurrency=4,
+    num_envs=4,
     on_non_finite="raise",
     **processes,
 ):
@@ -59,7 +60,7 @@ def player_of(
     processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
     place = LocalProcesses(n_workers, **processes) if n_workers else None
     return RolloutPlayer(
-        make, make_agent, settings, place, concurrency=concurrency, on_non_finite=on_non_finite
+        make, make_agent, settings, place, num_envs=num_envs, on_non_finite=on_non_finite
     )
 
 
@@ -96,8 +97,8 @@ def test_neighbours_make_no_difference(kind):
     assert [episode[:2] for episode in expected] == list(enumerate(SEEDS))
     assert expected[3][2:8] == expected[9][2:8]  # the same seed
     assert len({episode[2] for episode in expected}) == len(set(SEEDS))
-    for concurrency in (3, 8):
-        with player_of(make, make_agent, concurrency=concurrency) as player:
+    for num_envs in (3, 8):
+        with player_of(make, make_agent, num_envs=num_envs) as player:
             assert [bits(episode) for episode in player.play(SEEDS)] == expected
             again = [bits(episode)[1:] for episode in player.play(SEEDS[::-1])]
             assert again == [episode[1:] for episode in expected[::-1]]
@@ -108,8 +109,8 @@ def test_processes_make_no_difference(start, kind):
     """One or two, with several episodes each; also when they are asked again."""
     make, make_agent = PROBLEMS[kind]()
     expected = play_alone(make, make_agent, range(12))
-    for n_workers, concurrency in ((1, 3), (2, 8)):
-        player = start(make, make_agent, n_workers=n_workers, concurrency=concurrency)
+    for n_workers, num_envs in ((1, 3), (2, 8)):
+        player = start(make, make_agent, n_workers=n_workers, num_envs=num_envs)
         steps = []
         episodes = [bits(episode) for episode in player.play(range(12), steps.append)]
         assert episodes == expected
@@ -192,7 +193,7 @@ def test_recorded_episodes_can_be_replayed(kind):
     """Observations with the true last one, actions as the environment got them, rewards."""
     make, make_agent = PROBLEMS[kind]()
     ends = set()
-    with player_of(make, make_agent, concurrency=3) as player:
+    with player_of(make, make_agent, num_envs=3) as player:
         observation, action = player.spaces
         for episode in player.play(range(12)):
             trajectory = episode.trajectory
@@ -218,7 +219,7 @@ def test_memory_that_is_used_again():
     reusing = partial(ReusingEnv, "box", "box")
     expected = play_alone(make, RandomAgent, range(8))
     assert play_alone(reusing, RandomAgent, range(8)) == expected
-    with player_of(reusing, concurrency=3) as player:
+    with player_of(reusing, num_envs=3) as player:
         assert [bits(episode) for episode in player.play(range(8))] == expected
 
 
@@ -271,7 +272,7 @@ def test_a_last_observation_that_is_not_finite():
 def test_an_environment_that_raises():
     """The error names the seed; the episodes before it are there, and others can be played."""
     make = partial(FailsForSeedEnv, "raise", 5)
-    with player_of(make, concurrency=2) as player:
+    with player_of(make, num_envs=2) as player:
         episodes = player.play(range(9))
         found = [next(episodes).number for _ in range(3)]
         with pytest.raises(EnvError, match=r"step 2 of the episode with seed 5: RuntimeError"):
@@ -309,11 +310,11 @@ def test_seeds_have_to_be_integers(bad):
         player.play([0, bad])
 
 
-@pytest.mark.parametrize("key", ["video_every", "action_seed", "concurrency"])
+@pytest.mark.parametrize("key", ["video_every", "action_seed", "num_envs"])
 def test_settings_are_checked(key):
     """Numbers have ranges."""
     with pytest.raises(ConfigError, match=key):
-        player_of(WalkEnv, concurrency=0) if key == "concurrency" else PlaySettings(**{key: -1})
+        player_of(WalkEnv, num_envs=0) if key == "num_envs" else PlaySettings(**{key: -1})
 
 
 def refuses(slots):
@@ -325,7 +326,7 @@ def test_an_agent_that_can_not_be_built():
     """The environments are closed."""
     make, closed = closing_env()
     with pytest.raises(ConfigError, match="another one"):
-        player_of(make, refuses, concurrency=3)
+        player_of(make, refuses, num_envs=3)
     assert len(closed) == 3
 
 
@@ -339,7 +340,7 @@ def test_what_can_not_be_built(tmp_path):
     with pytest.raises(WorkerError, match=r"^worker 0 .*ValueError: no such level"):
         player_of(partial(BrokenLaterEnv, marker), n_workers=2)
     with pytest.raises(SpaceError, match="all environments must have equal"):
-        player_of(partial(OddOneOutEnv, tmp_path / "one"), n_workers=2, concurrency=2)
+        player_of(partial(OddOneOutEnv, tmp_path / "one"), n_workers=2, num_envs=2)
     with pytest.raises(ConfigError, match=r"policy.*can not be sent to a worker process"):
         player_of(WalkEnv, partial(refuses, (k for k in "ab")), n_workers=2)
     with pytest.raises(ConfigError, match="n_workers"):
@@ -418,7 +419,7 @@ def test_few_episodes_are_begun_ahead():
             return found
 
     steps = []
-    with player_of(Noted, concurrency=4) as player:
+    with player_of(Noted, num_envs=4) as player:
         episodes = player.play(range(100), steps.append)
         next(episodes)
         assert begun == list(range(8))
@@ -470,7 +471,7 @@ def test_episodes_that_are_not_wanted_any_more(start, n_workers):
 def test_closing_in_one_process():
     """It can be done twice; afterwards nothing is played."""
     make, closed = closing_env()
-    player = player_of(make, concurrency=2)
+    player = player_of(make, num_envs=2)
     episodes = player.play(range(9))
     next(episodes)
     player.close()
