@@ -67,3 +67,12 @@ def no_file_is_left(no_process_is_left: None) -> Iterator[None]:
     if open_files() - before:
         gc.collect()  # Mapped memory is open until nobody has it.
     assert not open_files() - before
+
+
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    """Compute in float64, with the same random numbers in each test."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
