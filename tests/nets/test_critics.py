@@ -15,7 +15,7 @@ from maze_train.nets.template import resolve
 from maze_train.spaces.tensors import sampled_for
 from maze_train.types import tree_map
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+pytestmark = pytest.mark.usefixtures("float64")
 
 N = 4
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)

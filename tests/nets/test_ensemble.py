@@ -13,7 +13,7 @@ from maze_train.errors import ConfigError
 from maze_train.nets.config import ACTIVATIONS
 from maze_train.nets.ensemble import EnsembleMLP
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+pytestmark = pytest.mark.usefixtures("float64")
 
 N, INPUTS = 6, 5
 TORCH = {

@@ -15,7 +15,7 @@ from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by
 from maze_train.nets.template import TemplateNet
 from maze_train.types import tree_map
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+pytestmark = pytest.mark.usefixtures("float64")
 
 BOX = spaces.Box(-1, 1, (5,))
 IMAGE = spaces.Box(0, 255, (12, 12, 3), "uint8")

@@ -177,8 +177,7 @@ class SteppedWriter:
         self._model = Wide()
         self._writer = WeightsWriter(self._model, memory)
         self._publish()
-        shared = self._writer
-        shared.header = Watched(shared.header, self._pause)
+        self._writer.header = Watched(self._writer.header, self._pause)
         views = self._writer._views
         for i, by_key in enumerate(views):
             views[i] = {key: InHalves(view, self._pause) for key, view in by_key.items()}
@@ -240,8 +239,7 @@ def test_whatever_the_writer_does_between_two_steps_of_a_reader(stepped, longest
 
     model = Wide()
     reader = WeightsReader(model, memory)
-    shared = reader
-    shared.header = Watched(shared.header, meanwhile)
+    reader.header = Watched(reader.header, meanwhile)
     private = InHalves(reader._private, meanwhile)
     reader._private = private
     last, retries, seen = 0, 0, set()
