@@ -45,8 +45,9 @@ PEERS = {
 
 def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Steps per second of this package, and the share of time in updates."""
-    from maze_train import Statistics, TrainerServices, load_config
     from maze_train.runners.factory import build_runner
+
+    from maze_train import Statistics, TrainerServices, load_config
 
     runner_name, _, precision = side.partition(" ")
     config = load_config(

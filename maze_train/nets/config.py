@@ -155,17 +155,18 @@ class ModelConfig:
             node = getattr(self, name)
             if node is not None and "_target_" not in node:
                 raise ConfigError(name, "expected a mapping with the key _target_, or null", node)
+        shares = self.shared_trunk or self.memory is not None
         if self.memory is not None and self.shared_trunk is False:
             raise ConfigError("shared_trunk", "a memory belongs to a shared trunk", False)
-        if self.critic_hidden_sizes is not None and (self.shared_trunk or self.memory is not None):
+        if self.critic_hidden_sizes is not None and shares:
             raise ConfigError(
                 "critic_hidden_sizes",
                 "a shared trunk leaves the critic no layers of its own; leave it out",
                 self.critic_hidden_sizes,
             )
-        if self.trunk is not None and not (self.shared_trunk or self.memory is not None):
+        if self.trunk is not None and not shares:
             raise ConfigError("trunk", "needs model.shared_trunk=true")
-        if self.shared_trunk or self.memory is not None:
+        if shares:
             remedy = "" if self.memory is not None else ", or set model.shared_trunk=false"
             for name in ("policy", "critic"):
                 if getattr(self, name) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -131,14 +132,8 @@ def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], **overrides: Any)
     )
 
 
-def bandit() -> Imitation:
-    """Six contexts, each of which rewards one action."""
-    return Imitation(spaces.Discrete(6))
-
-
-def several_parts() -> Imitation:
-    """Parts of an action that share their reward."""
-    return Imitation(spaces.MultiDiscrete([2, 3, 4]))
+bandit = partial(Imitation, spaces.Discrete(6))
+several_parts = partial(Imitation, spaces.MultiDiscrete([2, 3, 4]))
 
 
 def problem(
