@@ -43,9 +43,8 @@ SET_CHILD_SUBREAPER = 36
 
 def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
     """Transitions per second of this package, and the share of time without an update."""
-    from maze_train.runners.factory import build_runner
-
     from maze_train import Statistics, TrainerServices, load_config
+    from maze_train.runners.base import TrainingRunner
 
     env_id, envs_per_actor = ENVS[env]
     config = load_config(
@@ -60,7 +59,7 @@ def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
             "seed": 0,
         }
     )
-    with build_runner(config) as runner:
+    with TrainingRunner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         updates, started = 0, time.perf_counter()

@@ -45,9 +45,8 @@ PEERS = {
 
 def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Steps per second of this package, and the share of time in updates."""
-    from maze_train.runners.factory import build_runner
-
     from maze_train import Statistics, TrainerServices, load_config
+    from maze_train.runners.base import TrainingRunner
 
     runner_name, _, precision = side.partition(" ")
     config = load_config(
@@ -63,7 +62,7 @@ def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[st
             "seed": 0,
         }
     )
-    with build_runner(config) as runner:
+    with TrainingRunner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(STARTS + WARM_UP):

@@ -45,9 +45,9 @@ def measure_ours(
 ) -> dict[str, float]:
     """Steps per second of this package, and how they divide into collecting and updating."""
     import torch
-    from maze_train.runners.factory import build_runner
 
     from maze_train import Statistics, TrainerServices, load_config
+    from maze_train.runners.base import TrainingRunner
 
     config = load_config(
         {
@@ -63,7 +63,7 @@ def measure_ours(
         }
     )
     torch.set_num_threads(threads)
-    with build_runner(config) as runner:
+    with TrainingRunner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(2):

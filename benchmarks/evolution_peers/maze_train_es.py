@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 from common import ENVS, LR, NOISE_STDDEV, POPULATION, Window, initial_parameters, parse_arguments
-from maze_train.runners.factory import build_runner
 from torch import nn
 
 from maze_train import Statistics, TrainerServices, load_config
+from maze_train.runners.base import TrainingRunner
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def main() -> None:
     if arguments.workers > 1:
         settings |= {"runner": "local", "runner.n_workers": arguments.workers}
     window = Window(arguments.seconds)
-    with build_runner(load_config(settings)) as runner:
+    with TrainingRunner(load_config(settings)) as runner:
         model = runner.builder.build_model()
         runner.builder.prepare(model)
         set_parameters(model, initial_parameters())
