@@ -116,11 +116,7 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
             "top.name = 20261120: expected a string; quote what looks like a number",
         ),
         ("mode", "maxx", "top.mode = 'maxx': expected one of max, min; did you mean 'max'?"),
-        (
-            "lr",
-            "x",
-            "top.lr = 'x': expected a number, linear_<start>, or a schedule",
-        ),
+        ("lr", "x", "top.lr = 'x': expected a number, linear_<start>, or a schedule"),
         ("lr", {"start": 1}, "top.lr: expected {start: 0.001, end: 0}"),
         ("lr", {"begin": 1}, "top.lr.begin = 1: unknown"),
         ("lr", {"start": "a", "end": 0}, "top.lr.start = 'a': expected a number"),
