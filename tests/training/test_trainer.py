@@ -9,7 +9,6 @@ from practice import CountingTrainer, ScriptedEvaluator, make_model, make_ppo
 
 from maze_train.errors import ConfigError
 from maze_train.events import Event, EventInterface
-from maze_train.learner.config import Schedule
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Limits
 
@@ -182,14 +181,6 @@ def test_progress_starts_at_zero_and_stays_below_one():
     clock, _ = train(Limits(max_wall_time_s=0.03), on_update=sleep)
     assert clock.seen[0].fraction < 0.1
     assert clock.seen[1].fraction > 0.5, "unless nothing else is known"
-
-
-def test_the_learning_rate_is_positive_in_the_last_row():
-    """Trap 14, in a real run: 6 updates with rates 1, 5/6, ... 1/6 of the first."""
-    trainer = make_ppo(algorithm={"lr": Schedule(start=0.006, end=0.0)})
-    trainer.train()
-    rates = [row["train/learning_rate"] for row in trainer.tracker.history]
-    assert rates == pytest.approx([0.005, 0.003, 0.001])
 
 
 def test_a_metric_that_no_evaluator_reports_is_an_error():
