@@ -26,7 +26,7 @@ class CommandLine:
         """The exit code for these arguments."""
         return main(argv)
 
-    def build_runner(self, config: Any) -> SimpleNamespace:
+    def runner_of(self, config: Any) -> SimpleNamespace:
         """What takes the place of a runner of training or of rollouts."""
         self.configs.append(config)
         return SimpleNamespace(run=lambda: self.outcome(self.train(config)))
@@ -51,9 +51,9 @@ class CommandLine:
 def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """The command line in an empty directory."""
     command_line = CommandLine(tmp_path)
-    for where, name in (("factory", "build_runner"), ("rollout", "RolloutRunner")):
+    for where, name in (("base", "TrainingRunner"), ("rollout", "RolloutRunner")):
         module = ModuleType(f"maze_train.runners.{where}")
-        setattr(module, name, command_line.build_runner)
+        setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -168,7 +168,7 @@ def _registered_ids() -> list[str]:
 
 def _register_atari() -> None:
     if importlib.util.find_spec("ale_py") is not None:
-        from maze_train.envs.games import register_atari
+        from maze_train.envs.atari import register_atari
 
         register_atari()
 
