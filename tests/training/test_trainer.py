@@ -178,9 +178,9 @@ def test_progress_starts_at_zero_and_stays_below_one():
     assert both.seen[-1].fraction == 0.75, "the limit that comes first counts"
     timed, _ = train(Limits(max_wall_time_s=60.0, n_epochs=2), on_update=sleep)
     assert [p.fraction for p in timed.seen] == [0.0, 0.25, 0.5, 0.75], "the clock does not count"
-    clock, _ = train(Limits(max_wall_time_s=0.03), on_update=sleep)
+    clock, _ = train(Limits(max_wall_time_s=0.3), on_update=sleep)
     assert clock.seen[0].fraction < 0.1
-    assert clock.seen[1].fraction > 0.5, "unless nothing else is known"
+    assert clock.seen[-1].fraction > 0.5, "unless nothing else is known"
 
 
 def test_a_metric_that_no_evaluator_reports_is_an_error():
