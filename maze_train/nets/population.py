@@ -137,10 +137,8 @@ class BatchedPopulation(Population):
 
     def __init__(self, model: PolicyModel, count: int) -> None:
         super().__init__(model, row_blocks(count))
-        trunk = None if model.trunk is None else _batched(model.trunk, self._view)
-        net = _batched(model.policy.net, self._view)
-        assert net is not None
-        self._trunk, self._net = trunk, net
+        self._trunk = None if model.trunk is None else _batched(model.trunk, self._view)
+        self._net = _batched(model.policy.net, self._view)
         free = model.policy.free_params
         self._free = None if free is None else self._view(free)
 
@@ -159,9 +157,12 @@ class BatchedPopulation(Population):
         """Distribution parameters of the first copies, see `Population.params`."""
         model, rows = self.model, row_blocks(count)
         inputs: Any = readable(obs, model.normalizer, model.masking is not None)
-        if self._trunk is not None:
-            inputs = self._trunk(inputs, count)
-        outputs = self._net(inputs, count)
+        # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not use,
+        # and numpy warns of it (as in https://github.com/numpy/numpy/issues/24067).
+        with np.errstate(invalid="ignore"):
+            if self._trunk is not None:
+                inputs = self._trunk(inputs, count)
+            outputs = self._net(inputs, count)
         if self._free is not None:
             outputs = np.concatenate([outputs, self._free[:rows]], axis=1)
         params = torch.from_numpy(outputs)

@@ -46,15 +46,19 @@ OFF_POLICY: dict[str, Any] = {
     "algorithm.batch_size": 8,
     "algorithm.initial_buffer_size": 40,
     "algorithm.replay_buffer_size": 200,  # it wraps
-    "algorithm.update_to_data_ratio": 0.3,
     "runner.concurrency": 2,
     "total_steps": 4 * 64,
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {**A2C, "algorithm.batch_size": 16},
     "a2c": A2C,
-    "sac": OFF_POLICY,
-    "td3": {**OFF_POLICY, **PENDULUM},
+    "sac": {**OFF_POLICY, "algorithm.update_to_data_ratio": 0.3},
+    "td3": {**OFF_POLICY, **PENDULUM, "algorithm.update_to_data_ratio": 0.3},
+    "dqn": {
+        **OFF_POLICY,
+        "algorithm.target_update_interval": 9,
+        "algorithm.epsilon": {"points": [[0, 1], [200, 0.1]], "by": "env_steps"},
+    },
     "impala": {
         "algorithm.epoch_length": 3,
         "algorithm.n_rollout_steps": 8,
@@ -114,6 +118,14 @@ CASES: dict[str, dict[str, Any]] = {
         "model.normalization.n_steps": 100,
     },
     "td3": {},
+    "dqn": {},
+    "dqn, all options": {
+        "algorithm.dueling": True,
+        "algorithm.n_step_returns": 3,
+        "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
+        "model.normalization.mode": "running",
+        "model.normalization.n_steps": 48,
+    },
     "impala": {},
     "impala, old weights": {**DICT_ENV, "algorithm.broadcast_interval": 2},
     "impala, normalised": {**PENDULUM, **NORMALISED, "algorithm.broadcast_interval": 5},

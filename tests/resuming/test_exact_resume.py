@@ -28,12 +28,12 @@ NO_LIMIT = {"algorithm.n_epochs": 0}
 
 
 EVERYDAY = (
-    "ppo", "ppo, memory", "sac, prioritised", "sac, demonstrations", "td3",
+    "ppo", "ppo, memory", "sac, prioritised", "sac, demonstrations", "td3", "dqn",
     "impala, replay", "es, more steps", "bc",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", everyday(8, sorted(CASES, key=lambda case: case not in EVERYDAY)))
+@pytest.mark.parametrize("case", everyday(9, sorted(CASES, key=lambda case: case not in EVERYDAY)))
 def test_from_each_checkpoint(tmp_path, capsys, case):
     """As if the run had not been interrupted; no episode is new, large pieces are the same."""
     whole = tmp_path / "whole"
@@ -41,7 +41,9 @@ def test_from_each_checkpoint(tmp_path, capsys, case):
     epochs = len(rows_of(whole))
     assert epochs >= 3
     last = f"checkpoints/epoch_{epochs:06d}"
-    assert bool(parts_of(whole / last)) == (case.startswith(("sac", "td3")) or "replay" in case)
+    assert bool(parts_of(whole / last)) == (
+        case.startswith(("sac", "td3", "dqn")) or "replay" in case
+    )
     for epoch in range(1, epochs):
         run_dir = shutil.copytree(whole, tmp_path / f"run{epoch}")
         result = go_on(resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
@@ -54,6 +56,7 @@ def test_from_each_checkpoint(tmp_path, capsys, case):
 @pytest.mark.parametrize(
     ("case", "short", "long"),
     [
+        ("dqn", {"total_steps": 128}, {"total_steps": 256}),
         # In the first part the buffer has room for the steps of that part only.
         ("sac, large buffer", {"total_steps": 128}, {"total_steps": 256}),
         ("impala, replay", {"total_steps": 288}, {"total_steps": 576}),
