@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-import sys
 from operator import attrgetter
-from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from command_lines import CommandLine, maze_run
 from omegaconf import OmegaConf
 
-from maze_train.cli import main
 from maze_train.errors import ConfigError, SpaceError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from maze_train.config.train_config import TrainConfig
 
+__all__ = ["maze_run"]
+
 PPO = ("algorithm=ppo", "env=CartPole-v1")
+ROLLOUT = ("-cn", "rollout")
+RANDOM = (*ROLLOUT, "policy=random", "env=CartPole-v1")
 LONG = "x" * 300
 OWN_ALGORITHM = """
 from dataclasses import dataclass
@@ -33,47 +34,6 @@ class MyConfig(PPOAlgorithmConfig):
     name: ClassVar[str] = "mine"
     bonus: float = 0.5
 """
-
-
-class CommandLine:
-    """`maze-run` in an empty directory, with a runner that only remembers its configuration."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.configs: list[TrainConfig] = []
-        self.train: Callable[[TrainConfig], float | None] = lambda config: 1.0
-
-    def __call__(self, *argv: str) -> int:
-        """The exit code for these arguments."""
-        return main(argv)
-
-    def runner_of(self, config: TrainConfig) -> SimpleNamespace:
-        """What takes the place of the runner."""
-        self.configs.append(config)
-        result = lambda: SimpleNamespace(best_metric=self.train(config), missing=())  # noqa: E731
-        return SimpleNamespace(run=result)
-
-    def write(self, path: str, text: str) -> None:
-        """Write a file below the working directory."""
-        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / path).write_text(text)
-
-    def files(self) -> list[str]:
-        """Everything below the working directory."""
-        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
-
-
-@pytest.fixture
-def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """The command line in an empty directory."""
-    command_line = CommandLine(tmp_path)
-    module = ModuleType("maze_train.runners.base")
-    module.TrainingRunner = command_line.runner_of  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "maze_train.runners.base", module)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    return command_line
 
 
 def raises(error: BaseException) -> Callable[[TrainConfig], float]:
@@ -123,19 +83,11 @@ def test_what_is_given_is_what_the_runner_gets(
         ((), "algorithm: choose one: algorithm=<name>\n  a2c     Advantage actor-critic"),
         (("algorithm=ppo",), "env: choose one: env=<registered id> or env._target_="),
         (("algorithm=pp0",), "algorithm = 'pp0': no such option; did you mean ppo? available:\n"),
-        (("runner=locl",), "runner = 'locl': no such option; did you mean local?"),
         (("experiment=ppo/Cartpole-v1",), "did you mean ppo/CartPole-v1?"),
         (("algorithm=ppo", "env=CartPole-v7"), "no such environment; did you mean CartPole-v1"),
-        (("algorithm=ppo", "env=no_module:X-v0"), "importing no_module failed"),
         (
             (*PPO, "algorithm.lrr=1"),
             "algorithm.lrr = 1: unknown; did you mean algorithm.lr? allowed",
-        ),
-        ((*PPO, "algoritm=a2c"), "algoritm = 'a2c': unknown; did you mean algorithm? allowed: env"),
-        ((*PPO, "total_steps=1.5"), "total_steps = 1.5: expected an integer"),
-        (
-            (*PPO, "algorithm.batch_size=9999"),
-            "algorithm.batch_size = 9999: larger than the rollout",
         ),
         ((*PPO, "+seed=0,1"), " +seed=0,1: a value with commas: add -m"),
         ((*PPO, "seed=range(0,3)"), "'seed=range(0,3)' requires --multirun"),
@@ -151,7 +103,11 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "hydra/launcher=no"), "hydra/launcher = 'no': no such option; available: basic"),
         ((*PPO, f"run_dir={LONG}"), f"run_dir = '{LONG}': this path of "),
         (("algorithm=bc", f"runner.dataset={LONG}"), "runner.dataset = 'xxx"),
-        (("-cn", "rollout", f"run={LONG}"), f"run = '{LONG}': this path of "),
+        ((*ROLLOUT, f"run={LONG}"), f"run = '{LONG}': this path of "),
+        (ROLLOUT, "run = None: expected one of run=<directory of a run>, policy=random"),
+        ((*ROLLOUT, "run=nowhere"), "run = 'nowhere': there is no saved policy"),
+        ((*RANDOM, "n_episode=3"), "n_episode = 3: unknown; did you mean n_episodes? allowed: run"),
+        ((*RANDOM, "algorithm=ppo"), "algorithm: the primary config (-cn) has no choice"),
         (("CartPole-v1",), "CartPole-v1: expected key=value, such as env=CartPole-v1"),
         (("-cn", "nothing"), "-cn = 'nothing': there is no nothing.yaml in "),
         (("--config-dir", "nowhere"), "Additional config directory"),
@@ -228,25 +184,6 @@ def test_a_sweep_runs_every_combination(
     assert re.fullmatch(pattern, folders[0])
     lines = capfd.readouterr().out.splitlines()
     assert lines[1] == "maze-run: job 1: algorithm=a2c env=CartPole-v1 seed=1"
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ("algorithm=ppo", "-m", "env=CartPole-v1", "seed=0,1"),
-        ("algorithm=ppo", "env=CartPole-v1", "-m", "seed=0,1"),
-        ("algorithm=ppo", "-cn", "mine", "env=CartPole-v1", "--config-dir", "own", "seed=1"),
-        ("algorithm=ppo", "-r", "env=CartPole-v1", "run_dir=-m", "--config-dir=own", "seed=1"),
-    ],
-)
-def test_options_may_stand_between_overrides(maze_run: CommandLine, argv: tuple[str, ...]) -> None:
-    """The order of options and overrides does not matter, nor do values that look like options."""
-    maze_run.write("own/mine.yaml", "defaults: [train, _self_]\ntotal_steps: 7\n")
-    assert maze_run(*argv) == 0
-    assert maze_run.configs[-1].seed == 1
-    assert maze_run.configs[-1].env.id == "CartPole-v1"
-    assert len(maze_run.configs) == 1 + ("-m" in argv)
-    assert (maze_run.configs[-1].total_steps == 7) is ("mine" in argv)
 
 
 @pytest.mark.parametrize(

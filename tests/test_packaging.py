@@ -35,10 +35,6 @@ class Installation:
             timeout=TIMEOUT_S,
         )
 
-    def maze_run(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Run the installed command."""
-        return self.python(str(self.target / "bin" / "maze-run"), *arguments, cwd=cwd)
-
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
@@ -92,19 +88,11 @@ def test_every_file_of_the_package_is_shipped(installation: Installation) -> Non
     assert shipped - compiled - configuration == expected - compiled
 
 
-def test_help_works_from_an_empty_directory(installation: Installation, tmp_path: Path) -> None:
-    """The help lists the algorithms, which it reads from the shipped configuration."""
-    result = installation.maze_run("--help", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "algorithm=ppo" in result.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_training_works_from_an_empty_directory(installation: Installation, tmp_path: Path) -> None:
     """One short iteration of everything, into outputs/ below the working directory."""
-    result = installation.maze_run(
-        "+algorithm=ppo", "env=CartPole-v1", "runner.fast_dev_run=true", cwd=tmp_path
-    )
+    command = str(installation.target / "bin" / "maze-run")
+    argv = ("+algorithm=ppo", "env=CartPole-v1", "runner.fast_dev_run=true")
+    result = installation.python(command, *argv, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     (run_dir,) = (tmp_path / "outputs" / "CartPole-v1-ppo-dev").iterdir()

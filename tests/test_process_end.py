@@ -196,20 +196,6 @@ def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
     assert stop_reason(tmp_path) == "total_steps"
 
 
-def test_a_worker_that_is_killed(start: Start, tmp_path: Path) -> None:
-    """Exit code 1, the message names the worker and the signal, no process left."""
-    process = start(*ENDLESS, *LOCAL)
-    process.wait_for(r"epoch +[1-9]")
-    group = members(process.popen.pid)
-    workers = [pid for pid, parent in group.items() if parent in {*group} - {process.popen.pid}]
-    assert len(workers) == 2
-    os.kill(max(workers), signal.SIGKILL)
-    assert process.end() == 1
-    assert re.search(r"error: worker \d \(environments \d to \d\) died .*SIGKILL", process.output)
-    assert stop_reason(tmp_path) == "error"
-    assert left_in(process.popen.pid) == {}
-
-
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
     """The workers notice and end."""

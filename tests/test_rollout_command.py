@@ -3,60 +3,25 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from command_lines import CommandLine, maze_run
+from omegaconf import OmegaConf
 
-from maze_train.cli import main
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.envs.config import EnvConfig
+from maze_train.jobs import roll_out
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from maze_train.config.rollout_config import RolloutConfig
+__all__ = ["maze_run"]
 
 ROLLOUT = ("-cn", "rollout")
 RANDOM = (*ROLLOUT, "policy=random", "env=CartPole-v1")
-
-
-class CommandLine:
-    """`maze-run -cn rollout` in an empty directory, with a runner that remembers configurations."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.configs: list[RolloutConfig] = []
-
-    def __call__(self, *argv: str) -> int:
-        """The exit code for these arguments."""
-        return main(argv)
-
-    def make_runner(self, config: RolloutConfig) -> SimpleNamespace:
-        """What takes the place of the runner."""
-        self.configs.append(config)
-        summary = SimpleNamespace(return_mean=1.0)
-        return SimpleNamespace(run=lambda: SimpleNamespace(summary=summary))
-
-    def files(self) -> list[str]:
-        """Everything below the working directory."""
-        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
-
-
-@pytest.fixture
-def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """The command line in an empty directory."""
-    command_line = CommandLine(tmp_path)
-    module = ModuleType("maze_train.runners.rollout")
-    module.RolloutRunner = command_line.make_runner  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "maze_train.runners.rollout", module)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    return command_line
 
 
 @pytest.fixture
@@ -93,32 +58,6 @@ def test_the_environment_of_a_run(maze_run: CommandLine, run: str) -> None:
         assert maze_run.configs[-1].env == env
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (ROLLOUT, "run = None: expected one of run=<directory of a run>, policy=random"),
-        ((*ROLLOUT, "run=nowhere"), "run = 'nowhere': there is no saved policy"),
-        ((*ROLLOUT, "policy=random", "env=CratPole-v1"), "did you mean CartPole-v1"),
-        ((*RANDOM, "n_episode=3"), "n_episode = 3: unknown; did you mean n_episodes? allowed: run"),
-        ((*RANDOM, "runner=locl"), "runner = 'locl': no such option; did you mean local?"),
-        ((*RANDOM, "algorithm=ppo"), "algorithm: the primary config (-cn) has no choice"),
-    ],
-)
-def test_a_configuration_error_is_one_message(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
-) -> None:
-    """Exit code 2, one message with key, value and remedy, nothing played, nothing created."""
-    assert maze_run(*argv) == 2
-    output = capfd.readouterr()
-    assert message in output.err
-    assert output.err.startswith("maze-run: error: ")
-    assert output.err.count("maze-run:") == 1
-    assert "Traceback" not in output.err
-    assert output.out == ""
-    assert maze_run.configs == []
-    assert maze_run.files() == []
-
-
 def test_a_sweep_gives_every_job_a_directory(maze_run: CommandLine) -> None:
     """Numbered ones below that of the sweep, unless the user names others."""
     assert maze_run("-m", *RANDOM, "seed=0,100", "hydra.sweep.dir=s") == 0
@@ -133,9 +72,7 @@ def test_a_sweep_gives_every_job_a_directory(maze_run: CommandLine) -> None:
 def test_the_file_of_a_rollout_repeats_it(maze_run: CommandLine, run: str) -> None:
     """`rollout.yaml` in a folder of the user takes the place of ours; values can be changed."""
     assert maze_run(*ROLLOUT, f"run={run}", "runner=local", "seeds=[4,2]") == 0
-    (maze_run.folder / "old").mkdir()
-    text = yaml.safe_dump(config_to_dict(maze_run.configs[0]))
-    (maze_run.folder / "old/rollout.yaml").write_text(text)
+    maze_run.write("old/rollout.yaml", yaml.safe_dump(config_to_dict(maze_run.configs[0])))
     assert maze_run("--config-dir", "old", *ROLLOUT) == 0
     assert maze_run.configs[1] == maze_run.configs[0]
     assert maze_run("--config-dir", "old", *ROLLOUT, "runner.n_workers=2") == 0
@@ -145,9 +82,8 @@ def test_the_file_of_a_rollout_repeats_it(maze_run: CommandLine, run: str) -> No
 
 def test_a_primary_config_of_the_user(maze_run: CommandLine) -> None:
     """It may extend ours under another name."""
-    (maze_run.folder / "own").mkdir()
     text = "defaults: [rollout, {override env: CartPole-v1}, _self_]\npolicy: random\nseed: 3\n"
-    (maze_run.folder / "own/mine.yaml").write_text(text)
+    maze_run.write("own/mine.yaml", text)
     assert maze_run("--config-dir", "own", "-cn", "mine", "n_episodes=4") == 0
     assert maze_run.configs[0].episode_seeds == [3, 4, 5, 6]
 
@@ -163,23 +99,5 @@ def test_what_is_printed(maze_run: CommandLine, capfd: pytest.CaptureFixture[str
 
 def test_a_job_returns_the_mean_return(maze_run: CommandLine) -> None:
     """It is what a sweeper optimises."""
-    from omegaconf import OmegaConf
-
-    from maze_train.jobs import roll_out
-
     composed = OmegaConf.create({"policy": "random", "env": {"id": "CartPole-v1"}})
     assert math.isclose(roll_out(composed), 1.0)
-
-
-@pytest.mark.slow
-def test_pytorch_is_imported_late() -> None:
-    """A configuration error comes at once."""
-    argv = [*RANDOM, "n_episode=3"]
-    code = (
-        "import sys\nfrom maze_train.cli import main\n"
-        f"assert main({argv!r}) == 2\nassert 'torch' not in sys.modules"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert result.returncode == 0, result.stderr

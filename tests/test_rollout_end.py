@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from cases import everyday
 from leftovers import left_in
 from test_process_end import Start, start
 
@@ -39,14 +38,13 @@ def numbers(folder: Path) -> list[int]:
     return [int(row["number"]) for row in rows]
 
 
-@pytest.mark.parametrize("terminal", everyday(1, [False, True]), ids=["pipe", "terminal"])
 @pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
-def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal: bool) -> None:
+def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
     """Exit code 130 in 5 s, every episode up to there in all files, no process left.
 
     Episodes that were done before one with a smaller number are among them.
     """
-    process = start(*ENDLESS, *runner, terminal=terminal)
+    process = start(*ENDLESS, *runner)
     patience = max(5.0, process.wait_for(r"episode +[1-9]\d*/"))  # as in `test_process_end.py`
     os.killpg(process.popen.pid, signal.SIGINT)
     asked = time.monotonic()
@@ -64,8 +62,6 @@ def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...], terminal:
     assert stopped in process.output
     assert "maze-run: interrupted" in process.output
     assert "Traceback" not in process.output
-    if terminal:  # the cursor that the bar has hidden is shown again
-        assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
 
 
 def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
@@ -83,29 +79,14 @@ def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [("raise", "RuntimeError: the wheel came off"), ("kill", "maze-run: error: ")],
+    ("kind", "said"), [("raise", "RuntimeError: the wheel came off"), ("kill", "maze-run: error: ")]
 )
 def test_an_environment_that_fails(start: Start, tmp_path: Path, kind: str, said: str) -> None:
     """Exit code 1, its words or the seed, what was played in the files, no process left."""
-    env = (
-        "env=default",
-        "env._target_=own_envs.FaultyEnv",
-        f"env.kwargs={{fault: {kind}, at: 30}}",
-    )
-    process = start(*ENDLESS, *LOCAL, *env)
+    env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs.at=30")
+    process = start(*ENDLESS, *LOCAL, *env, f"env.kwargs.fault={kind}")
     assert process.end() == 1
     assert said in process.output
     assert left_in(process.popen.pid) == {}
     assert json.loads((tmp_path / "out/summary.json").read_text())["stop_reason"] == "error"
     assert numbers(tmp_path) == list(range(len(numbers(tmp_path))))
-
-
-def test_a_sweep(start: Start, tmp_path: Path) -> None:
-    """Each job has its own directory and seeds."""
-    words = [word for word in ENDLESS if not word.startswith(("n_episodes", "output_dir"))]
-    process = start("-m", *words, "n_episodes=3", "seed=0,100", "hydra.sweep.dir=s")
-    assert process.end() == 0
-    for job, seed in enumerate((0, 100)):
-        found = json.loads((tmp_path / f"s/{job}/summary.json").read_text())
-        assert (found["first_seed"], found["last_seed"]) == (seed, seed + 2)

@@ -92,10 +92,7 @@ def test_nested_objects_are_built_first(own_modules):
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        (
-            {"_target_": "own_good.LIMIT"},
-            r"model.part._target_ = .*: expected a class or function",
-        ),
+        ({"_target_": "own_good.LIMIT"}, r"model.part._target_ = .*: expected a class or function"),
         ({"_target_": "own_good.Part"}, r"model.part: calling own_good.Part failed: .*'size'"),
         (
             {"_target_": "own_good.Part", "size": 1, "colour": "red"},

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from maze_train.config.overrides import (
-    as_typed,
-    config_folders,
-    normalise,
-    normalise_completion,
-)
+from maze_train.config.overrides import as_typed, config_folders, normalise, normalise_completion
 
 GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tracking")
 

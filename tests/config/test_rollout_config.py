@@ -14,7 +14,7 @@ from maze_train.config.rollout_loading import (
     load_rollout_config,
     policy_directory,
 )
-from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
+from maze_train.config.train_config import DevRunnerConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError, RunDirectoryError
@@ -54,15 +54,8 @@ def test_every_default_is_that_of_the_class() -> None:
     assert config.render_mode is None
 
 
-def test_what_is_given() -> None:
-    """Strings choose options, dotted names set values, and parts of one's own are named."""
-    config = load_rollout_config(
-        {**RANDOM, "runner": "local", "runner.n_workers": 2, "env.kwargs.a": 1, "n_episodes": "1e2"}
-    )
-    assert isinstance(config.runner, LocalRunnerConfig)
-    assert config.runner.n_workers == 2
-    assert config.env == EnvConfig(id="CartPole-v1", kwargs={"a": 1})
-    assert config.n_episodes == 100
+def test_parts_of_ones_own() -> None:
+    """They are named, with their settings."""
     own = {"policy._target_": "my.Policy", "policy.a": 1, "env._target_": "my.Env"}
     config = load_rollout_config(own)
     assert config.policy == {"_target_": "my.Policy", "a": 1}

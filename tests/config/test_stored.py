@@ -152,7 +152,7 @@ def test_the_command_that_goes_on_has_the_words() -> None:
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     """A run must not end with a configuration that nothing can open."""
-    config = config_to_dict(load_config({**BASE, "env.kwargs": {"walls": [1] * 100_000}}))
+    config = config_to_dict(load_config({**BASE, "env.kwargs": {"walls": [1] * 50_000}}))
     with pytest.raises(ConfigError, match=r"config\.yaml: could not be read again: .* larger than"):
         write_config(tmp_path, yaml.safe_dump(config))
     assert not (tmp_path / "config.yaml").exists()

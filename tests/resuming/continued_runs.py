@@ -32,46 +32,32 @@ SMALL: dict[str, Any] = {
     "tracking.plot": False,
     "tracking.tensorboard": False,
 }
+PENDULUM = {"env": {"id": "Pendulum-v1", "max_episode_steps": 20}}
+A2C: dict[str, Any] = {
+    "algorithm.lr": 1e-3,  # a schedule depends on where training ends
+    "algorithm.epoch_length": 2,
+    "algorithm.n_rollout_steps": 16,
+    "runner.concurrency": 2,
+    "total_steps": 4 * 64,
+}
+OFF_POLICY: dict[str, Any] = {
+    "algorithm.epoch_length": 16,
+    "algorithm.n_rollout_steps": 2,
+    "algorithm.batch_size": 8,
+    "algorithm.initial_buffer_size": 40,
+    "algorithm.replay_buffer_size": 200,  # it wraps
+    "runner.concurrency": 2,
+    "total_steps": 4 * 64,
+}
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "ppo": {
-        "algorithm.lr": 1e-3,  # a schedule depends on where training ends
-        "algorithm.batch_size": 16,
-        "algorithm.epoch_length": 2,
-        "algorithm.n_rollout_steps": 16,
-        "runner.concurrency": 2,
-        "total_steps": 4 * 64,
-    },
-    "sac": {
-        "algorithm.epoch_length": 16,
-        "algorithm.n_rollout_steps": 2,
-        "algorithm.batch_size": 8,
-        "algorithm.initial_buffer_size": 40,
-        "algorithm.replay_buffer_size": 200,  # it wraps
-        "algorithm.update_to_data_ratio": 0.3,
-        "runner.concurrency": 2,
-        "total_steps": 4 * 64,
-    },
-    "td3": {
-        "env": {"id": "Pendulum-v1", "max_episode_steps": 20},
-        "algorithm.epoch_length": 16,
-        "algorithm.n_rollout_steps": 2,
-        "algorithm.batch_size": 8,
-        "algorithm.initial_buffer_size": 40,
-        "algorithm.replay_buffer_size": 200,
-        "algorithm.update_to_data_ratio": 0.3,
-        "runner.concurrency": 2,
-        "total_steps": 4 * 64,
-    },
+    "ppo": {**A2C, "algorithm.batch_size": 16},
+    "a2c": A2C,
+    "sac": {**OFF_POLICY, "algorithm.update_to_data_ratio": 0.3},
+    "td3": {**OFF_POLICY, **PENDULUM, "algorithm.update_to_data_ratio": 0.3},
     "dqn": {
-        "algorithm.epoch_length": 16,
-        "algorithm.n_rollout_steps": 2,
-        "algorithm.batch_size": 8,
-        "algorithm.initial_buffer_size": 40,
-        "algorithm.replay_buffer_size": 200,
+        **OFF_POLICY,
         "algorithm.target_update_interval": 9,
         "algorithm.epsilon": {"points": [[0, 1], [200, 0.1]], "by": "env_steps"},
-        "runner.concurrency": 2,
-        "total_steps": 4 * 64,
     },
     "impala": {
         "algorithm.epoch_length": 3,
@@ -105,18 +91,22 @@ FORK = {"runner": "local", "runner.start_method": "fork"}
 ONE_EPOCH, TWO_EPOCHS, FOUR_EPOCHS = ({"algorithm.n_epochs": n} for n in (1, 2, 4))
 NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 48}
 MEMORY = {"model": "vector_rnn", "model.memory.size": 8}
-PENDULUM = {"env": {"id": "Pendulum-v1", "max_episode_steps": 20}}
 DICT_ENV = {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}}
 DEMONSTRATIONS = {"_target_": "continued_runs.demonstrations"}
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
+    "ppo, normalised": {**PENDULUM, **NORMALISED, "algorithm.reward_scaling": True},
+    "ppo, memory": {**DICT_ENV, **MEMORY},
+    "a2c": {},
+    "a2c, memory": MEMORY,
     "sac": {},
     "sac, large buffer": {"algorithm.replay_buffer_size": 1000},
-    "sac, disk": {"algorithm.replay_buffer_storage": "disk"},
+    "sac, disk": {**DICT_ENV, "algorithm.replay_buffer_storage": "disk"},
     "sac, prioritised": {
         "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
         "algorithm.n_step_returns": 3,
+        "algorithm.policy_update_interval": 2,
     },
     "sac, initial phase": {
         "algorithm.initial_buffer_size": 150,
@@ -173,11 +163,7 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.optimizer": {"_target_": "torch.optim.Adam", "amsgrad": True},
     },
     "es, memory": {**MEMORY, **NORMALISED},
-    "es, steps end it": {
-        "total_steps": 700,
-        "algorithm.n_epochs": 0,
-        "algorithm.lr": "linear_0.1",
-    },
+    "es, steps end it": {"total_steps": 700, "algorithm.n_epochs": 0, "algorithm.lr": "linear_0.1"},
     "bc": {},
     "bc, validation only": {"algorithm.epoch_length": 0, "evaluation.n_episodes": 0},
     "bc, balanced": {

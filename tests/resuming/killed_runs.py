@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from leftovers import left_in
 
 from maze_train.types import StatePart
 
@@ -27,6 +28,7 @@ CONTEXT.set_forkserver_preload(
         "maze_train.algorithms.impala.build",
         "maze_train.algorithms.off_policy.build",
         "tensorboard.summary.writer",
+        "rich.style",  # it draws from `random` when it is imported
     ]
 )
 
@@ -142,13 +144,15 @@ def differences(one: Any, other: Any, path: str = "state") -> list[str]:
 def assert_equal_runs(run_dir: Path, other: Path) -> None:
     """Every metric, weight, generator and counter, and the best policy, are the same."""
     assert rows_of(run_dir) == rows_of(other)
-    assert differences(final_state(run_dir), final_state(other)) == []
+    found = differences(final_state(run_dir), final_state(other))
+    assert found == [], found
     best, other_best = run_dir / "best" / "policy.pt", other / "best" / "policy.pt"
     assert differences(torch.load(best), torch.load(other_best)) == []
 
 
 def command_here(argv: list[str], output: str, prepare: str) -> None:
-    """Run `maze-run` in this process, after a function of `faults` has prepared it."""
+    """Run `maze-run` in this process, the first of a group, prepared by a function of `faults`."""
+    os.setsid()
     sys.path[:0] = [str(PARTS), str(Path(__file__).parent)]
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
@@ -164,13 +168,13 @@ def command_here(argv: list[str], output: str, prepare: str) -> None:
 
 
 def maze_run(output: Path, *argv: str, prepare: str = "", signals: tuple[Any, ...] = ()) -> Any:
-    """Run `maze-run` in a child.
+    """Run `maze-run` in a child, which leaves no process.
 
     Args:
         output: File for what it prints.
         *argv: Its arguments.
         prepare: Name of a function in `faults` that is called in the child first.
-        signals: Pairs of a file and a signal: the signal is sent when the file is there.
+        signals: Pairs of a file and a signal: it is sent to all processes when the file is there.
 
     Returns:
         Exit code and output.
@@ -179,9 +183,10 @@ def maze_run(output: Path, *argv: str, prepare: str = "", signals: tuple[Any, ..
     child.start()
     for path, number in signals:
         wait_for(path, child)
-        os.kill(child.pid or 0, number)
+        os.killpg(child.pid or 0, number)
     child.join(120)
     assert child.exitcode is not None, output.read_text()
+    assert left_in(child.pid or 0) == {}
     return child.exitcode, output.read_text()
 
 

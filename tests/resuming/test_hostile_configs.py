@@ -162,11 +162,18 @@ COMMANDS = {
         PARTS_OF_POLICY, lambda: line(*[f"{key}={value}" for key, value in BASE_RUN.items()])
     ),
 }
-QUICK = ("load_policy", "run_rollout", "train resume")
-NAMES = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)  # many, not quick
-    for name in COMMANDS
-]
+EVERYDAY = ("load_policy", "run_rollout", "train resume")
+"""Commands that meet every plant in `make test`; others read the directory as they do."""
+
+
+def meetings(plants: list[Plant]) -> list[Any]:
+    """Every command with every plant."""
+    return [
+        pytest.param(name, plant, id=f"{name}: {plant.place}", marks=marks)
+        for name in COMMANDS
+        for i, plant in enumerate(plants)
+        for marks in [() if name in EVERYDAY or i == 0 else pytest.mark.exhaustive]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +226,7 @@ def part_of(key: str) -> str | None:
     return max(found, key=len, default=None)
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.place}={plant.target}")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "plant"), meetings(PLANTS))
 def test_nothing_that_is_planted_is_called(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant
 ) -> None:
@@ -245,8 +251,7 @@ def test_nothing_that_is_planted_is_called(
         assert not text
 
 
-@pytest.mark.parametrize("plant", DAMAGED, ids=lambda plant: f"{plant.place}: {plant.value}")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "plant"), meetings(DAMAGED))
 def test_other_files_are_not_read(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant
 ) -> None:

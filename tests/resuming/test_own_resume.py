@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
-import numpy as np
 import pytest
-import torch
 from continued_runs import (
     FORK,
     FOUR_EPOCHS,
@@ -30,13 +25,11 @@ from continued_runs import (
     start,
     words,
 )
-from gymnasium import spaces
-from killed_runs import CONTEXT, PARTS, assert_equal_runs, final_state
-from leftovers import left_in
-from own_parts import diaries
+from killed_runs import assert_equal_runs, final_state, maze_run
+from own_envs import SpacesEnv
+from own_parts import KeptReplay, diaries
 
 import maze_train.data.replay_memory as replay_memory
-from maze_train import UniformReplayBuffer
 from maze_train.errors import ConfigError, EnvError
 
 OWN = [Path(__file__).stem, "continued_runs", "own_envs", "own_parts"]
@@ -92,33 +85,11 @@ def test_without_checkpoints_no_buffer_is_written(tmp_path, capsys):
     assert "replay buffer" not in capsys.readouterr().err
 
 
-class KeptReplay(UniformReplayBuffer):
-    """A replay buffer that can be looked at after a run."""
-
-    last: ClassVar[Any] = None
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        KeptReplay.last = self
-
-
-class ChanceEnv(gymnasium.Env[Any, Any]):
-    """Observations that no seed repeats, and ends that are known: episodes have 7 steps."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def observe(self) -> Any:
-        return np.random.default_rng().standard_normal(2).astype(np.float32)
+class ChanceEnv(SpacesEnv):
+    """Observations that no seed repeats."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        return self.observe(), 1.0, self.t == 7, False, {}
+        return super().reset()
 
 
 def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
@@ -135,7 +106,7 @@ def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
     "env",
     [
         {"id": "CartPole-v1", "backend": "native"},
-        {"_target_": "test_own_resume.ChanceEnv"},
+        {"_target_": "test_own_resume.ChanceEnv", "kwargs": {"length": 7}},
     ],
     ids=["native", "chance"],
 )
@@ -143,19 +114,19 @@ def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
     """What was stored stays as it was: no sample over several steps reaches over the gap."""
     more = {
         "env": env,
-        "algorithm.replay_buffer": {"_target_": "test_own_resume.KeptReplay"},
+        "algorithm.replay_buffer": {"_target_": "own_parts.KeptReplay"},
         "algorithm.n_step_returns": 3,
         **NO_EVALUATION,
     }
     start("sac, large buffer", tmp_path / "run", **more, **TWO_EPOCHS)
-    before = samples_by_obs(KeptReplay.last)
+    before = samples_by_obs(KeptReplay.made[-1])
     again = {"resume": tmp_path / "run", "trust": OWN, **TO_THE_END}
     with pytest.raises(EnvError, match=r"checkpoint\.allow_new_episodes=true"):
         go_on(**again)
     go_on(**again, **{"checkpoint.allow_new_episodes": True})
-    after = samples_by_obs(KeptReplay.last)
+    after = samples_by_obs(KeptReplay.made[-1])
     assert len(before) > 100
-    assert len(after) == len(KeptReplay.last) >= 256 > len(before)
+    assert len(after) == len(KeptReplay.made[-1]) >= 256 > len(before)
     assert {obs: after[obs] for obs in before} == before
     # Episodes end terminal here: only what was the newest row is cut after one step.
     assert sum(discount > 0.985 for _, discount, _ in before.values()) == 2
@@ -278,46 +249,15 @@ def test_impala_on_dev_on_local_and_back(tmp_path, capsys):
 # -- Ctrl-C --------------------------------------------------------------------------------------
 
 
-def arguments(case: str, run_dir: Path, **changes: Any) -> list[str]:
-    """The arguments of `maze-run` for a run."""
+def interrupted(case: str, run_dir: Path, changes: dict[str, Any], **how: Any) -> int:
+    """The steps of a run that got Ctrl-C, and ended as it should, with all its processes."""
     given = settings(case, run_dir, **changes)
-    if "env._target_" in changes:
+    if "env._target_" in given:
         del given["env"]
-    return words(given)
-
-
-def command(argv: list[str], output: str, stop_at: int) -> None:
-    """`maze-run` in a group of processes of its own, which may get Ctrl-C in a gradient step."""
-    os.setsid()
-    sys.path[:0] = [str(PARTS), str(Path(__file__).parent)]
-    with open(output, "w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    torch.set_num_threads(1)
-    from maze_train.algorithms.sac.learner import SACLearner
-    from maze_train.cli import main
-
-    original, calls = SACLearner.compute_loss_for_module, []
-
-    def counted(*args: Any) -> Any:
-        calls.append(None)
-        if len(calls) == stop_at:
-            print("asked to end", flush=True)
-            os.killpg(0, signal.SIGINT)
-        return original(*args)
-
-    SACLearner.compute_loss_for_module = counted  # type: ignore[method-assign]
-    sys.exit(main(argv))
-
-
-def assert_interrupted(child: Any, output: Path, run_dir: Path) -> int:
-    """The command ended as it should, with all its processes; returns the steps of the run."""
-    child.join(120)
-    text = output.read_text()
-    assert child.exitcode == 130, text
+    code, text = maze_run(run_dir.with_name("output.txt"), *words(given), **how)
+    assert code == 130, text
     assert "maze-run: interrupted" in text
     assert "Traceback" not in text
-    assert left_in(child.pid or 0) == {}
     outcome = json.loads((run_dir / "summary.json").read_text())
     assert outcome["stop_reason"] == "interrupted"
     return int(outcome["env_steps"])
@@ -326,60 +266,40 @@ def assert_interrupted(child: Any, output: Path, run_dir: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [{}, LOCAL], ids=["dev", "local"])
 def test_ctrl_c_in_a_gradient_step(tmp_path, place):
-    """The update comes to its end and is saved, no process is left, and the run can go on."""
-    output, run_dir = tmp_path / "output.txt", tmp_path / "run"
+    """The update comes to its end and is saved, and the run can go on."""
+    run_dir = tmp_path / "run"
     start("sac", tmp_path / "whole")
-    argv = arguments("sac", run_dir, **place)
-    child = CONTEXT.Process(target=command, args=(argv, str(output), 20))
-    child.start()
-    assert 0 < assert_interrupted(child, output, run_dir) < 256
-    assert output.read_text().count("asked to end") == 1
+    assert 0 < interrupted("sac", run_dir, place, prepare="ctrl_c_in_a_gradient_step") < 256
+    assert (tmp_path / "output.txt").read_text().count("asked to end") == 1
     go_on(resume=run_dir, runner="dev")
     assert_equal_runs(run_dir, tmp_path / "whole")
 
 
-class SlowEnv(gymnasium.Env[Any, Any]):
+class SlowEnv(SpacesEnv):
     """Some quick steps; then each takes ten seconds, and a file says that it is under way."""
 
-    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-
     def __init__(self, quick: int, marker: str) -> None:
+        super().__init__()
         self.quick, self.marker = quick, Path(marker)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
 
     def step(self, action: Any) -> Any:
         self.quick -= 1
         if self.quick < 0:
             self.marker.touch()
             time.sleep(10.0)
-        return np.zeros(2, np.float32), 1.0, self.quick % 5 == 0, False, {}
+        return super().step(action)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["impala", "es"])
 def test_ctrl_c_while_others_play(tmp_path, case):
     """A rollout or episode takes two minutes: the run does not wait for it, and saves."""
-    output, run_dir, marker = (tmp_path / name for name in ("output.txt", "run", "slow"))
-    env = {
-        "env._target_": "test_own_resume.SlowEnv",
-        "env.kwargs.quick": 25,
-        "env.kwargs.marker": marker,
-    }
-    argv = arguments(case, run_dir, **FORK, **env, **NO_EVALUATION)
-    child = CONTEXT.Process(target=command, args=(argv, str(output), 0))
-    child.start()
-    deadline = time.monotonic() + 60
-    while not marker.exists() and child.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert marker.exists(), output.read_text()
-    os.killpg(child.pid or 0, signal.SIGINT)
+    run_dir, marker = tmp_path / "run", tmp_path / "slow"
+    env = {"env._target_": "test_own_resume.SlowEnv", "env.kwargs.quick": 25}
+    changes = {**FORK, **env, "env.kwargs.marker": marker, **NO_EVALUATION}
     started = time.monotonic()
-    steps = assert_interrupted(child, output, run_dir)
-    assert time.monotonic() - started < 60
+    steps = interrupted(case, run_dir, changes, signals=((marker, signal.SIGINT),))
+    assert time.monotonic() - started < 100
     state = final_state(run_dir)
     if case == "es":
         assert state["progress"]["env_steps"] == steps > 0

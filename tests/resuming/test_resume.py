@@ -140,10 +140,8 @@ def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
     assert_equal_runs(run_dir, whole)
 
 
-def test_one_checkpoint_by_name(half, whole):
-    """Later rows and checkpoints belong to what is left behind."""
-    train(resume=half / "checkpoints" / "epoch_000001", **TO_THE_END)
-    assert_equal_runs(half, whole)
+def test_a_checkpoint_that_is_not_there(half):
+    """Its name is told."""
     with pytest.raises(RunDirectoryError, match="no checkpoint 'epoch_000077'"):
         train(resume=half / "checkpoints" / "epoch_000077")
 
@@ -189,13 +187,6 @@ def test_a_trial_is_continued(tmp_path):
     """The settings of `fast_dev_run` are those of the run."""
     for _ in range(2):
         assert start(tmp_path / "run", resume="auto", **{"runner.fast_dev_run": True})
-
-
-def test_an_environment_from_python(tmp_path):
-    """A function without a name that can be imported is given again; settings are not."""
-    start(tmp_path / "run", env=lambda: make_cartpole(), **TWO_EPOCHS)
-    result = train(env=lambda: make_cartpole(), resume=tmp_path / "run", **TO_THE_END)
-    assert result.summary.epochs == 4
 
 
 def test_writers_may_draw_random_numbers(tmp_path, whole):
@@ -316,12 +307,6 @@ def test_two_processes_do_not_share_a_directory(half):
     with exclusive(half), pytest.raises(RunDirectoryError, match=r"another process \(pid \d+"):
         train(resume=half)
     train(resume=half)
-
-
-def test_a_new_run_does_not_touch_one_that_is_there(half):
-    """The message says how to go on with it."""
-    with pytest.raises(ConfigError, match=r"run_dir = .*holds a run already; continue it with"):
-        start(half)
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])

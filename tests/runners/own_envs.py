@@ -10,26 +10,45 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+
+def vector(low: float = -1.0, size: int = 3) -> spaces.Box:
+    """Some numbers; each environment has spaces of its own, which it seeds."""
+    return spaces.Box(low, 1.0, (size,), np.float32)
+
+
 OBSERVATION_SPACES: dict[str, Any] = {
-    "box": lambda: spaces.Box(-1.0, 1.0, (3,), np.float32),
-    "discrete": lambda: spaces.Discrete(4, start=1),
-    "multi_discrete": lambda: spaces.MultiDiscrete([2, 3]),
-    "multi_binary": lambda: spaces.MultiBinary(3),
-    "dict": lambda: spaces.Dict(
-        {"place": spaces.Discrete(3), "speed": spaces.Box(-1.0, 1.0, (2,), np.float32)}
+    "box": vector,
+    "dict": lambda: spaces.Dict({"place": spaces.Discrete(3), "speed": vector()}),
+    "counts": lambda: spaces.Tuple(
+        (spaces.Discrete(4, start=1), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3))
     ),
-    "tuple": lambda: spaces.Tuple((spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32))),
+    "image": lambda: spaces.Box(0, 255, (3, 16, 16), np.uint8),
+    "mask": lambda: spaces.Dict({"obs": vector(), "action_mask": spaces.MultiBinary(4)}),
+    "part mask": lambda: spaces.Dict(
+        {"obs": vector(), "action_mask": spaces.Dict({"choice": spaces.MultiBinary(4)})}
+    ),
 }
 ACTION_SPACES: dict[str, Any] = {
     "discrete": lambda: spaces.Discrete(3, start=-1),
     "multi_discrete": lambda: spaces.MultiDiscrete([2, 3]),
-    "box": lambda: spaces.Box(-2.0, 1.0, (2,), np.float32),
+    "multi_binary": lambda: spaces.MultiBinary(3),
+    "box": lambda: vector(-2.0, 2),
     "tuple": lambda: spaces.Tuple((spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,), np.float32))),
+    "dict": lambda: spaces.Dict(
+        {
+            "gear": spaces.Discrete(3),
+            "arm": spaces.Dict({"force": vector(-2.0, 2), "on": spaces.MultiBinary(2)}),
+        }
+    ),
+    "choice": lambda: spaces.Discrete(4),
+    "choice and number": lambda: spaces.Dict(
+        {"choice": spaces.Discrete(4), "number": spaces.Box(-200.0, 200.0, (1,), np.float32)}
+    ),
 }
 
 
 class SpacesEnv(gymnasium.Env[Any, Any]):
-    """Random observations of a named space; refuses actions that are not in its action space.
+    """Random observations of a named space; refuses actions not in its space, or not legal.
 
     The reward is the sum of the action. A class attribute counts the environments that are open.
     """
@@ -43,22 +62,42 @@ class SpacesEnv(gymnasium.Env[Any, Any]):
         self.t = 0
         SpacesEnv.open_envs += 1
 
+    def observe(self) -> Any:
+        self.obs = self.observation_space.sample()
+        if (mask := mask_of(self.obs)) is not None:
+            legal = self.np_random.integers(4)
+            mask[legal], mask[legal - 1] = 1, 0
+        return self.obs
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
         self.t = 0
-        return self.observation_space.sample(), {}
+        return self.observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        if (mask := mask_of(self.obs)) is not None:
+            assert mask[action["choice"] if isinstance(action, dict) else action] == 1
         self.t += 1
-        parts = action if isinstance(action, tuple) else (action,)
-        reward = float(sum(np.sum(part) for part in parts))
-        return self.observation_space.sample(), reward, self.t >= self.length, False, {}
+        return self.observe(), total(action), self.t >= self.length, False, {}
 
     def close(self) -> None:
         SpacesEnv.open_envs -= 1
+
+
+def mask_of(obs: Any) -> Any:
+    """The legal choices that an observation tells; None: it tells none."""
+    mask = obs.get("action_mask") if isinstance(obs, dict) else None
+    return mask["choice"] if isinstance(mask, dict) else mask
+
+
+def total(action: Any) -> float:
+    """The sum of all numbers of an action."""
+    if isinstance(action, dict):
+        return total(tuple(action.values()))
+    return sum(map(total, action)) if isinstance(action, tuple) else float(np.sum(action))
 
 
 class FaultyEnv(SpacesEnv):

@@ -180,62 +180,6 @@ def diaries(directory: Path) -> list[tuple[int, dict[tuple[float, ...], Any]]]:
     return found
 
 
-class AnyEnv(gymnasium.Env[Any, Any]):
-    """Random observations of any space; refuses actions that are not in its space, or not legal."""
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        self.observation_space, self.action_space = observation_space(), action_space
-
-    def observe(self) -> Any:
-        self.obs = self.observation_space.sample()
-        if isinstance(self.obs, dict) and "action_mask" in self.obs:
-            self.obs["action_mask"][self.np_random.integers(4)] = 1
-        return self.obs
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action: Any) -> Any:
-        assert self.action_space.contains(action), action
-        if isinstance(self.obs, dict) and "action_mask" in self.obs:
-            assert self.obs["action_mask"][action] == 1
-        self.t += 1
-        return self.observe(), 1.0, self.t == 5, False, {}
-
-
-VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
-ANY_SPACES: dict[str, tuple[Any, Any]] = {
-    "box": (lambda: VECTOR, spaces.Box(-2.0, 1.0, (2,), np.float32)),
-    "discrete": (lambda: VECTOR, spaces.Discrete(3, start=-1)),
-    "multi_discrete": (lambda: VECTOR, spaces.MultiDiscrete([2, 3])),
-    "multi_binary": (lambda: VECTOR, spaces.MultiBinary(3)),
-    "tuple": (lambda: VECTOR, spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 1, (1,))))),
-    "dict": (
-        lambda: spaces.Dict({"place": spaces.Discrete(3), "speed": VECTOR}),
-        spaces.Dict(
-            {
-                "gear": spaces.Discrete(3),
-                "arm": spaces.Dict({"force": spaces.Box(-2, 2, (2,)), "on": spaces.MultiBinary(2)}),
-            }
-        ),
-    ),
-    "counts": (
-        lambda: spaces.Tuple(
-            (spaces.Discrete(4, start=1), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3))
-        ),
-        spaces.Discrete(2),
-    ),
-    "image": (lambda: spaces.Box(0, 255, (3, 16, 16), np.uint8), spaces.Box(-1, 1, (1,))),
-    "mask": (
-        lambda: spaces.Dict({"obs": VECTOR, "action_mask": spaces.MultiBinary(4)}),
-        spaces.Discrete(4),
-    ),
-}
-
-
 class KeptReplay(UniformReplayBuffer):
     """A replay buffer that can be looked at after a run."""
 

@@ -11,6 +11,11 @@ import yaml
 
 from maze_train import train
 
+QUIET: dict[str, Any] = {
+    "tracking.progress": "quiet",
+    "tracking.plot": False,
+    "tracking.tensorboard": False,
+}
 SMALL: dict[str, Any] = {
     "runner.concurrency": 2,
     "algorithm.n_rollout_steps": 16,
@@ -70,7 +75,7 @@ def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
     return found
 
 
-def short_run(run_dir: str | None = "run", algorithm: str = "ppo", **overrides: Any) -> Any:
+def short_run(run_dir: str | Path | None = "run", algorithm: str = "ppo", **overrides: Any) -> Any:
     """Such a run."""
     return train(**settings(algorithm, **overrides, run_dir=run_dir))
 

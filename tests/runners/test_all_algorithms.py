@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from cases import everyday
 from own_envs import SpacesEnv
-from own_parts import ANY_SPACES, AnyEnv, KeptReplay
+from own_parts import KeptReplay
 from recorded import record
-from short_runs import ALGORITHMS, FORK, everything, rows, short_run, summary
+from short_runs import ALGORITHMS, FORK, QUIET, everything, rows, short_run, summary
 
 from maze_train import load_policy, train
 from maze_train.algorithms.es.learner import ESLearner
@@ -25,7 +25,6 @@ from maze_train.training.config import TRIAL_STEPS
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
-QUIET = {"tracking.progress": "quiet", "tracking.plot": False, "tracking.tensorboard": False}
 FAULTY = "own_envs.FaultyEnv"
 SHOWN, BUFFER = "algorithm.initial_demonstration_trajectories", "algorithm.replay_buffer"
 POLICY = "algorithm.initial_sampling_policy"
@@ -38,10 +37,7 @@ SEEDED: dict[str, tuple[dict[str, Any], str]] = {
     "ppo": ({}, "train/policy_loss"),
     "a2c": ({}, "train/policy_loss"),
     "sac": ({}, "train/critic_loss"),
-    "impala": (
-        {"algorithm.replay_size": 5, "algorithm.broadcast_interval": 2},
-        "train/value_loss",
-    ),
+    "impala": ({"algorithm.replay_size": 5, "algorithm.broadcast_interval": 2}, "train/value_loss"),
     "es": (
         {"algorithm.deterministic": False, "algorithm.n_timesteps_per_update": 200},
         "train/policy_grad_norm",
@@ -57,6 +53,25 @@ def test_the_seed_decides_every_number(algorithm: str) -> None:
         short_run(name, algorithm, seed=seed, **more)
     assert rows("a") == rows("b")
     assert [row[metric] for row in rows("a")] != [row[metric] for row in rows("c")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "env"),
+    [
+        ("ppo", {"id": "CartPole-v1"}),
+        ("a2c", {"id": "Pendulum-v1", "max_episode_steps": 30}),
+        ("sac", {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}),
+    ],
+)
+def test_processes_change_no_number(algorithm: str, env: dict[str, Any]) -> None:
+    """Equal metrics, to the last digit, in one process and with 1 or 3 workers; ES has its own."""
+    more = {"env": env, "runner.concurrency": 5, "total_steps": 600}
+    short_run("dev", algorithm, **more)
+    assert float(rows("dev")[-1]["train/episodes"]) > 0
+    for n_workers in (1, 3):
+        short_run(f"local{n_workers}", algorithm, **more, **FORK, **{"runner.n_workers": n_workers})
+        assert rows(f"local{n_workers}") == rows("dev")
 
 
 # What each algorithm reports, and what of it only where something is set or goes wrong.
@@ -99,22 +114,29 @@ def test_every_event_is_reported(algorithm: str, action: str) -> None:
     assert row["env_steps"] == result.summary.env_steps == summary("run")["env_steps"]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("case", ANY_SPACES)
-def test_every_space(algorithm: str, case: str) -> None:
+EVERY_SPACE = [
+    *(("box", action) for action in ("box", "discrete", "multi_discrete", "multi_binary", "tuple")),
+    *[("dict", "dict"), ("counts", "discrete"), ("image", "box"), ("mask", "choice")],
+]
+
+
+@pytest.mark.parametrize("algorithm", everyday(3, ["sac", "impala", "es", "ppo", "a2c"]))
+@pytest.mark.parametrize(("obs", "action"), EVERY_SPACE)
+def test_every_space(algorithm: str, obs: str, action: str) -> None:
     """Metrics are finite, every action is one of its space, and the saved policy acts."""
-    more = {"model.image_encoder": "impala"} if case == "image" else {}
+    more = {"model.image_encoder": "impala"} if obs == "image" else {}
     steps = {"es": 0, "sac": 96}.get(algorithm, 64)
     limits = {"algorithm.n_epochs": 1} if algorithm == "es" else {}
-    env = partial(AnyEnv, *ANY_SPACES[case])
-    result = short_run(algorithm=algorithm, env=lambda: env(), total_steps=steps, **more, **limits)
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": obs, "action": action}}
+    result = short_run(algorithm=algorithm, env=env, total_steps=steps, **more, **limits)
     assert all(math.isfinite(value) for value in result.history[-1].values())
-    policy, made = load_policy("run"), env()
+    policy, made = load_policy("run", ["own_envs"]), SpacesEnv(obs, action)
     assert policy.action_space == made.action_space
     for deterministic in (True, False):
-        obs, _ = made.reset(seed=0)
+        seen, _ = made.reset(seed=0)
         for _ in range(2):
-            obs, *_ = made.step(policy.act(obs, deterministic))
+            seen, *_ = made.step(policy.act(seen, deterministic))
+    made.close()
 
 
 # -- trials --------------------------------------------------------------------------------------
@@ -219,7 +241,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"model.distributions": {"discrete": "categorical"}}, "mean 'Discrete'"),
     ("ppo", {"algorithm.optimizer": {"_target_": "torch.optim.Adm"}}, "mean Adam"),
     ("ppo", {"env": "CratPole-v1"}, "CartPole-v1"),
-    ("ppo", {"env": {"_target_": "own_envs.SpacesEn"}}, "mean SpacesEnv"),
+    ("ppo", {**FORK, "env": {"_target_": "own_envs.SpacesEn"}}, "mean SpacesEnv"),
+    ("ppo", {"model.policy": {"_target_": "own_parts.NarrowNet"}}, "expected outputs of sh"),
+    ("ppo", {"model.policy": {"_target_": "own_parts.OwnNet", "widht": 5}}, "policy.*'widht'"),
+    ("ppo", {"model.distributions.Discrete": {"_target_": "own_parts.OwnNet"}}, "Discrete"),
     ("ppo", {"algorithm.device": "cuda:99"}, "algorithm.device = 'cuda:99': not usable here"),
     ("ppo", {"algorithm.device": "cpu:x"}, "algorithm.device"),
     (
@@ -231,6 +256,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"total_steps": 0}, "nothing would end this run"),
     ("ppo", {"algorithm.sequence_length": 4}, "sequence_length = 4: .* set model.memory"),
     ("ppo", {"run_dir": " "}, "run_dir"),
+    ("ppo", {"runner.dataset": "data"}, r"runner\.dataset.*choose algorithm=bc"),
+    ("ppo", {"evaluation.metric": "validation/loss"}, "metric = 'validation/loss': not reported"),
     ("impala", {"algorithm.sequence_length": 4}, r"sequence_length = 4: .*model\.memory"),
     ("impala", {**FORK, "algorithm.num_actors": 3}, r"algorithm\.num_actors = 3"),
     ("impala", {**FORK, "model.distributions": {"Discrete": "beta"}}, r"model\.distributions"),

@@ -10,7 +10,7 @@ import torch
 import yaml
 from own_envs import SpacesEnv
 from recorded import record
-from short_runs import ALGORITHMS, SMALL, settings
+from short_runs import ALGORITHMS, QUIET, SMALL, short_run
 
 from maze_train import load_policy, train
 from maze_train.distributions.gaussian import DiagonalGaussian
@@ -21,27 +21,14 @@ if TYPE_CHECKING:
 
     import gymnasium
 
+BOX = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
 NETS: dict[str, Any] = {
     "model.hidden_sizes": [8],
     "model.activation": "relu",
     "model.orthogonal_init": False,
 }
 SQUASHED: dict[str, Any] = {"model.distributions": {"Box": "squashed_gaussian"}}
-QUIET: dict[str, Any] = {
-    "tracking.progress": "quiet",
-    "tracking.plot": False,
-    "tracking.tensorboard": False,
-    "seed": 3,
-}
-GIVEN_TO_NONE = {
-    "es": ("algorithm.n_rollout_steps",),
-    "bc": ("algorithm.n_rollout_steps",),
-}
-"""Settings of all short runs that an algorithm does not have."""
-RUNNING: dict[str, Any] = {
-    "model.normalization.mode": "running",
-    "model.normalization.n_steps": 16,
-}
+RUNNING: dict[str, Any] = {"model.normalization.mode": "running", "model.normalization.n_steps": 16}
 STILL: dict[str, Any] = {"algorithm.lr": 1e-30, "total_steps": 64}
 
 
@@ -53,38 +40,32 @@ def cloned(tmp_path: Path, action: str = "discrete", name: str = "bc", **changes
     given = {"runner.dataset": str(data), "algorithm.n_epochs": 3, "algorithm.batch_size": 16}
     train(
         algorithm="bc",
-        **{**given, "run_dir": tmp_path / name, **NETS, **QUIET, **changes},
+        **{**given, "run_dir": tmp_path / name, **NETS, **QUIET, "seed": 3, **changes},
     )
     return tmp_path / name
 
 
-def continued(tmp_path: Path, base: Path, algorithm: str, **changes: Any) -> Any:
-    """A run of another algorithm that starts from a base, and makes no update that counts."""
-    given = {
-        "env": {"_target_": "own_envs.SpacesEnv"},
-        **SMALL,
-        **ALGORITHMS[algorithm],
-        **NETS,
-        "base_run": str(base),
-        "run_dir": tmp_path / "next",
-        **changes,
-    }
-    return train(**{k: v for k, v in given.items() if k not in GIVEN_TO_NONE.get(algorithm, ())})
+def started(
+    tmp_path: Path, base: Path, algorithm: str, action: str = "box", **changes: Any
+) -> Path:
+    """The directory of a run that starts from a base, and makes no update that counts.
 
-
-def untold(tmp_path: Path, base: Path, algorithm: str, action: str = "box", **changes: Any) -> Path:
-    """The directory of such a run in which nothing is said about its networks."""
-    own = ALGORITHMS.get(algorithm, {})
+    Nothing is said about its networks, unless the changes do.
+    """
     given = {
         "env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}},
-        **{k: v for k, v in (SMALL | own).items() if not k.startswith("model.")},
+        **{k: v for k, v in SMALL.items() if not k.startswith("model.")},
         "algorithm": algorithm,
+        **ALGORITHMS.get(algorithm, {}),
         "base_run": str(base),
         "run_dir": tmp_path / "next",
         **STILL,
         **changes,
     }
-    train(**{k: v for k, v in given.items() if k not in GIVEN_TO_NONE.get(algorithm, ())})
+    if algorithm in ("es", "bc"):
+        del given["algorithm.n_rollout_steps"]
+    given = {k: v for k, v in given.items() if not k.startswith("model.") or k in changes}
+    train(**given)
     return tmp_path / "next"
 
 
@@ -100,9 +81,9 @@ def same_policy(base: Path, run_dir: Path, besides: tuple[str, ...] = ()) -> boo
     return before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in kept)
 
 
-def policy_weights(run_dir: Path, name: str = "best") -> dict[str, torch.Tensor]:
+def policy_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     """Weights of the policy alone."""
-    weights = torch.load(run_dir / name / "policy.pt")
+    weights = torch.load(run_dir / "best" / "policy.pt")
     return {k: v for k, v in weights.items() if k.startswith(("policy.", "normalizer."))}
 
 
@@ -118,7 +99,7 @@ def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, algorithm, 
     changes: dict[str, Any] = {}
     if algorithm == "es":
         changes = {"algorithm.noise_stddev": 1e-30, "algorithm.l2_penalty": 0.0, "total_steps": 10}
-    run_dir = untold(tmp_path, base, algorithm, **changes)
+    run_dir = started(tmp_path, base, algorithm, **changes)
     assert same_policy(base, run_dir, ("normalizer.",))
     model = written(run_dir)
     assert (model["hidden_sizes"], model["activation"]) == ([64, 64], "tanh")
@@ -133,7 +114,7 @@ def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, algorithm, 
 def test_networks_come_along_in_a_trial(tmp_path):
     """What a trial shortens counts as nothing that was said of the networks."""
     base = cloned(tmp_path, **RUNNING)
-    run_dir = untold(tmp_path, base, "ppo", "discrete", **{"runner.fast_dev_run": True})
+    run_dir = started(tmp_path, base, "ppo", "discrete", **{"runner.fast_dev_run": True})
     assert written(run_dir)["hidden_sizes"] == [8]
     normalization = written(run_dir)["normalization"]
     assert (normalization["mode"], normalization["n_steps"]) == ("running", 1)
@@ -142,17 +123,11 @@ def test_networks_come_along_in_a_trial(tmp_path):
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_bc_goes_on_from_the_policy_of_another(tmp_path, algorithm):
     """With the networks that it had there, those of SAC included."""
-    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
-    given = {"env": env, **SMALL, **ALGORITHMS[algorithm], **RUNNING, "model.hidden_sizes": None}
-    train(**given, run_dir=tmp_path / "base")
+    networks = {**RUNNING, "model.hidden_sizes": None}
+    short_run(tmp_path / "base", algorithm, env=BOX, **networks)
     data = record(tmp_path / "data", SpacesEnv(action="box"))
-    run_dir = untold(
-        tmp_path,
-        tmp_path / "base",
-        "bc",
-        env=env,
-        **{"runner.dataset": str(data), "algorithm.batch_size": 16},
-    )
+    learned = {"runner.dataset": str(data), "algorithm.batch_size": 16}
+    run_dir = started(tmp_path, tmp_path / "base", "bc", **learned)
     assert same_policy(tmp_path / "base", run_dir)
     sac, ppo = ([256, 256], "relu", "squashed_gaussian"), ([64, 64], "tanh", "diagonal_gaussian")
     model = written(run_dir)
@@ -174,39 +149,35 @@ def test_sac_says_how_to_train_its_base(tmp_path):
     base = cloned(tmp_path, "box", **{"model.distributions": family})
     advice = r"train the base with 'model\.distributions=\{Box: squashed_gaussian\}'"
     with pytest.raises(ConfigError, match=rf"base_run = .*sac can not learn .*{advice}"):
-        untold(tmp_path, base, "sac", trust=["test_base_policy"])
+        started(tmp_path, base, "sac", trust=["test_base_policy"])
     with pytest.raises(ConfigError, match=advice):
-        untold(tmp_path, base, "sac", trust=["test_base_policy"], **NETS)
+        started(tmp_path, base, "sac", trust=["test_base_policy"], **NETS)
     assert not (tmp_path / "next").exists()
 
 
 @pytest.mark.parametrize("algorithm", ["bc", "sac"])
 def test_a_memory_is_refused_by_what_learns_from_single_steps(tmp_path, algorithm):
     """All that is in the way is told at once: the shared layers too."""
-    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
-    memory = {"model.memory": {"cell": "gru", "size": 4}}
-    train(**{"env": env, **SMALL, **ALGORITHMS["ppo"], **memory, "run_dir": tmp_path / "base"})
+    short_run(tmp_path / "base", env=BOX, **{"model.memory.size": 4})
     data: dict[str, Any] = {}
     if algorithm == "bc":
         recorded = record(tmp_path / "data", SpacesEnv(action="box"))
         data = {"runner.dataset": str(recorded), "algorithm.batch_size": 16}
     with pytest.raises(ConfigError) as caught:
-        untold(tmp_path, tmp_path / "base", algorithm, **data)
+        started(tmp_path, tmp_path / "base", algorithm, **data)
     text = str(caught.value)
     assert "model.memory=null" in text
     assert "model.shared_trunk=false" in text
 
 
-@pytest.mark.parametrize(
-    ("mode", "count"), [("running", 40 + 32), ("estimated", 40)], ids=["running", "estimated"]
-)
+@pytest.mark.parametrize(("mode", "count"), [("running", 40 + 32), ("estimated", 40)])
 @pytest.mark.parametrize("mode_of_base", ["running", "estimated"])
 def test_the_new_run_says_whether_statistics_go_on(tmp_path, mode_of_base, mode, count):
     """Frozen ones of the base do not stay so under `running`, and the other way round."""
     key = "model.normalization.mode"
     base = cloned(tmp_path, **{**RUNNING, key: mode_of_base})
-    changes = {**RUNNING, key: mode, **STILL, "total_steps": 32}
-    continued(tmp_path, base, "ppo", **changes)
+    changes = {**RUNNING, key: mode, "total_steps": 32}
+    started(tmp_path, base, "ppo", "discrete", **changes)
     after = policy_weights(tmp_path / "next")
     assert bool(policy_weights(base)["normalizer.frozen"]) == (mode_of_base == "estimated")
     assert bool(after["normalizer.frozen"]) == (mode == "estimated")
@@ -217,7 +188,13 @@ def test_networks_that_do_not_fit(tmp_path):
     """What differs is named, and exactly what to set; nothing has been written."""
     base = cloned(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        continued(tmp_path, base, "ppo", **{"model.hidden_sizes": [9], "model.activation": "tanh"})
+        started(
+            tmp_path,
+            base,
+            "ppo",
+            "discrete",
+            **{"model.hidden_sizes": [9], "model.activation": "tanh"},
+        )
     text = str(caught.value)
     assert "base_run" in text
     assert "[8] there, [9] here" in text
@@ -225,14 +202,11 @@ def test_networks_that_do_not_fit(tmp_path):
     assert "set model.hidden_sizes=[8] model.activation=relu" in text
     assert not (tmp_path / "next").exists()
     with pytest.raises(ConfigError, match=r"set model\.normalization\.mode=none$"):
-        continued(tmp_path, base, "ppo", **{"model.normalization.mode": "running"})
+        started(tmp_path, base, "ppo", "discrete", **{"model.normalization.mode": "running"})
     base = cloned(tmp_path, "box", "other", **SQUASHED)
     other: dict[str, Any] = {"Box": {"name": "squashed_gaussian", "log_std_max": 1.0}}
-    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
-    with pytest.raises(
-        ConfigError, match=r"set 'model\.distributions=\{Box: squashed_gaussian\}'$"
-    ):
-        continued(tmp_path, base, "ppo", env=env, **{"model.distributions": other})
+    with pytest.raises(ConfigError, match=r"set 'model\.dist.*=\{Box: squashed_gaussian\}'$"):
+        started(tmp_path, base, "ppo", **{"model.distributions": other})
 
 
 def test_settings_that_may_be_given(tmp_path):
@@ -245,7 +219,7 @@ def test_settings_that_may_be_given(tmp_path):
         "model.normalization.n_steps": 20,
         "model.orthogonal_init": True,
     }
-    run_dir = untold(tmp_path, base, "ppo", **changes)
+    run_dir = started(tmp_path, base, "ppo", **changes)
     assert same_policy(base, run_dir, ("normalizer.",))
     assert written(run_dir)["activation"] == "relu"
     assert written(run_dir)["orthogonal_init"] is True
@@ -260,7 +234,7 @@ def test_own_networks_of_other_sizes(tmp_path):
     torch.save(weights, base / "best" / "policy.pt")
     (base / "best" / "score.json").unlink()
     with pytest.raises(ConfigError, match=r"the weights of its policy .*\[8, 2\] there, \[8, 3\]"):
-        continued(tmp_path, base, "ppo")
+        started(tmp_path, base, "ppo", "discrete")
 
 
 def test_other_spaces(tmp_path):
@@ -269,43 +243,41 @@ def test_other_spaces(tmp_path):
     message = (
         r"its policy has the action space Box\(.*\), the environment has Discrete\(3, start=-1"
     )
-    with pytest.raises(ConfigError, match=message):
-        continued(tmp_path, base, "ppo")
-    with pytest.raises(ConfigError, match=message):
-        untold(tmp_path, base, "ppo", "discrete")
+    for networks in ({}, NETS):
+        with pytest.raises(ConfigError, match=message):
+            started(tmp_path, base, "ppo", "discrete", **networks)
 
 
 def test_no_policy_there(tmp_path):
     """A directory without a policy, and one that does not exist."""
     for name in (".", "nowhere"):
         with pytest.raises(ConfigError, match=r"base_run.*holds no saved policy"):
-            continued(tmp_path, tmp_path / name, "ppo")
+            started(tmp_path, tmp_path / name, "ppo", "discrete")
 
 
 def test_critics_are_taken_over_where_there_is_one(tmp_path, capsys):
     """From PPO to PPO everything goes along; from BC the critic stays as it was made."""
     base = cloned(tmp_path)
-    train(**{**settings(**ALGORITHMS["ppo"]), **NETS, "run_dir": tmp_path / "ppo"})
-    continued(tmp_path, tmp_path / "ppo", "ppo", **STILL)
-    critics = [load_policy(path).model.critic.state_dict() for path in (tmp_path / "ppo",)]
-    critics.append(load_policy(tmp_path / "next").model.critic.state_dict())
+    short_run(tmp_path / "ppo", **NETS)
+    started(tmp_path, tmp_path / "ppo", "ppo", "discrete")
+    paths = (tmp_path / "ppo", tmp_path / "next")
+    critics = [load_policy(path).model.critic.state_dict() for path in paths]
     assert all(torch.equal(critics[0][key], critics[1][key]) for key in critics[0])
     assert "base_run: took over policy, critic\n" in capsys.readouterr().err
-    continued(tmp_path, base, "ppo", run_dir=tmp_path / "other")
+    started(tmp_path, base, "ppo", "discrete", run_dir=tmp_path / "other")
     assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
     transform = {"_target_": "maze_train.ReduceScaleValueTransform"}
     transformed = {"model.value_transform": transform, "run_dir": tmp_path / "third"}
-    continued(tmp_path, tmp_path / "ppo", "ppo", **transformed)
+    started(tmp_path, tmp_path / "ppo", "ppo", "discrete", **transformed)
     assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
 
 
 def test_temperatures_are_those_of_the_new_run(tmp_path, capsys):
     """They are settings; critics and their targets go along."""
     base, run_dir = tmp_path / "base", tmp_path / "next"
-    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}}
-    train(**{"env": env, **SMALL, **ALGORITHMS["sac"], **RUNNING, "run_dir": base})
+    short_run(base, "sac", env=BOX, **RUNNING)
     fixed = {"algorithm.entropy_coef": 0.05, "algorithm.entropy_tuning": False}
-    untold(tmp_path, base, "sac", **fixed)
+    started(tmp_path, base, "sac", **fixed)
     told = "took over normalizer, policy, critics, target_critics; new: log_temperatures"
     assert told in capsys.readouterr().err
     before, after = (torch.load(path / "best" / "policy.pt") for path in (base, run_dir))
@@ -320,12 +292,12 @@ def test_a_continued_run_does_not_need_its_base(tmp_path, says_networks):
     """Its checkpoint has everything, and its config.yaml the networks; the base may be gone."""
     base = cloned(tmp_path, "box")
     given = {"total_steps": 64, **(NETS if says_networks else {})}
-    untold(tmp_path, base, "ppo", **given)
+    started(tmp_path, base, "ppo", **given)
     shutil.rmtree(base)
     result = train(resume=tmp_path / "next", total_steps=128, trust=["own_envs"])
     assert result.summary.env_steps >= 128
     # The same command again, which says as little about networks as before.
-    untold(tmp_path, base, "ppo", **{**given, "resume": "auto", "total_steps": 192})
+    started(tmp_path, base, "ppo", **{**given, "resume": "auto", "total_steps": 192})
 
 
 @pytest.mark.parametrize("damage", ["algorithm: {_target_: no.such.Thing}", "- 1"])
@@ -334,4 +306,4 @@ def test_a_configuration_that_can_not_be_read(tmp_path, damage):
     base = cloned(tmp_path)
     (base / "best" / "config.yaml").write_text(damage)
     with pytest.raises(ConfigError, match=r"^base_run = "):
-        continued(tmp_path, base, "ppo")
+        started(tmp_path, base, "ppo", "discrete")

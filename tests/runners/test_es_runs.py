@@ -18,14 +18,12 @@ import torch
 from cases import everyday
 from gymnasium import spaces
 from own_envs import SpacesEnv
-from own_parts import ANY_SPACES, AnyEnv
 from short_runs import FORK, rows, short_run, summary
 from torch import nn
 
 from maze_train import load_policy
 from maze_train.algorithms.es.build import STATISTICS_STEPS
 from maze_train.algorithms.es.events import ESEvents, PopulationEvents
-from maze_train.errors import WorkerError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -125,10 +123,9 @@ def assert_equal_runs(run_dir: str, other: str) -> None:
 # -- dev -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hybrid", [False, True])
-def test_metrics(hybrid: bool) -> None:
+def test_metrics() -> None:
     """Every value that ES reports is in the table, and is plausible."""
-    result = es_run(env=partial(UnevenEnv, hybrid))
+    result = es_run()
     assert (result.summary.stop_reason, result.summary.updates) == ("n_epochs", 6)
     tags = {event.tag for group in (ESEvents, PopulationEvents) for event in group.events()}
     before = 0
@@ -149,25 +146,19 @@ def test_metrics(hybrid: bool) -> None:
     assert before == summary("run")["env_steps"]
 
 
-@pytest.mark.parametrize("runner", ["dev", "fork"])
-def test_sampled_actions_and_noise_of_actions_count(runner: str) -> None:
+def test_sampled_actions_and_noise_of_actions_count() -> None:
     """Each of them gives other episodes from the first update on, of the same parameters."""
-    place = FORK if runner == "fork" else {}
     one_update = {"algorithm.n_epochs": 1, "algorithm.epoch_length": 1}
     found = []
-    for hybrid, stddev, deterministic in (
-        (False, 0.0, True),
-        (False, 0.0, False),
-        (True, 0.0, True),
-        (True, 0.3, True),
-    ):
+    kinds = ((False, 0.0, True), (False, 0.0, False), (True, 0.0, True), (True, 0.3, True))
+    for hybrid, stddev, deterministic in kinds:
         settings = {
             "algorithm.action_noise_stddev": stddev,
             "algorithm.deterministic": deterministic,
             "evaluation.n_episodes": 0,
         }
         env = partial(UnevenEnv, hybrid)
-        result = es_run(f"run{len(found)}", env, **place, **one_update, **settings)
+        result = es_run(f"run{len(found)}", env, **one_update, **settings)
         found.append(result.history[0]["train/episode_return_mean"])
     assert found[0] != found[1]
     assert found[2] != found[3]
@@ -205,16 +196,6 @@ EQUAL: dict[str, tuple[Any, dict[str, Any]]] = {
             "algorithm.n_timesteps_per_update": 300,
         },
     ),
-    "estimated, steps alone": (
-        UnevenEnv,
-        {
-            "model.normalization.mode": "estimated",
-            "model.normalization.n_steps": 50,
-            "algorithm.n_rollouts_per_update": 2,
-            "algorithm.n_timesteps_per_update": 150,
-            "algorithm.max_steps": 15,
-        },
-    ),
     "sampled, with noise": (
         partial(UnevenEnv, True),
         {"algorithm.deterministic": False, "algorithm.action_noise_stddev": 0.2},
@@ -224,24 +205,17 @@ EQUAL: dict[str, tuple[Any, dict[str, Any]]] = {
         {"model": "vector_rnn", "model.memory.size": 4, "algorithm.n_timesteps_per_update": 150},
     ),
     "wrapper": (UnevenEnv, {"algorithm.policy_wrapper": {"_target_": "test_es_runs.Reckless"}}),
-    "own network": (UnevenEnv, {"model.policy": {"_target_": "own_parts.OwnNet"}}),
-    "masks": (partial(AnyEnv, *ANY_SPACES["mask"]), {"algorithm.deterministic": False}),
-    "images": (partial(AnyEnv, *ANY_SPACES["image"]), {"model.image_encoder": "impala"}),
     "Dict": (
-        partial(AnyEnv, *ANY_SPACES["dict"]),
+        partial(SpacesEnv, "dict", "dict"),
         {"algorithm.deterministic": False, "algorithm.action_noise_stddev": 0.2},
     ),
 }
 
 PLACES: dict[str, dict[str, Any]] = {
     "dev, 3": {"runner.concurrency": 3},
-    "dev, 64": {"runner.concurrency": 64},
-    "1 worker, 3": {**FORK, "runner.n_workers": 1, "runner.concurrency": 3},
     "2 workers, 8": {**FORK, "runner.n_workers": 2, "runner.concurrency": 8},
-    "4 workers, 3": {**FORK, "runner.n_workers": 4, "runner.concurrency": 3},
     "4 workers, 64": {**FORK, "runner.n_workers": 4, "runner.concurrency": 64},
 }
-SHORT = ("dev, 3", "2 workers, 8")
 
 
 @pytest.mark.slow
@@ -250,23 +224,18 @@ def test_who_plays_makes_no_difference(case: str) -> None:
     """Any number of processes and members at a time: equal metrics and best weights."""
     made, more = EQUAL[case]
     env = made if isinstance(made, str) else lambda: made()
-    images = {"algorithm.n_epochs": 1} if case == "images" else {}
-    es_run("dev", env, **more, **images, **{"runner.concurrency": 8})
-    names = list(EQUAL)
-    places = PLACES if names.index(case) < 4 else SHORT
-    for place in places:
-        es_run(place, env, **more, **images, **PLACES[place])
-        assert_equal_runs(place, "dev")
+    es_run("dev", env, **more, **{"runner.concurrency": 8})
+    for name, place in PLACES.items():
+        es_run(name, env, **more, **place)
+        assert_equal_runs(name, "dev")
     for row in rows("dev"):
         assert all(math.isfinite(float(cell)) for cell in row.values() if cell)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "n_kills", "at"), [("none", 2, 24), ("running", 2, STATISTICS_STEPS + 12)]
-)
+@pytest.mark.parametrize(("mode", "at"), [("none", 24), ("running", STATISTICS_STEPS + 12)])
 def test_killed_workers_make_no_difference(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, n_kills: int, at: int
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, at: int
 ) -> None:
     """They are started again, counted, and their members play again, with the same numbers."""
     more = {
@@ -278,26 +247,14 @@ def test_killed_workers_make_no_difference(
     es_run("dev", **more)
     kills = tmp_path / "kills"
     kills.mkdir()
-    for i in range(n_kills):
-        (kills / str(i)).touch()
+    for name in "ab":
+        (kills / name).touch()
     settings = {**FORK, "runner.n_workers": 2, "runner.on_worker_failure": "restart"}
     env = partial(UnevenEnv, kills=str(kills), at=at)
     es_run("local", lambda: env(), **more, **settings)
     assert list(kills.iterdir()) == []
     assert_equal_runs("local", "dev")
     restarts = [float(row["train/worker_restarts"] or 0) for row in rows("local")]
-    assert sum(restarts) == n_kills
+    assert sum(restarts) == 2
     error = capfd.readouterr().err
-    assert len(re.findall(r"warning: worker \d .* episodes are played again", error)) == n_kills
-
-
-@pytest.mark.slow
-def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
-    """Unless workers are started again; the summary says so."""
-    kills = tmp_path / "kills"
-    kills.mkdir()
-    (kills / "0").touch()
-    env = partial(UnevenEnv, kills=str(kills))
-    with pytest.raises(WorkerError, match="worker"):
-        es_run(env=lambda: env(), **FORK, **{"evaluation.n_episodes": 0})
-    assert summary("run")["stop_reason"] == "error"
+    assert len(re.findall(r"warning: worker \d .* episodes are played again", error)) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from own_parts import ANY_SPACES, AnyEnv, diaries
+from own_envs import SpacesEnv
+from own_parts import diaries
 from short_runs import FORK, short_run, summary
 
 from maze_train import load_config, load_policy
@@ -158,17 +158,18 @@ CONTENTS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"model": "vector_rnn", "model.memory.size": 8, "algorithm.replay_size": 3},
     ),
     "masks, normalised": (
-        partial(AnyEnv, *ANY_SPACES["mask"]),
+        {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "mask", "action": "choice"}},
         {"model.normalization.mode": "running", "model.normalization.n_steps": 64},
     ),
 }
 
 
-class Pictures(AnyEnv):
+class Pictures(SpacesEnv):
     """Random pictures: the first pixel says how old the episode is, the second is the reward."""
 
     def __init__(self) -> None:
-        super().__init__(partial(spaces.Box, 0, 255, (16, 16), np.uint8), spaces.Discrete(2))
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (16, 16), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         obs, info = super().reset(seed=seed)
@@ -191,8 +192,7 @@ def stacked_pictures() -> Any:
 def test_what_actors_send(case: str) -> None:
     """A memory, masks, parts of actions: ratios are of the order of 1, metrics are finite."""
     env, more = CONTENTS[case]
-    made = (lambda: env()) if callable(env) else env
-    result = impala_run(env=made, **FORK, **more, total_steps=12 * UPDATE)
+    result = impala_run(env=env, **FORK, **more, total_steps=12 * UPDATE)
     for row in result.history:
         assert all(math.isfinite(value) for value in row.values())
         assert row["train/rho_mean"] == pytest.approx(1.0, abs=0.2)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-import numpy as np
 import own_envs
 import pytest
-import short_runs
+from rollouts import RANDOM, numbers, play
+from short_runs import PPO, SMALL, summary
 
 from maze_train import load_policy, train
-from maze_train.api import run_rollout
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.data import trajectory_writer
 from maze_train.data.trajectory_dataset import open_dataset
-from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryError
+from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress
 from maze_train.training.outcome import Interrupted
@@ -27,29 +24,7 @@ from maze_train.training.outcome import Interrupted
 if TYPE_CHECKING:
     from maze_train.rollout.episode_player import PlayedEpisode
 
-RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
-
-
-@pytest.fixture(autouse=True)
-def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are written to an empty directory."""
-    monkeypatch.chdir(tmp_path)
-
-
-def play(**settings: Any) -> Any:
-    """A rollout of a moment."""
-    return run_rollout(**{"n_episodes": 5, "progress": "quiet", "output_dir": "out", **settings})
-
-
-def numbers(directory: str = "out") -> list[int]:
-    """The numbers of the episodes in evaluation.csv."""
-    with Path(directory, "evaluation.csv").open() as file:
-        return [int(row["number"]) for row in csv.DictReader(file)]
-
-
-def summary() -> Any:
-    """What summary.json says."""
-    return json.loads(Path("out/summary.json").read_text())
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -66,7 +41,7 @@ def test_a_signal_while_the_last_part_is_written(
     monkeypatch.setattr(trajectory_writer, "append_part", interrupted)
     play(**RANDOM, record=True)
     assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1, 2, 3, 4]
-    assert summary()["stop_reason"] == "finished"
+    assert summary("out")["stop_reason"] == "finished"
 
 
 def test_a_signal_while_an_episode_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +57,7 @@ def test_a_signal_while_an_episode_is_noted(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(Interrupted):
         play(**RANDOM, record=True, **{"runner.concurrency": 1})
     assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1]
-    assert summary()["stop_reason"] == "interrupted"
+    assert summary("out")["stop_reason"] == "interrupted"
 
 
 def test_a_part_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +69,7 @@ def test_a_part_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(trajectory_writer, "append_part", full)
     with pytest.raises(DatasetError, match="No space left"):
         play(**RANDOM, record=True)
-    assert (numbers(), summary()["stop_reason"]) == ([0, 1, 2, 3, 4], "error")
+    assert (numbers(), summary("out")["stop_reason"]) == ([0, 1, 2, 3, 4], "error")
 
 
 class FirstIsLong(own_envs.SpacesEnv):
@@ -128,8 +103,8 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
     with pytest.raises(EnvError if how == "error" else Interrupted):
         play(policy="random", env=FirstIsLong, n_episodes=17, record=True)
     assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(1, 16))
-    assert summary()["episodes"] == 15
-    assert summary()["stop_reason"] == ("error" if how == "error" else "interrupted")
+    assert summary("out")["episodes"] == 15
+    assert summary("out")["stop_reason"] == ("error" if how == "error" else "interrupted")
 
 
 def test_waiting_episodes_are_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +161,7 @@ def test_a_policy_that_fails_leaves_nothing() -> None:
 
 def test_a_policy_of_a_run_by_its_function() -> None:
     """`load_policy` or a model: `deterministic` holds, and spaces are checked."""
-    train(env="CartPole-v1", **{**short_runs.SMALL, **short_runs.PPO}, run_dir="run")
+    train(env="CartPole-v1", **{**SMALL, **PPO}, run_dir="run")
     targets = {
         "policy": {"_target_": "maze_train.load_policy", "run_dir": "run"},
         "model": {"_target_": "test_rollout_ends.load_model", "run_dir": "run"},
@@ -199,8 +174,7 @@ def test_a_policy_of_a_run_by_its_function() -> None:
             play(policy=policy, env="CartPole-v1", **chance)
             files = [Path(x, "evaluation.csv").read_bytes() for x in (where, f"run{deterministic}")]
             assert files[0] == files[1]
-            told = json.loads(Path(where, "summary.json").read_text())
-            assert told["deterministic"] is deterministic
+            assert summary(where)["deterministic"] is deterministic
     with pytest.raises(ConfigError, match="its observation_space is"):
         play(policy=targets["policy"], env="Acrobot-v1")
     assert not Path("out").exists()
@@ -253,21 +227,3 @@ def test_an_environment_that_can_not_be_closed(
     play(policy="random", env=ClosesBadly)
     assert numbers() == [0, 1, 2, 3, 4]
     assert "warning: closing an environment failed: RuntimeError: stuck" in capsys.readouterr().err
-
-
-def test_videos_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is a failure of the directory; the files tell of it."""
-    pytest.importorskip("imageio_ffmpeg")
-
-    class Pictures(gymnasium.Wrapper[Any, Any, Any, Any]):
-        def __init__(self, render_mode: str | None = None) -> None:
-            super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
-
-        def render(self) -> Any:
-            """A picture, where films are not to be."""
-            Path("out/videos").touch()
-            return np.zeros((8, 8, 3), np.uint8)
-
-    with pytest.raises(RunDirectoryError, match=r"seed_0\.mp4 can not be written"):
-        play(policy="random", env=Pictures, video=True)
-    assert summary()["stop_reason"] == "error"

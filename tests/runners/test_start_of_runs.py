@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from own_envs import SpacesEnv
+from short_runs import QUIET
 
 from maze_train import EnvConfig, EnvFactory, load_config, load_policy, train
 from maze_train.runners.notes import start_notes
@@ -17,7 +18,6 @@ from maze_train.training.config import TRIAL_STEPS
 if TYPE_CHECKING:
     from pathlib import Path
 
-QUIET = {"tracking.progress": "quiet", "tracking.plot": False, "tracking.tensorboard": False}
 MASKED = {"env.wrappers": [{"_target_": "maze_train.ActionMaskWrapper"}]}
 
 

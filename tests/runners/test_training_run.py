@@ -7,7 +7,6 @@ import errno
 import functools
 import json
 import os
-import random
 import re
 import threading
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Text
-from own_envs import FaultyEnv, SpacesEnv
+from own_envs import SpacesEnv
 from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
 
 from maze_train import load_config, run_rollout, train
@@ -103,7 +102,7 @@ def test_a_run_directory_is_not_used_twice() -> None:
     """A directory that holds a run is refused and stays as it is."""
     short_run()
     before = file_contents("run")
-    with pytest.raises(ConfigError, match=r"run_dir = '/.*run': holds a run already"):
+    with pytest.raises(ConfigError, match=r"run_dir = .*holds a run already; continue it with"):
         short_run()
     assert file_contents("run") == before
 
@@ -120,18 +119,6 @@ def test_runs_without_a_name_get_directories_of_their_own() -> None:
     one, two = (short_run(None).run_dir for _ in range(2))
     assert one != two
     assert str(one).startswith(str(Path.cwd() / "outputs/SpacesEnv-ppo-dev/20"))
-
-
-def test_an_interrupted_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C passes through, after the summary was written and the environments were closed."""
-
-    def interrupt(self: Any, action: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FaultyEnv, "step", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        short_run(env=FaultyEnv)
-    assert summary("run")["stop_reason"] == "interrupted"
 
 
 def test_schedules_go_from_start_to_end() -> None:
@@ -153,18 +140,10 @@ def test_schedules_go_from_start_to_end() -> None:
         np.testing.assert_allclose([row[f"train/{name}"] for row in history], values, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [
-        ({"algorithm.n_epochs": 2}, "n_epochs"),
-        ({"runner.max_wall_time_s": 1e-6}, "max_wall_time_s"),
-        ({"total_steps": 33}, "total_steps"),
-    ],
-)
-def test_every_limit_ends_a_run(limits: dict[str, Any], reason: str) -> None:
-    """The summary names the limit, and there is an evaluation at the end."""
-    result = short_run(**limits, **{"evaluation.interval": 100})
-    assert result.summary.stop_reason == reason
+def test_the_clock_ends_a_run() -> None:
+    """The summary says so, and there is an evaluation at the end."""
+    result = short_run(**{"runner.max_wall_time_s": 1e-6, "evaluation.interval": 100})
+    assert result.summary.stop_reason == "max_wall_time_s"
     assert "eval/episode_return_mean" in result.history[-1]
 
 
@@ -353,22 +332,6 @@ def test_threads_of_torch_are_set_for_the_run_only() -> None:
 
     before = torch.get_num_threads()
     for count in (1, 2, 0):
-        short_run(f"run{count}", env=Looking, **{"runner.torch_threads": count})
+        short_run(f"run{count}", env=Looking, total_steps=1, **{"runner.torch_threads": count})
         assert seen[-1] == (count or before)
         assert torch.get_num_threads() == before
-
-
-def test_global_generators_are_seeded_by_the_run() -> None:
-    """A run seeds the global generators, so an environment that draws from them repeats."""
-
-    class Drawing(SpacesEnv):
-        def step(self, action: Any) -> Any:
-            obs, reward, *rest = super().step(action)
-            noise = random.random() + np.random.random() + torch.rand(()).item()  # noqa: NPY002
-            return obs, reward + noise, *rest
-
-    short_run("one", env=Drawing)
-    random.random()
-    torch.rand(3)
-    short_run("two", env=Drawing)
-    assert rows("one") == rows("two")

@@ -92,7 +92,7 @@ CONTENTS = {"": [0.0, 50.0, 2.0], "new": [0.0, 50.0, 90.0]}
 
 
 @pytest.mark.parametrize("mode", ["before", "after", "dead"])
-@pytest.mark.parametrize("scenario", everyday(2, SCENARIOS))
+@pytest.mark.parametrize("scenario", everyday(1, SCENARIOS))
 def test_killed_at_any_moment(directory, tmp_path, scenario, mode):
     """The old checkpoint or the new one is there, whole; and the next one can be written."""
     counted = Faults(-1, Killed())
@@ -145,7 +145,7 @@ def test_what_the_scenarios_do(directory):
 
 
 @pytest.mark.parametrize("mode", ["before", "dead"])
-@pytest.mark.parametrize("scenario", everyday(2, SCENARIOS))
+@pytest.mark.parametrize("scenario", everyday(1, SCENARIOS))
 def test_a_full_disk(directory, tmp_path, scenario, mode):
     """One warning that names the last good checkpoint; all is as it was, and training goes on."""
     # What needs space; what removes things works, but for renaming when it is the only fault.

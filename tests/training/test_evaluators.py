@@ -199,14 +199,7 @@ def test_evaluation_leaves_policy_and_generators_alone(env):
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        ShortOrLongEnv,
-        GreedyOfGlobals,
-        pytest.param(GreedyConstructor),
-    ],
-)
+@pytest.mark.parametrize("env", [ShortOrLongEnv, GreedyOfGlobals, GreedyConstructor])
 def test_training_is_the_same_with_and_without_evaluation(env):
     """Trap 59: the curve and the final weights do not know whether somebody looked."""
     curves, weights = [], []

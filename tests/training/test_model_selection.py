@@ -90,19 +90,11 @@ def test_best_and_regular_dumps_are_written(tmp_path):
     def save(directory, weights, score):
         written.append((directory.relative_to(tmp_path).as_posix(), score))
 
-    run(
-        [1.0, 0.5, 2.0, math.nan],
-        save=save,
-        best_dir=tmp_path / "best",
-        dump_dir=tmp_path / "policies",
-        dump_interval=2,
-    )
-    assert [name for name, _ in written] == [
-        "best",
-        "policies/epoch_000002",
-        "best",
-        "policies/epoch_000004",
-    ]
+    best, dumps = tmp_path / "best", tmp_path / "policies"
+    settings = {"save": save, "best_dir": best, "dump_dir": dumps, "dump_interval": 2}
+    run([1.0, 0.5, 2.0, math.nan], **settings)
+    names = ["best", "policies/epoch_000002", "best", "policies/epoch_000004"]
+    assert [name for name, _ in written] == names
     assert written[0][1] == {"score": 1.0, "epoch": 1}
     assert written[2][1] == {"score": 2.0, "epoch": 3}
     assert written[3][1]["score"] is None
@@ -129,11 +121,8 @@ def test_a_run_without_a_score_keeps_its_last_policy(tmp_path):
     """When nothing was selected the current policy is kept and written, once."""
     written = []
     model = torch.nn.Linear(2, 1)
-    selection = BestModelSelection(
-        model,
-        save=lambda directory, weights, score: written.append(score),
-        best_dir=tmp_path / "best",
-    )
+    save = lambda directory, weights, score: written.append(score)  # noqa: E731
+    selection = BestModelSelection(model, save=save, best_dir=tmp_path / "best")
     selection.update(math.nan, 1)
     selection.keep_if_none(3)
     selection.keep_if_none(4)

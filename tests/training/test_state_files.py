@@ -299,9 +299,6 @@ def tensor(data="t", dtype="float32", shape=(2,), kind="tensor"):
     return {"~": kind, "dtype": dtype, "shape": list(shape), "data": data}
 
 
-T = torch.ones(2)
-B = torch.zeros(8, dtype=torch.uint8)
-PART = b'{"~":"part","version":"","content":'
 MARKERS = {
     "unknown kind": {"~": "object", "items": []},
     "no kind": {"~": None},

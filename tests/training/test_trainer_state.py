@@ -185,7 +185,6 @@ def test_checkpoints_by_the_clock_come_within_epochs(tmp_path):
 
 def test_a_score_is_that_of_the_weights(tmp_path):
     """A checkpoint of an epoch without evaluation has none, so it is not kept for its score."""
-    make_trainer(tmp_path, evaluation_interval=2, limits=Limits(n_epochs=3)).train()
     make_trainer(tmp_path / "a", evaluation_interval=2, limits=Limits(n_epochs=9)).train(3)
     store = CheckpointStore(tmp_path / "a")
     assert [info.score for info in store.list()] == [1.0, 2.0]

@@ -1,0 +1,119 @@
+"""Training and acting from Python: `train` and `load_policy`."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from own_envs import SpacesEnv
+from short_runs import short_run
+from torch import nn
+
+from maze_train import EnvConfig, PPOAlgorithmConfig, TrainConfig, load_policy, train
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.runners.base import TrainingRunner
+from maze_train.runners.saved_policies import load_weights
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+
+@pytest.mark.parametrize(
+    ("env", "length"),
+    [
+        ({"id": "CartPole-v1", "max_episode_steps": 4}, 4),
+        (SpacesEnv, 5),
+        (lambda: SpacesEnv(length=3), 3),
+        (EnvConfig(id="CartPole-v1", max_episode_steps=6), 6),
+        ("CartPole-v1", None),
+    ],
+    ids=["mapping", "class", "lambda", "EnvConfig", "id"],
+)
+def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> None:
+    """A mapping, a class, a function, a config and an id all name an environment."""
+    result = short_run(env=env)
+    assert length in (None, result.history[-1]["eval/episode_length_mean"])
+    assert result.policy.act(result.policy.observation_space.sample()) in (-1, 0, 1)
+
+
+def test_the_policy_of_the_result_is_the_best_one_and_the_saved_one() -> None:
+    """`result.policy` and `load_policy` act equally, with the weights of the best epoch."""
+    result = short_run(env="CartPole-v1")
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    loaded = load_policy("run")
+    params = (policy.model.state_dict() for policy in (result.policy, loaded))
+    for one, other in zip(*(state.values() for state in params), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(result.policy.act(obs), loaded.act(obs))
+    np.testing.assert_array_equal(load_policy(Path("run/best")).act(obs), loaded.act(obs))
+
+
+def test_settings_are_given_by_section_and_by_dotted_name() -> None:
+    """Sections, dotted names, ready-made configs and numbers of numpy all set values."""
+    result = train(
+        SpacesEnv,
+        PPOAlgorithmConfig(n_rollout_steps=10, batch_size=20, gamma=0.5),
+        runner={"concurrency": 2},
+        total_steps=np.int64(80),  # numbers of a notebook are often numpy's
+        tracking={"progress": "quiet", "plot": False},
+        **{"model.hidden_sizes": [3], "env.kwargs.length": np.int64(2)},
+    )
+    assert (result.summary.env_steps, result.summary.updates) == (80, 4)
+    assert result.policy.model.policy.net is not None
+    assert result.history[-1]["eval/episode_length_mean"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"env": 3}, "expected an id"),
+        ({"env": gymnasium.make("CartPole-v1")}, "expected an id"),
+        ({"env": None}, "env: choose one: env=<registered id>"),
+        ({"env.kwargs.length": abs}, r"env\.kwargs\.length"),  # config.yaml could not hold it
+        ({"evaluation": {"n_episode": 5}}, "did you mean evaluation.n_episodes"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_is_written(
+    arguments: dict[str, Any], message: str
+) -> None:
+    """The message names the nearest correct name; no file appears."""
+    with pytest.raises(ConfigError, match=message):
+        short_run(**arguments)
+    assert list(Path().iterdir()) == []
+
+
+def test_a_directory_without_a_policy_is_an_error() -> None:
+    """The message names the directory."""
+    with pytest.raises(RunDirectoryError, match="nowhere holds no saved policy"):
+        load_policy("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "text"),
+    [("weight", math.nan, "weight is not finite"), ("weight", -math.inf, "weight is not finite"),
+     ("mask", math.nan, "mask is not finite"), ("mask", -math.inf, "")],
+)  # fmt: skip
+def test_weights_that_are_not_finite_are_refused(name: str, number: float, text: str) -> None:
+    """With their name; a mask of an own network may hold infinities."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.zeros(2))
+    weights = {**model.state_dict(), name: torch.full_like(model.state_dict()[name], number)}
+    told = pytest.raises(RunDirectoryError, match=f"x are damaged: {text}")
+    with told if text else nullcontext():
+        load_weights(model, weights, Path("x"))
+
+
+def test_every_part_can_be_built_without_hydra() -> None:
+    """Dataclasses and a runner are enough for a run."""
+    config = TrainConfig(
+        env=EnvConfig(id="CartPole-v1"), algorithm=PPOAlgorithmConfig(), total_steps=1024, seed=0
+    )
+    config.tracking.progress = "quiet"
+    config.tracking.plot = False
+    assert TrainingRunner(config).run().summary.updates == 1
+    assert config.run_dir is None
