@@ -278,7 +278,7 @@ def trajectories_as_rollout(
     rewards = torch.zeros(shape)
     terminated, truncated = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
     ignored = torch.ones(shape, dtype=torch.bool)
-    cut: dict[int, TensorTree] = {}
+    last: dict[int, TensorTree] = {}
     stop = 0
     for number, episode in enumerate(episodes):
         start, stop = stop, stop + episode.num_steps
@@ -296,10 +296,9 @@ def trajectories_as_rollout(
             ignored[rows, env] = False
         env, row = divmod(stop - 1, shape[0])
         terminated[row, env], truncated[row, env] = episode.terminated, not episode.terminated
-        if not episode.terminated:
-            cut[row * num_envs + env] = tree_map(lambda x: x[-1:].clone(), own_obs)
-    final_obs = zeros_for(observation_space, (len(cut),))
-    for k, last_obs in enumerate(cut.values()):
+        last[row * num_envs + env] = tree_map(lambda x: x[-1:].clone(), own_obs)
+    final_obs = zeros_for(observation_space, (len(last),))
+    for k, last_obs in enumerate(last.values()):
         _write(final_obs, (slice(k, k + 1),), last_obs, slice(None))
     assert actions is not None
     return Rollout(
@@ -309,7 +308,7 @@ def trajectories_as_rollout(
         terminated=terminated,
         truncated=truncated,
         final_obs=final_obs,
-        final_positions=torch.tensor(list(cut), dtype=torch.int64),
+        final_positions=torch.tensor(list(last), dtype=torch.int64),
         ignored=ignored if ignored.any() else None,
     )
 

@@ -65,13 +65,12 @@ def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_
         assert rollout.terminated[row, env] == (is_last and trajectory.terminated)
         assert rollout.truncated[row, env] == (is_last and not trajectory.terminated)
         k = finals.pop(row * num_envs + env, None)
-        assert (k is not None) == bool(rollout.truncated[row, env])
+        assert (k is not None) == is_last
         for key, leaf in leaves_by_key(trajectory.obs).items():
             obs = leaves_by_key(rollout.obs)[key]
             after = obs[row + 1, env] if k is None else leaves_by_key(rollout.final_obs)[key][k]
             assert obs[row, env].tolist() == leaf[t].tolist()
-            if not rollout.terminated[row, env]:
-                assert after.tolist() == leaf[t + 1].tolist()
+            assert after.tolist() == leaf[t + 1].tolist()
     assert not finals
 
 
