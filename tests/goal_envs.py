@@ -63,3 +63,9 @@ class PointToGoal(gymnasium.Env[Any, Any]):
             "achieved_goal": position,
             "desired_goal": self.goal.copy(),
         }
+
+
+class NoReward(gymnasium.Env[Any, Any]):
+    """Goals, and nothing that says what they are worth."""
+
+    action_space, observation_space = PointToGoal.action_space, PointToGoal.observation_space

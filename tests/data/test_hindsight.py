@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from goal_envs import PointToGoal
+from goal_envs import NoReward, PointToGoal
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,8 +30,10 @@ from maze_train import (
     RolloutCollector,
     SequentialVectorEnv,
     SquashedGaussian,
+    train,
 )
 from maze_train.data.hindsight import HindsightReplayBuffer
+from maze_train.data.replay import UniformReplayBuffer
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, TrainingError
 
 GAMMA = 0.9
@@ -141,6 +143,23 @@ class ReferenceHindsight(ReferenceReplay):
             if is_terminal or step.terminated or step.truncated:
                 break
         return reward, discount, {**after, "desired_goal": goal}
+
+
+def run(run_dir, **settings):
+    """A short run of SAC with hindsight."""
+    algorithm = {"name": "sac", "epoch_length": 20, "batch_size": 16, "n_rollout_steps": 4}
+    algorithm |= {"initial_buffer_size": 60, "n_step_returns": 2, "replay_buffer": "her"}
+    algorithm |= {"update_to_data_ratio": 0.2}
+    return train(
+        algorithm={**algorithm, **settings.pop("algorithm", {})},
+        model={"hidden_sizes": [8]},
+        evaluation={"n_episodes": 0},
+        tracking={"progress": "quiet", "plot": False, "tensorboard": False},
+        seed=0,
+        total_steps=480,
+        run_dir=str(run_dir),
+        **settings,
+    )
 
 
 def make(rows=10, num_envs=1, n_steps=1, task=None, strategy="future", seed=0, **settings):
@@ -304,6 +323,21 @@ def test_rewards_are_those_of_the_environment(ends):
     env.close()
 
 
+@pytest.mark.slow
+def test_where_environments_are_stepped_makes_no_difference(tmp_path):
+    """Runs in this process and with workers, whose environments end and are truncated."""
+    rows = []
+    for runner in ({"name": "dev"}, {"name": "local", "n_workers": 2, "start_method": "fork"}):
+        result = run(
+            tmp_path / runner["name"],
+            env={"_target_": "goal_envs.PointToGoal", "kwargs": {"ends": True}},
+            runner={"concurrency": 3, **runner},
+        )
+        rows.append([{k: v for k, v in row.items() if "time/" not in k} for row in result.history])
+    assert len(rows[0]) >= 2
+    assert rows[0] == rows[1]
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -324,10 +358,6 @@ def test_wrong_settings_are_refused(change, message):
     settings = {"buffer_size": 10, "observation_space": SPACE, "actions": BOX_ACTION, **change}
     with pytest.raises(ConfigError, match=message):
         HindsightReplayBuffer(**settings)
-
-
-class NoReward(gymnasium.Env):
-    """An environment without goals."""
 
 
 def failing(*goals_and_info):
@@ -393,3 +423,43 @@ def test_what_is_missing_is_named():
     steps[0][0].final_obs = {**steps[0][0].final_obs, "achieved_goal": np.full(2, np.inf)}
     with pytest.raises(EnvError, match="an achieved goal is not finite"):
         buffer.add_rollout(rollout_of(steps, SPACE))
+
+
+SCALED = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 0.1}
+GOALS = {"_target_": "goal_envs.PointToGoal"}
+FLAT = {"_target_": "gymnasium.wrappers.FlattenObservation"}
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "message"),
+    [
+        ("Pendulum-v1", ConfigError, r"algorithm\.replay_buffer\.observation_space = Box"),
+        ({**GOALS, "wrappers": [FLAT]}, ConfigError, r"replay_buffer\.observation_space = Box"),
+        ({**GOALS, "training_wrappers": [SCALED]}, EnvError, "Leave out wrappers that change"),
+        ({"_target_": "goal_envs.NoReward"}, EnvError, "compute_reward.* which NoReward does not"),
+    ],
+)
+def test_environments_without_goals_are_refused(tmp_path, env, error, message):
+    """Before there is a run directory, or with the first step."""
+    with pytest.raises(error, match=message):
+        run(tmp_path / "run", env=env)
+
+
+class Asking(UniformReplayBuffer):
+    """Asks for an environment."""
+
+    def use_environment(self, make_env):
+        make_env()
+
+
+def test_vector_environments_of_others_can_not_be_asked(tmp_path):
+    """They are no single environments."""
+    node = {"_target_": "test_hindsight.Asking"}
+    with pytest.raises(
+        ConfigError, match=r"algorithm.replay_buffer = .* set env.backend=gymnasium"
+    ):
+        run(
+            tmp_path / "run",
+            env={"id": "CartPole-v1", "backend": "native"},
+            algorithm={"replay_buffer": node},
+        )
