@@ -79,9 +79,9 @@ from maze_train.data.stacking import stack_torch_dict_list as stack_torch_dict_l
 from maze_train.data.stacking import unstack_numpy_list_dict as unstack_numpy_list_dict
 from maze_train.data.trajectories import Trajectory as Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset as TrajectoryDataset
+from maze_train.data.trajectory_dataset import open_dataset as open_dataset
 from maze_train.data.trajectory_parts import DatasetMetadata as DatasetMetadata
 from maze_train.data.trajectory_parts import TrajectoryPart as TrajectoryPart
-from maze_train.data.trajectory_store import open_dataset as open_dataset
 from maze_train.data.trajectory_writer import TrajectoryWriter as TrajectoryWriter
 from maze_train.data.transition_data import TransitionData as TransitionData
 from maze_train.data.transitions import BaseReplayBuffer as BaseReplayBuffer
@@ -158,6 +158,8 @@ from maze_train.nets.soft_actor_critic import SoftActorCriticModel as SoftActorC
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic as build_soft_actor_critic
 from maze_train.rollout.actors import DistributedActors as DistributedActors
 from maze_train.rollout.collector import RolloutCollector as RolloutCollector
+from maze_train.rollout.episode_player import PlaySettings as PlaySettings
+from maze_train.rollout.episode_player import PlayedEpisode as PlayedEpisode
 from maze_train.rollout.es_rollouts import ESDistributedRollouts as ESDistributedRollouts
 from maze_train.rollout.es_rollouts import ESRolloutResult as ESRolloutResult
 from maze_train.rollout.initial_policies import RandomPolicy as RandomPolicy
@@ -168,8 +170,6 @@ from maze_train.rollout.names import ESSubprocDistributedRollouts as ESSubprocDi
 from maze_train.rollout.names import SequentialDistributedActors as SequentialDistributedActors
 from maze_train.rollout.names import SubprocDistributedActors as SubprocDistributedActors
 from maze_train.rollout.noise_table import SharedNoiseTable as SharedNoiseTable
-from maze_train.rollout.player import PlaySettings as PlaySettings
-from maze_train.rollout.player import PlayedEpisode as PlayedEpisode
 from maze_train.rollout.rollout_generator import RolloutGenerator as RolloutGenerator
 from maze_train.runners.base import TrainingRunner as TrainingRunner
 from maze_train.runners.names import ACDevRunner as ACDevRunner

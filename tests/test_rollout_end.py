@@ -15,7 +15,7 @@ from cases import everyday
 from leftovers import left_in
 from test_process_end import Start, start
 
-from maze_train.data.trajectory_store import open_dataset
+from maze_train.data.trajectory_dataset import open_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from maze_train import Tracker, TrainerServices, load_config
 from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
 from maze_train.algorithms.bc.loss import BCLoss
 from maze_train.algorithms.bc.metrics import ImitationMetrics
-from maze_train.data.trajectory_store import open_dataset
+from maze_train.data.trajectory_dataset import open_dataset
 from maze_train.data.transition_data import TransitionData
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.runners.factory import build_runner

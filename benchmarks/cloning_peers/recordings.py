@@ -20,7 +20,9 @@ from common import ARRAYS, CASES, DATA_SET, EPISODE_STEPS, NUM_EPISODES, Case, w
 from gymnasium.spaces import Discrete
 
 from maze_train.data.trajectories import Trajectory
-from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter, open_dataset
+from maze_train.data.trajectory_dataset import open_dataset
+from maze_train.data.trajectory_parts import DatasetMetadata
+from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.policy_model import PolicyModel, build_policy
 

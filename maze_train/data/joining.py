@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["join_rollouts", "select_envs", "without_unused_frames"]
 
-OPTIONAL = {"states": 1, "log_probs": 1, "weights_seq_no": 0}
-"""Columns that all of the rollouts have or none, and their dimension of environments."""
+ENV_DIM = {
+    **dict.fromkeys(("rewards", "terminated", "truncated", "actions", "obs"), 1),
+    **dict.fromkeys(("hidden_states", "log_probs", "valid"), 1),
+    **dict.fromkeys(("weights_seq_no", "replayed"), 0),
+}
+"""Columns, and the dimension in which their environments lie."""
+
+FLAGS = {"valid": True, "replayed": False}
+"""Columns that a rollout has only where not all rows or environments have this value."""
 
 
 def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
@@ -32,33 +40,27 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 
     Args:
         rollouts: Rollouts of the same T and of the same observations and actions, at least one; B
-            may differ. Where `ignored` or `replayed` is None for some of them only, it is false
-            for these.
+            may differ. Where `valid` or `replayed` is None for some of them only, it is true or
+            false for these.
 
     Raises:
-        ShapeError: If T, shapes, dtypes or keys differ, or only some of them have `states`,
+        ShapeError: If T, shapes, dtypes or keys differ, or only some of them have `hidden_states`,
             `log_probs` or `weights_seq_no`.
     """
     if not rollouts:
         raise ShapeError("there are no rollouts to join: expected at least one")
-    columns: dict[str, Any] = {
-        name: _joined(name, [getattr(rollout, name) for rollout in rollouts], 1)
-        for name in ("rewards", "terminated", "truncated", "actions", "obs")
-    }
-    columns["final_obs"] = _joined("final_obs", [rollout.final_obs for rollout in rollouts], 0)
-    for name, dim in OPTIONAL.items():
+    columns: dict[str, Any] = {}
+    for name, dim in [*ENV_DIM.items(), ("final_obs", 0)]:
         parts = [getattr(rollout, name) for rollout in rollouts]
         missing = [i for i, part in enumerate(parts) if part is None]
-        if not missing:
-            columns[name] = _joined(name, parts, dim)
-        elif len(missing) < len(parts):
+        if len(missing) == len(parts):
+            continue
+        if missing and name not in FLAGS:
             raise ShapeError(f"rollouts {missing} have no {name}: expected it in all or in none")
-    if any(rollout.ignored is not None for rollout in rollouts):
-        flags = [_or_false(rollout.ignored, rollout.terminated) for rollout in rollouts]
-        columns["ignored"] = _joined("ignored", flags, 1)
-    if any(rollout.replayed is not None for rollout in rollouts):
-        flags = [_or_false(rollout.replayed, rollout.terminated[0]) for rollout in rollouts]
-        columns["replayed"] = _joined("replayed", flags, 0)
+        for i in missing:
+            flags = rollouts[i].terminated
+            parts[i] = torch.full_like(flags if dim else flags[0], FLAGS[name])
+        columns[name] = _joined(name, parts, dim)
     return Rollout(final_positions=_joined_positions(rollouts), **columns)
 
 
@@ -86,23 +88,15 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
     owners = positions - steps * rollout.num_envs
     chosen = (owners >= first) & (owners < stop)
     part = slice(first, stop)
-
-    def columns_of(column: Any) -> Any:
-        return None if column is None else tree_map(lambda leaf: _columns(leaf, part), column)
-
+    columns: dict[str, Any] = {
+        name: tree_map(partial(_columns, part, dim), column)
+        for name, dim in ENV_DIM.items()
+        if (column := getattr(rollout, name)) is not None
+    }
     return Rollout(
-        obs=columns_of(rollout.obs),
-        actions=columns_of(rollout.actions),
-        rewards=columns_of(rollout.rewards),
-        terminated=columns_of(rollout.terminated),
-        truncated=columns_of(rollout.truncated),
         final_obs=tree_map(lambda leaf: leaf[chosen], rollout.final_obs),
         final_positions=(steps * (stop - first) + owners - first)[chosen],
-        ignored=columns_of(rollout.ignored),
-        states=columns_of(rollout.states),
-        log_probs=columns_of(rollout.log_probs),
-        weights_seq_no=None if rollout.weights_seq_no is None else rollout.weights_seq_no[part],
-        replayed=None if rollout.replayed is None else rollout.replayed[part],
+        **columns,
     )
 
 
@@ -121,16 +115,12 @@ def without_unused_frames(stacks: FrameStacks) -> FrameStacks:
     return FrameStacks(stacks.frames[is_used], new_numbers[numbers], stacks.num_envs)
 
 
-def _columns(leaf: Tensor | FrameStacks, envs: slice) -> Tensor | FrameStacks:
-    """Columns of some environments of `[rows, B, ...]`."""
+def _columns(envs: slice, dim: int, leaf: Tensor | FrameStacks) -> Tensor | FrameStacks:
+    """The part of `[rows, B, ...]` or, with `dim` 0, of `[B]` that some environments are."""
     if not isinstance(leaf, FrameStacks):
-        return leaf[:, envs]
+        return leaf[:, envs] if dim else leaf[envs]
     numbers = leaf.numbers.view(*leaf.shape[:3])[:, envs]
     return FrameStacks(leaf.frames, numbers.flatten(0, 1), envs.stop - envs.start)
-
-
-def _or_false(flags: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if flags is None else flags
 
 
 def _joined_positions(rollouts: Sequence[Rollout]) -> Tensor:

@@ -122,7 +122,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._memory.reserve(-(-n_transitions // self.num_envs) + 1)
 
     def add_rollout(self, rollout: Rollout) -> None:
-        """Store the transitions of a rollout; ignored rows are never sampled.
+        """Store the transitions of a rollout; rows that are not valid are never sampled.
 
         Raises:
             ShapeError: If the rollout has another number of environments, other shapes, or lacks

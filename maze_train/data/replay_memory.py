@@ -339,9 +339,7 @@ def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]
         last observation is kept, `[K]`; which of `final_obs` these are, `[K]`.
     """
     shape = rollout.num_steps, rollout.num_envs
-    valid = np.ones(shape, bool)
-    if rollout.ignored is not None:
-        valid = ~rollout.ignored.numpy()
+    valid = np.ones(shape, bool) if rollout.valid is None else rollout.valid.numpy()
     terminated = rollout.terminated.numpy() & valid
     truncated = rollout.truncated.numpy() & valid & ~terminated
     positions = rollout.final_positions.numpy()

@@ -35,8 +35,8 @@ class Rollout:
 
     Row t holds the observation before action t and what the action brought. Row T of `obs` is the
     observation after the last action. Where an episode ended at step t, `obs[t + 1]` is the first
-    observation of the next episode (or the last one of the old, if that row is ignored); the true
-    last observation is in `final_obs`.
+    observation of the next episode (or the last one of the old, if row t + 1 is not valid); the
+    true last observation is in `final_obs`.
     """
 
     obs: StoredTree
@@ -61,12 +61,12 @@ class Rollout:
     final_positions: Tensor
     """Their positions in the rollout: `t * B + b`, `[K]` int64."""
 
-    ignored: Tensor | None = None
-    """Rows that are no transitions, because the environment only began a new episode, `[T, B]`
-    bool; None: there are none. Nothing is learned from them, and they count for nothing. The
-    episode before either ended in an earlier row, or was lost."""
+    valid: Tensor | None = None
+    """Rows that are transitions, `[T, B]` bool; None: all are. In the others the environment only
+    began a new episode: nothing is learned from them, and they count for nothing. The episode
+    before either ended in an earlier row, or was lost."""
 
-    states: Tensor | None = None
+    hidden_states: Tensor | None = None
     """Memory of a recurrent policy before each observation, `[T + 1, B, S]`."""
 
     log_probs: Tensor | None = None
@@ -91,10 +91,8 @@ class Rollout:
 
     @property
     def num_samples(self) -> int:
-        """Number of transitions: T * B, less the ignored rows."""
-        if self.ignored is None:
-            return self.rewards.numel()
-        return self.rewards.numel() - int(self.ignored.sum())
+        """Number of transitions: the valid ones of T * B rows."""
+        return self.rewards.numel() if self.valid is None else int(self.valid.sum())
 
     @property
     def ended(self) -> Tensor:
@@ -107,16 +105,16 @@ class Rollout:
 
         Where it was truncated, and before a row in which an episode was lost.
         """
-        if self.ignored is None:
+        if self.valid is None:
             return self.truncated
         cut = self.truncated.clone()
-        cut[:-1] |= self.ignored[1:]
+        cut[:-1] |= ~self.valid[1:]
         return cut
 
     @property
     def fresh(self) -> Tensor:
         """Whether a new episode begins after the step, `[T, B]` bool: memories are empty then."""
-        return self.ended if self.ignored is None else self.ended | self.ignored
+        return self.ended if self.valid is None else self.ended | ~self.valid
 
     def flat_obs(self) -> StoredTree:
         """Observations by position `t * B + b`, `[(T + 1) * B, ...]`."""
@@ -131,9 +129,9 @@ class Rollout:
         obs, samples = self.flat_obs(), self.rewards.numel()
         leaves = obs if isinstance(obs, dict) else {"": obs}
         found = {key: leaves[key][:samples] for key in keys}
-        if self.ignored is not None:
-            kept = ~self.ignored.flatten()
-            found = {key: leaf[kept] for key, leaf in found.items()}
+        if self.valid is not None:
+            rows = self.valid.flatten()
+            found = {key: leaf[rows] for key, leaf in found.items()}
         return found if isinstance(obs, dict) else found[""]
 
     def to(self, device: torch.device) -> Rollout:
@@ -177,14 +175,16 @@ class RolloutStorage:
         self.rewards = torch.zeros(num_steps, num_envs)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool)
-        self.ignored = torch.zeros(num_steps, num_envs, dtype=torch.bool)
-        self.states = torch.zeros(num_steps + 1, num_envs, state_size) if state_size else None
+        self.valid = torch.ones(num_steps, num_envs, dtype=torch.bool)
+        self.hidden_states = (
+            torch.zeros(num_steps + 1, num_envs, state_size) if state_size else None
+        )
         # Views made once: indexing a tensor by row costs more than the copy of a small row.
         self._reward_rows = list(self.rewards.numpy())
         self._terminated_rows = list(self.terminated.numpy())
         self._truncated_rows = list(self.truncated.numpy())
         self._action_rows: list[TensorTree] = []
-        self._any_ignored = False
+        self._any_invalid = False
         self._final_positions: list[int] = []
         self._final_obs: list[ArrayTree] = []
 
@@ -197,19 +197,19 @@ class RolloutStorage:
         """Begin a rollout with the observation before its first action, `[B, ...]`."""
         self._final_positions.clear()
         self._final_obs.clear()
-        if self._any_ignored:
-            self.ignored.zero_()
-            self._any_ignored = False
+        if self._any_invalid:
+            self.valid.fill_(True)
+            self._any_invalid = False
         self._leaves.start(obs)
 
     def acting_obs(self, step: int) -> TensorTree:
         """The observations before the action of a step, `[B, ...]`, until the next is written."""
         return self._leaves.row(step)
 
-    def write_state(self, step: int, state: Tensor) -> None:
+    def write_hidden_state(self, step: int, state: Tensor) -> None:
         """Store what the policy remembers before the observations of a step, `[B, S]`."""
-        assert self.states is not None
-        self.states[step] = state
+        assert self.hidden_states is not None
+        self.hidden_states[step] = state
 
     def write_actions(self, step: int, actions: TensorTree) -> None:
         """Store the actions of a step, `[B, ...]`."""
@@ -233,15 +233,18 @@ class RolloutStorage:
         rewards: Array,
         terminated: Array,
         truncated: Array,
-        ignored: Array | None = None,
+        valid: Array | None = None,
     ) -> None:
-        """Store what a step brought: the observation after it, and `[B]` rewards and flags."""
+        """Store what a step brought: the observation after it, and `[B]` rewards and flags.
+
+        `valid` is None where every environment made a transition.
+        """
         self._reward_rows[step][:] = rewards
         self._terminated_rows[step][:] = terminated
         self._truncated_rows[step][:] = truncated
-        if ignored is not None:
-            self.ignored.numpy()[step] = ignored
-            self._any_ignored = True
+        if valid is not None:
+            self.valid.numpy()[step] = valid
+            self._any_invalid = True
         self._leaves.write(step + 1, obs)
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
@@ -260,8 +263,8 @@ class RolloutStorage:
             truncated=self.truncated,
             final_obs=self._stacked_final_obs(),
             final_positions=torch.tensor(self._final_positions, dtype=torch.int64),
-            ignored=self.ignored if self._any_ignored else None,
-            states=self.states,
+            valid=self.valid if self._any_invalid else None,
+            hidden_states=self.hidden_states,
         )
 
     def _stacked_final_obs(self) -> TensorTree:

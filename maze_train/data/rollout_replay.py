@@ -111,7 +111,11 @@ FRAMES = "<frames>"
 
 
 def _from_columns(columns: dict[str, Any]) -> Rollout:
-    return Rollout(**{name: _leaf(column) for name, column in columns.items()})
+    found = {name: _leaf(column) for name, column in columns.items()}
+    if "ignored" in found:  # written before these columns got the names of today
+        found["hidden_states"], ignored = found.pop("states"), found.pop("ignored")
+        found["valid"] = None if ignored is None else ~ignored
+    return Rollout(**found)
 
 
 def _leaf(column: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,28 +11,31 @@ from gymnasium import spaces
 
 from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import without_unused_frames
-from maze_train.data.replay_columns import Spec
 from maze_train.data.rollout import Rollout
 from maze_train.errors import ShapeError
 from maze_train.spaces.tensors import storage_dtype
-from maze_train.types import Tensor, as_tree, leaves_by_key
+from maze_train.types import as_tree, leaves_by_key
+from maze_train.workers.memory import ArrayLayout, padded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from maze_train.data.rollout import StoredTree
-    from maze_train.types import Array, TensorTree
+    from maze_train.types import Array, Tensor, TensorTree
 
 __all__ = ["RolloutLayout", "RolloutSlot"]
 
 PAGE = 4096
 """Slots begin on pages of their own, so that writing to one takes no memory of the others."""
 
-CACHE_LINE = 64
-"""Every column begins on a cache line of its own."""
+Name: TypeAlias = tuple[str, str, str]
+"""Name of a tensor in a slot: column of the rollout, key of the leaf, and for stacked frames also
+the field of `FrameStacks`."""
 
-OPTIONAL = ("ignored", "log_probs", "weights_seq_no")
-"""Columns that a rollout may have or not, in the order in which the header says so."""
+OPTIONAL = ("valid", "log_probs", "weights_seq_no")
+"""Columns that a rollout may have or not."""
+
+HEADER = ("header", "", "")
+"""Length of each tensor; below 0: the rollout does not have it."""
 
 
 class RolloutLayout:
@@ -62,39 +65,32 @@ class RolloutLayout:
         state_size: int = 0,
     ) -> None:
         self.num_envs = num_envs
-        self.has_obs_keys = isinstance(observation_space, spaces.Dict)
-        self.has_action_keys = isinstance(actions, dict)
-        obs = {
-            key: Spec(tuple(part.shape or ()), storage_dtype(part))
-            for key, part in _parts(observation_space).items()
-        }
-        stacked = [key for key in obs if key in (frame_stack or {})]
         steps, rows = (num_steps, num_envs), (num_steps + 1, num_envs)
+        num_positions, most_ends = rows[0] * num_envs, num_steps * num_envs
         integers, floats, flags = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
-        specs = {"header": Spec((1 + len(OPTIONAL) + len(stacked),), integers)}
-        for key, (shape, dtype) in obs.items():
-            if key in stacked:
-                positions = rows[0] * rows[1]
-                specs[f"numbers/{key}"] = Spec((positions, shape[0]), integers)
-                specs[f"frames/{key}"] = Spec((positions * shape[0], *shape[1:]), dtype)
+        specs: dict[Name, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        is_dict = isinstance(observation_space, spaces.Dict)
+        parts = dict(observation_space.spaces) if is_dict else {"": observation_space}  # type: ignore[attr-defined]  # a Dict
+        for key, part in parts.items():
+            shape, dtype = tuple(part.shape or ()), storage_dtype(part)
+            if key in (frame_stack or {}):
+                specs["obs", key, "numbers"] = (num_positions, shape[0]), integers
+                specs["obs", key, "frames"] = (num_positions * shape[0], *shape[1:]), dtype
             else:
-                specs[f"obs/{key}"] = Spec((*rows, *shape), dtype)
+                specs["obs", key, ""] = (*rows, *shape), dtype
+            specs["final_obs", key, ""] = (most_ends, *shape), dtype
         for key, action in leaves_by_key(actions).items():
-            specs[f"actions/{key}"] = Spec((*steps, *action.shape), action.cpu().numpy().dtype)
-        specs["rewards"] = specs["log_probs"] = Spec(steps, floats)
-        specs["terminated"] = specs["truncated"] = specs["ignored"] = Spec(steps, flags)
+            specs["actions", key, ""] = (*steps, *action.shape), action.cpu().numpy().dtype
+        for name, dtype in (("rewards", floats), ("log_probs", floats)):
+            specs[name, "", ""] = steps, dtype
+        for name in ("terminated", "truncated", "valid"):
+            specs[name, "", ""] = steps, flags
         if state_size:
-            specs["states"] = Spec((*rows, state_size), floats)
-        specs["weights_seq_no"] = Spec((num_envs,), integers)
-        specs["final_positions"] = Spec((num_steps * num_envs,), integers)
-        for key, (shape, dtype) in obs.items():
-            specs[f"final_obs/{key}"] = Spec((num_steps * num_envs, *shape), dtype)
-        self.obs_keys = list(obs)
-        self._specs = specs
-        self._starts = [
-            *accumulate((_padded(spec.nbytes, CACHE_LINE) for spec in specs.values()), initial=0)
-        ]
-        self.nbytes = _padded(self._starts[-1], PAGE)
+            specs["hidden_states", "", ""] = (*rows, state_size), floats
+        specs["weights_seq_no", "", ""] = (num_envs,), integers
+        specs["final_positions", "", ""] = (most_ends,), integers
+        self._arrays = ArrayLayout({HEADER: ((len(specs),), integers), **specs})
+        self.nbytes = padded(self._arrays.nbytes, PAGE)
         """Bytes of one slot, a multiple of the size of a page."""
 
     def slots(self, memory: Any) -> list[RolloutSlot]:
@@ -109,44 +105,23 @@ class RolloutLayout:
             memory: Writable buffer, kept alive by the slot.
             offset: First byte, a multiple of the size of a page.
         """
-        columns = {}
-        for (name, (shape, dtype)), start in zip(self._specs.items(), self._starts, strict=False):
-            array: Array = np.ndarray(shape, dtype, memory, offset + start)
-            columns[name] = torch.from_numpy(array)
-        return RolloutSlot(self, columns)
+        return RolloutSlot(self._arrays.arrays(memory, offset), self.num_envs)
 
 
 class RolloutSlot:
     """Memory for one rollout; made by `RolloutLayout.slot`.
 
-    How many final observations and frames there are, and which of the optional columns, is written
-    in a header. Who may read or write when is agreed elsewhere.
+    Who may read or write when is agreed elsewhere.
 
     Args:
-        layout: How rollouts lie in it.
-        columns: Views of the memory by name.
+        arrays: Views of the memory.
+        num_envs: B.
     """
 
-    def __init__(self, layout: RolloutLayout, columns: Mapping[str, Tensor]) -> None:
-        self._layout = layout
-        self._header = columns["header"].numpy()
-        self._obs: dict[str, Tensor | FrameStacks] = {
-            key: columns[f"obs/{key}"]
-            if f"obs/{key}" in columns
-            else FrameStacks(columns[f"frames/{key}"], columns[f"numbers/{key}"], layout.num_envs)
-            for key in layout.obs_keys
-        }
-        self._final_obs = {key: columns[f"final_obs/{key}"] for key in layout.obs_keys}
-        self._final_positions = columns["final_positions"]
-        self._actions = {
-            name.removeprefix("actions/"): column
-            for name, column in columns.items()
-            if name.startswith("actions/")
-        }
-        whole = ("rewards", "terminated", "truncated", "states")
-        self._whole = {name: columns[name] for name in whole if name in columns}
-        self._optional = {name: columns[name] for name in OPTIONAL}
-        self._absent = ["replayed"] if "states" in columns else ["replayed", "states"]
+    def __init__(self, arrays: Mapping[Name, Array], num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        self._lengths = self._tensors.pop(HEADER)
 
     def write(self, rollout: Rollout) -> None:
         """Copy a rollout here, in place of the one before.
@@ -160,105 +135,68 @@ class RolloutSlot:
         Raises:
             ShapeError: If a column is not one of the layout; the slot is to be written again then.
         """
-        for name in self._absent:
-            if getattr(rollout, name) is not None:
+        tensors = _tensors_of(rollout)
+        needed = {name for name in self._tensors if name[0] not in OPTIONAL}
+        if not needed <= tensors.keys() <= self._tensors.keys():
+            odd = sorted(needed - tensors.keys() | tensors.keys() - self._tensors.keys())
+            place = "slot" if odd[0] in self._tensors else "rollout"
+            raise ShapeError(f"{_label(odd[0])} is in the {place} only: {REMEDY}")
+        num_ends = len(rollout.final_positions)
+        for name, tensor in tensors.items():
+            target = self._tensors[name]
+            if name[0].startswith("final_"):
+                target = target[:num_ends]
+            elif name[2] == "frames":
+                target = target[: len(tensor)]
+            if tensor.shape != target.shape:
                 raise ShapeError(
-                    f"the rollout has the column {name}, the slot expects None: leave it out, or "
-                    "make the layout with the state_size of the rollouts"
+                    f"{_label(name)} has the shape {list(tensor.shape)}, the slot expects "
+                    f"{list(target.shape)}: {REMEDY}"
                 )
-        count = len(rollout.final_positions)
-        for name, target in self._whole.items():
-            _copy(name, target, getattr(rollout, name))
-        optional = {name: getattr(rollout, name) for name in OPTIONAL}
-        for name, column in optional.items():
-            if column is not None:
-                _copy(name, self._optional[name], column)
-        frames_used = self._write_obs(rollout.obs)
-        _copy_leaves("actions", self._actions, rollout.actions)
-        _copy("final_positions", self._final_positions[:count], rollout.final_positions)
-        final_obs = {key: leaf[:count] for key, leaf in self._final_obs.items()}
-        _copy_leaves("final_obs", final_obs, rollout.final_obs)
-        present = [column is not None for column in optional.values()]
-        self._header[:] = [count, *present, *frames_used]
-
-    def _write_obs(self, obs: StoredTree) -> list[int]:
-        """Copy observations; returns how many frames the stacks have."""
-        leaves = _checked_leaves("obs", self._obs, obs)
-        frames_used = []
-        for key, place in self._obs.items():
-            name = _named("obs", key)
-            if not isinstance(place, FrameStacks):
-                _copy(name, place, leaves[key])
-                continue
-            if not isinstance(leaves[key], FrameStacks):
-                raise ShapeError(
-                    f"{name} is a {type(leaves[key]).__name__}, the slot expects FrameStacks: its "
-                    "layout has to be made with the frame_stack of the rollouts"
-                )
-            stacks = without_unused_frames(leaves[key])
-            frames_used.append(len(stacks.frames))
-            _copy(f"{name}.numbers", place.numbers, stacks.numbers)
-            _copy(f"{name}.frames", place.frames[: frames_used[-1]], stacks.frames)
-        return frames_used
+            target.copy_(tensor)
+        lengths = [len(tensors[name]) if name in tensors else -1 for name in self._tensors]
+        self._lengths.copy_(torch.tensor(lengths))
 
     def rollout(self) -> Rollout:
         """The rollout that was written last: views of the slot, valid until the next is written."""
-        count, *numbers = self._header.tolist()
-        frames_used = iter(numbers[len(OPTIONAL) :])
-        obs = {
-            key: FrameStacks(leaf.frames[: next(frames_used)], leaf.numbers, leaf.num_envs)
-            if isinstance(leaf, FrameStacks)
-            else leaf
-            for key, leaf in self._obs.items()
-        }
-        final_obs = {key: leaf[:count] for key, leaf in self._final_obs.items()}
-        present = zip(self._optional.items(), numbers[: len(OPTIONAL)], strict=True)
-        return Rollout(
-            obs=as_tree(obs, self._layout.has_obs_keys),
-            actions=as_tree(dict(self._actions), self._layout.has_action_keys),
-            final_obs=as_tree(final_obs, self._layout.has_obs_keys),
-            final_positions=self._final_positions[:count],
-            **self._whole,
-            **{name: column for (name, column), is_there in present if is_there},
-        )
+        columns: dict[str, dict[str, Any]] = {}
+        stacks: dict[str, dict[str, Tensor]] = {}
+        for (name, tensor), length in zip(
+            self._tensors.items(), self._lengths.tolist(), strict=True
+        ):
+            column, key, field = name
+            if length >= 0 and field:
+                stacks.setdefault(key, {})[field] = tensor[:length]
+                columns.setdefault(column, {})[key] = None  # in its place
+            elif length >= 0:
+                columns.setdefault(column, {})[key] = tensor[:length]
+        for key, parts in stacks.items():
+            columns["obs"][key] = FrameStacks(num_envs=self._num_envs, **parts)
+        trees: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in columns.items()}
+        return Rollout(**trees)
 
 
-def _parts(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
-    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+REMEDY = (
+    "make the layout with the spaces, num_steps, num_envs, frame_stack and state_size of the "
+    "rollouts"
+)
 
 
-def _padded(nbytes: int, unit: int) -> int:
-    """`nbytes` rounded up to whole units."""
-    return -(-nbytes // unit) * unit
+def _tensors_of(rollout: Rollout) -> dict[Name, Tensor]:
+    """The tensors of a rollout by name."""
+    found: dict[Name, Tensor] = {}
+    for field in fields(rollout):
+        tree = getattr(rollout, field.name)
+        for key, leaf in leaves_by_key(tree).items() if tree is not None else ():
+            if isinstance(leaf, FrameStacks):
+                leaf = without_unused_frames(leaf)
+                found[field.name, key, "numbers"] = leaf.numbers
+                found[field.name, key, "frames"] = leaf.frames
+            else:
+                found[field.name, key, ""] = leaf
+    return found
 
 
-def _named(name: str, key: str) -> str:
-    return f"{name}[{key!r}]" if key else name
-
-
-def _checked_leaves(name: str, expected: Mapping[str, Any], tree: Any) -> dict[str, Any]:
-    """The leaves of a tree, which have to be those of the layout."""
-    leaves = leaves_by_key(tree)
-    if leaves.keys() != expected.keys():
-        raise ShapeError(
-            f"{name} has the keys {list(leaves)}, the slot expects {list(expected)}: its layout "
-            "has to be made with the spaces of the rollouts"
-        )
-    return leaves
-
-
-def _copy_leaves(name: str, targets: Mapping[str, Tensor], tree: TensorTree) -> None:
-    leaves = _checked_leaves(name, targets, tree)
-    for key, target in targets.items():
-        _copy(_named(name, key), target, leaves[key])
-
-
-def _copy(name: str, target: Tensor, source: Any) -> None:
-    if not isinstance(source, Tensor) or source.shape != target.shape:
-        found = list(source.shape) if isinstance(source, Tensor) else type(source).__name__
-        raise ShapeError(
-            f"{name} has the shape {found}, the slot expects {list(target.shape)}: its layout has "
-            "to be made with the spaces, num_steps, num_envs, frame_stack and state_size of the "
-            "rollouts"
-        )
-    target.copy_(source)
+def _label(name: Name) -> str:
+    column, key, field = name
+    return f"{column}{f'[{key!r}]' if key else ''}{f'.{field}' if field else ''}"

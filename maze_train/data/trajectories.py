@@ -252,7 +252,8 @@ def trajectories_as_rollout(
     """All trajectories as one rollout of B environments.
 
     They are laid end to end and cut into B columns of one length; what is left of the last ones is
-    ignored. What is not terminated counts as truncated: its last observation is bootstrapped from.
+    not valid. What is not terminated counts as truncated: its last observation is bootstrapped
+    from.
 
     Args:
         trajectories: Episodes, in the order in which they are laid down.
@@ -277,7 +278,7 @@ def trajectories_as_rollout(
     actions: TensorTree | None = None
     rewards = torch.zeros(shape)
     terminated, truncated = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
-    ignored = torch.ones(shape, dtype=torch.bool)
+    valid = torch.zeros(shape, dtype=torch.bool)
     last: dict[int, TensorTree] = {}
     stop = 0
     for number, episode in enumerate(episodes):
@@ -293,7 +294,7 @@ def trajectories_as_rollout(
             _write(obs, place, own_obs, slice(steps.start, steps.stop + 1))
             _write(actions, (rows, env), own_actions, steps)
             rewards[rows, env] = torch.from_numpy(own.rewards[steps]).float()
-            ignored[rows, env] = False
+            valid[rows, env] = True
         env, row = divmod(stop - 1, shape[0])
         terminated[row, env], truncated[row, env] = episode.terminated, not episode.terminated
         last[row * num_envs + env] = tree_map(lambda x: x[-1:].clone(), own_obs)
@@ -309,7 +310,7 @@ def trajectories_as_rollout(
         truncated=truncated,
         final_obs=final_obs,
         final_positions=torch.tensor(list(last), dtype=torch.int64),
-        ignored=ignored if ignored.any() else None,
+        valid=None if valid.all() else valid,
     )
 
 

@@ -48,7 +48,6 @@ __all__ = [
     "new_content",
     "part_files",
     "read_content",
-    "read_metadata",
     "read_part",
     "write_content",
 ]
@@ -180,16 +179,6 @@ def metadata_of(directory: Path, content: Mapping[str, Any]) -> DatasetMetadata:
 def _check_mappings(env: Any, policy: Any) -> None:
     if not isinstance(env, dict) or not isinstance(policy, dict):
         raise TypeError("env and policy: expected mappings")
-
-
-def read_metadata(directory: Path) -> DatasetMetadata:
-    """Read spaces, environment and policy of a data set.
-
-    Raises:
-        DatasetError: See `read_content`.
-        OSError: If there are too many open files.
-    """
-    return metadata_of(directory, read_content(directory))
 
 
 def nearby(directory: Path) -> str:

@@ -30,8 +30,6 @@ from maze_train.files import remove_leftovers
 from maze_train.locks import exclusive
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from maze_train.data.trajectories import Trajectory
     from maze_train.data.trajectory_parts import DatasetMetadata
 
@@ -86,8 +84,10 @@ class TrajectoryWriter:
         self._episodes: list[Trajectory] = []
         self._nbytes = 0
         self._oldest_at = 0.0
-        self._num_episodes = 0
-        self._num_steps = 0
+        self.num_episodes = 0
+        """Episodes that were added, written or not yet."""
+        self.num_steps = 0
+        """Steps of these episodes."""
         self._closed = False
         content = new_content(metadata)
         with ExitStack() as lock:
@@ -146,16 +146,6 @@ class TrajectoryWriter:
             message = f"warning: the data set {self.directory} began with {'; '.join(changes)}"
             print(f"{message} (each part has its own)", file=sys.stderr, flush=True)
 
-    @property
-    def num_episodes(self) -> int:
-        """Episodes that were added, written or not yet."""
-        return self._num_episodes
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of these episodes."""
-        return self._num_steps
-
     def add(self, trajectory: Trajectory) -> None:
         """Add one episode; its arrays are copied.
 
@@ -170,15 +160,15 @@ class TrajectoryWriter:
         """
         if self._closed:
             raise DatasetError(f"the writer of {self.directory} is closed: open another one")
-        name = f"trajectory {self._num_episodes}"
+        name = f"trajectory {self.num_episodes}"
         episode = checked_trajectory(trajectory, self._specs, name)
         now = monotonic()
         if not self._episodes:
             self._oldest_at = now
         self._episodes.append(episode)
         self._nbytes += episode.nbytes
-        self._num_episodes += 1
-        self._num_steps += episode.num_steps
+        self.num_episodes += 1
+        self.num_steps += episode.num_steps
         is_old = now - self._oldest_at >= self._part_seconds
         if is_old or self._nbytes >= self._part_nbytes:
             self.flush()
@@ -215,10 +205,5 @@ class TrajectoryWriter:
     def __enter__(self) -> TrajectoryWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

@@ -17,8 +17,8 @@ from maze_train.types import tree_leaves, tree_map
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from maze_train.data.trajectory_dataset import TrajectoryDataset
     from maze_train.data.trajectory_parts import TrajectoryPart
-    from maze_train.data.trajectory_store import TrajectoryDataset
     from maze_train.types import Array, Tensor, TensorTree
 
 __all__ = ["TransitionData", "split_episodes"]

@@ -106,6 +106,19 @@ class Distribution(ABC):
     num_choices: int = 0
     """Number of choices, N, over all that are made at once; 0 for continuous families."""
 
+    @property
+    def parts(self) -> dict[str, Distribution]:
+        """Families of the parts of an action by key; a family of one action has the key `""`."""
+        return {"": self}
+
+    def split(self, params: Tensor) -> list[Tensor]:
+        """The params of every part, each [..., param_size of the part]."""
+        return [params]
+
+    def split_noise(self, noise: Tensor) -> list[Tensor]:
+        """The noise of every part, each [..., noise_size of the part]."""
+        return [noise]
+
     def initial_free_params(self) -> Tensor:
         """Start of the state-independent parameters, float32, [free_param_size]."""
         return torch.zeros(self.free_param_size)
@@ -116,7 +129,7 @@ class Distribution(ABC):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Random numbers for `sample`, float32, standard normal; drawn once for a whole rollout.
+        """Random numbers for `sample`, float32; drawn once for a whole rollout.
 
         Args:
             shape: Leading dimensions, such as (T, B).
@@ -127,7 +140,13 @@ class Distribution(ABC):
             Noise, [*shape, noise_size].
         """
         size = (*shape, self.noise_size)
-        return torch.randn(size, generator=generator, dtype=torch.float32, device=device)
+        noise = torch.empty(size, dtype=torch.float32, device=device)
+        self._fill(noise, generator)
+        return noise
+
+    def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
+        """Fill a tensor with the random numbers of the family; standard normal ones here."""
+        noise.normal_(generator=generator)
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tensor) -> TensorTree:

@@ -53,16 +53,9 @@ class Bernoulli(Distribution):
         self.action_dtype = torch.int8
         self._env_dtype = env_dtype(space)
 
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Standard logistic noise, [*shape, D]."""
-        size = (*shape, self.noise_size)
-        uniform = torch.rand(size, generator=generator, dtype=torch.float32, device=device)
-        return uniform.logit_(LEAST_UNIFORM)
+    def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
+        """Draw standard logistic noise, [*shape, D]."""
+        noise.uniform_(generator=generator).logit_(LEAST_UNIFORM)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Bits [params + noise > 0], int8, [..., *space.shape]."""

@@ -62,19 +62,11 @@ class Beta(Distribution):
         self.action_shape = space.shape
         self.action_dtype = torch.float32
 
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Normal and then uniform numbers for the proposals of both variates, [*shape, 32 D]."""
-        size = (*shape, self.noise_size)
-        noise = torch.empty(size, dtype=torch.float32, device=device)
+    def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
+        """Draw normal, then uniform numbers for the proposals of both variates, [*shape, 32 D]."""
         half = self.noise_size // 2
         noise[..., :half].normal_(generator=generator)
         noise[..., half:].uniform_(generator=generator)
-        return noise
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Numbers x in (0, 1), differentiable by the implicit derivative, [..., *space.shape]."""

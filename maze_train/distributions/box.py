@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze_train.checks import check_between
 from maze_train.distributions.base import Constant, env_dtype
-from maze_train.errors import ConfigError, SpaceError
+from maze_train.errors import SpaceError
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.types import Array, Tensor
 
-__all__ = ["BoxBounds", "BoxLayout", "BoxScale", "VectorLayout"]
+__all__ = ["BoxBounds", "BoxScale", "VectorLayout"]
 
 
 class VectorLayout:
@@ -43,35 +42,6 @@ class VectorLayout:
             return actions
         batch = actions.shape[: actions.dim() - len(self._shape)]
         return actions.reshape((*batch, self.size))
-
-
-class BoxLayout(VectorLayout):
-    """Layout of params with the mean and log σ of each element of a box."""
-
-    def __init__(
-        self,
-        space: Box,
-        state_dependent_std: bool,
-        initial_log_std: float,
-        log_std_min: float,
-        log_std_max: float,
-    ) -> None:
-        _check_settings(state_dependent_std, initial_log_std, log_std_min, log_std_max)
-        super().__init__(space)
-        self.initial_log_std = float(initial_log_std)
-        self._state_dependent = state_dependent_std
-        self._limits = (float(log_std_min), float(log_std_max))
-
-    def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log σ, each [..., D]."""
-        mean, log_std = params.chunk(2, -1)
-        if self._state_dependent and self.initial_log_std:
-            log_std = log_std + self.initial_log_std
-        # Only a network's output is clamped: beyond a limit the gradient of a clamp is 0, which a
-        # network leaves through its other inputs, but a free parameter would be stuck for good.
-        if self._state_dependent:
-            log_std = log_std.clamp(*self._limits)
-        return mean, log_std
 
 
 class BoxBounds:
@@ -162,23 +132,3 @@ def _check_intervals(family: type[Distribution], space: Box) -> None:
             f"{name} needs low < high in every dimension, the action space is {space}: remove the "
             "constant dimensions, or set model.distributions.Box=diagonal_gaussian"
         )
-
-
-def _check_settings(
-    state_dependent_std: bool, initial_log_std: float, log_std_min: float, log_std_max: float
-) -> None:
-    """Refuse settings of a wrong type or range; keys are relative to the family."""
-    if not isinstance(state_dependent_std, bool):
-        raise ConfigError("state_dependent_std", "expected true or false", state_dependent_std)
-    settings = {"log_std_min": log_std_min, "log_std_max": log_std_max}
-    for key, value in {**settings, "initial_log_std": initial_log_std}.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(key, "expected a number", value)
-        # The variance at these limits is still an ordinary float32 number.
-        check_between(key, value, -40.0, 40.0)
-    if log_std_min >= log_std_max:
-        raise ConfigError(
-            "log_std_min", f"expected less than log_std_max={log_std_max:g}", log_std_min
-        )
-    if state_dependent_std:
-        check_between("initial_log_std", initial_log_std, log_std_min, log_std_max)

@@ -72,17 +72,11 @@ class CategoricalFamily(Distribution):
         self._start = Constant(starts) if starts.any() else None
         self._env_dtype = env_dtype(space)
 
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Gumbel noise, float32, [*shape, num_choices]."""
-        draws = torch.empty((*shape, self.noise_size), dtype=torch.float32, device=device)
-        draws.exponential_(generator=generator)
+    def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
+        """Draw Gumbel noise, [*shape, num_choices]."""
+        noise.exponential_(generator=generator)
         # A draw of exactly 0 would become infinite noise, which could select a forbidden action.
-        return draws.clamp_(min=torch.finfo(draws.dtype).tiny).log_().neg_()
+        noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """The actions argmax(params + noise) of each choice, int64, [..., *action_shape]."""

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 
+from maze_train.checks import check_between
 from maze_train.distributions.base import Constant, Distribution, check_space
-from maze_train.distributions.box import BoxBounds, BoxLayout, BoxScale
+from maze_train.distributions.box import BoxBounds, BoxScale, VectorLayout
+from maze_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -51,9 +53,11 @@ class GaussianFamily(Distribution):
         log_std_max: float = 2.0,
     ) -> None:
         check_space(type(self), space)
-        self._layout = BoxLayout(
-            space, state_dependent_std, initial_log_std, log_std_min, log_std_max
-        )
+        _check_settings(state_dependent_std, initial_log_std, log_std_min, log_std_max)
+        self._state_dependent = state_dependent_std
+        self._initial_log_std = float(initial_log_std)
+        self._limits = (float(log_std_min), float(log_std_max))
+        self._layout = VectorLayout(space)
         self._bounds = BoxBounds(space)
         size = self._layout.size
         self.param_size, self.noise_size = 2 * size, size
@@ -66,38 +70,49 @@ class GaussianFamily(Distribution):
 
     def initial_free_params(self) -> Tensor:
         """`initial_log_std` for every dimension, [D]; empty if the std depends on the state."""
-        return torch.full((self.free_param_size,), self._layout.initial_log_std)
+        return torch.full((self.free_param_size,), self._initial_log_std)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """μ + σ · noise, differentiable, [..., *space.shape]."""
-        mean, log_std = self._layout.split(params)
+        mean, log_std = self._split(params)
         return self._layout.to_box(torch.addcmul(mean, log_std.exp(), noise))
 
     def mode(self, params: Tensor) -> Tensor:
         """μ, [..., *space.shape]."""
-        return self._layout.to_box(self._layout.split(params)[0])
+        return self._layout.to_box(self._split(params)[0])
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         """Log-density of the actions, [...]."""
-        return self._log_density(*self._layout.split(params), self._layout.to_vector(actions))
+        return self._log_density(*self._split(params), self._layout.to_vector(actions))
 
     def entropy(self, params: Tensor) -> Tensor:
         """Entropy of the actions that have this density, [...]."""
-        return self._entropy(*self._layout.split(params))
+        return self._entropy(*self._split(params))
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Both from one reading of the params, each [...]."""
-        mean, log_std = self._layout.split(params)
+        mean, log_std = self._split(params)
         log_prob = self._log_density(mean, log_std, self._layout.to_vector(actions))
         return log_prob, self._entropy(mean, log_std)
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
         """Σ_i [ log(σ_q/σ_p) + (σ_p² + (μ_p - μ_q)²) / (2 σ_q²) - ½ ], [...]."""
-        mean_p, log_std_p = self._layout.split(params_p)
-        mean_q, log_std_q = self._layout.split(params_q)
+        mean_p, log_std_p = self._split(params_p)
+        mean_q, log_std_q = self._split(params_q)
         log_ratio = log_std_p - log_std_q
         distance = (mean_p - mean_q) * (-log_std_q).exp()
         return (0.5 * ((2.0 * log_ratio).exp() + distance.square() - 1.0) - log_ratio).sum(-1)
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log σ, each [..., D]."""
+        mean, log_std = params.chunk(2, -1)
+        # Only a network's output is clamped: beyond a limit the gradient of a clamp is 0, which a
+        # network leaves through its other inputs, but a free parameter would be stuck for good.
+        if self._state_dependent:
+            if self._initial_log_std:
+                log_std = log_std + self._initial_log_std
+            log_std = log_std.clamp(*self._limits)
+        return mean, log_std
 
     @abstractmethod
     def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
@@ -252,7 +267,7 @@ class SquashedGaussian(GaussianFamily):
 
         log p = Σ_i [ -½ ε_i² - log σ_i - ½ log 2π - log(1 - tanh² u_i) ]
         """
-        mean, log_std = self._layout.split(params)
+        mean, log_std = self._split(params)
         u = torch.addcmul(mean, log_std.exp(), noise)
         return u.tanh(), self._unit_log_density(log_std, noise, u)
 
@@ -280,3 +295,23 @@ def _surprise(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
 def _squashed(surprise: Tensor, u: Tensor) -> Tensor:
     """The surprise of tanh(u), up to a constant, from that of u; each [..., D]."""
     return torch.sub(surprise, torch.logaddexp(u, -u), alpha=2)
+
+
+def _check_settings(
+    state_dependent_std: bool, initial_log_std: float, log_std_min: float, log_std_max: float
+) -> None:
+    """Refuse settings of a wrong type or range; keys are relative to the family."""
+    if not isinstance(state_dependent_std, bool):
+        raise ConfigError("state_dependent_std", "expected true or false", state_dependent_std)
+    settings = {"log_std_min": log_std_min, "log_std_max": log_std_max}
+    for key, value in {**settings, "initial_log_std": initial_log_std}.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(key, "expected a number", value)
+        # The variance at these limits is still an ordinary float32 number.
+        check_between(key, value, -40.0, 40.0)
+    if log_std_min >= log_std_max:
+        raise ConfigError(
+            "log_std_min", f"expected less than log_std_max={log_std_max:g}", log_std_min
+        )
+    if state_dependent_std:
+        check_between("initial_log_std", initial_log_std, log_std_min, log_std_max)

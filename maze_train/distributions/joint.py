@@ -27,9 +27,6 @@ class JointDistribution(Distribution):
     Args:
         parts: Single-part distributions by key (the keys of nested spaces joined by `/`).
 
-    Attributes:
-        parts: The parts as given; shapes and data types of the actions are theirs.
-
     Raises:
         SpaceError: If there is no part.
     """
@@ -37,8 +34,8 @@ class JointDistribution(Distribution):
     def __init__(self, parts: Mapping[str, Distribution]) -> None:
         if not parts:
             raise SpaceError("a joint distribution needs at least one part, the space has none")
-        self.parts = dict(parts)
-        families = self.parts.values()
+        self._parts = dict(parts)
+        families = self._parts.values()
         self.param_size = sum(part.param_size for part in families)
         self.noise_size = sum(part.noise_size for part in families)
         self.free_param_size = sum(part.free_param_size for part in families)
@@ -48,6 +45,11 @@ class JointDistribution(Distribution):
         self._noise_sizes = [part.noise_size for part in families]
         self._net_sizes = [part.param_size - part.free_param_size for part in families]
         self._free_sizes = [part.free_param_size for part in families]
+
+    @property
+    def parts(self) -> dict[str, Distribution]:
+        """The parts as given; shapes and data types of the actions are theirs."""
+        return self._parts
 
     def initial_free_params(self) -> Tensor:
         """Start of the state-independent parameters, part by part, [free_param_size]."""

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.distributions.joint import JointDistribution
 from maze_train.errors import SpaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from maze_train.distributions.base import Distribution
     from maze_train.types import Tensor, TensorTree
 
@@ -59,8 +56,7 @@ class SoftActions:
     """
 
     def __init__(self, distribution: Distribution) -> None:
-        self._joint = distribution if isinstance(distribution, JointDistribution) else None
-        parts = {"": distribution} if self._joint is None else self._joint.parts
+        self._distribution, parts = distribution, distribution.parts
         self.part_keys, self.parts = list(parts), list(parts.values())
         self.is_discrete = [part.num_choices > 0 for part in self.parts]
         self._feature_sizes = [
@@ -99,11 +95,9 @@ class SoftActions:
             params: Parameters of the distribution, [n, param_size].
             noise: Its random numbers, [n, noise_size].
         """
-        joint = self._joint
-        all_params = [params] if joint is None else joint.split(params)
-        all_noise = [noise] if joint is None else joint.split_noise(noise)
+        pieces = self._distribution.split(params), self._distribution.split_noise(noise)
         features, log_probs, probs, choice_log_probs = [], [], [], []
-        for part, own, own_noise in zip(self.parts, all_params, all_noise, strict=True):
+        for part, own, own_noise in zip(self.parts, *pieces, strict=True):
             if part.num_choices:
                 p, log_p = part.choice_probs(own)
                 probs.append(p)
@@ -127,7 +121,9 @@ class SoftActions:
         actions scaled to [-1, 1], in nats).
         """
         columns = iter(sample.log_probs.unbind(-1))
-        terms = _pieces(sample.probs * sample.choice_log_probs, self._choice_sizes)
+        terms = iter(
+            (sample.probs * sample.choice_log_probs).split_with_sizes(self._choice_sizes, -1)
+        )
         values = [next(terms).sum(-1) if choice else next(columns) for choice in self.is_discrete]
         return _stacked(values).neg()
 
@@ -147,12 +143,11 @@ class SoftActions:
             multiplier: Factor of all.
             discrete_fraction: Factor of discrete parts, in [0, 1].
         """
-        all_params = [params] if self._joint is None else self._joint.split(params)
         targets = [
             part.max_entropy(own) * (multiplier * discrete_fraction)
             if part.num_choices
             else own.new_full(own.shape[:-1], -multiplier * part.critic_input_size)
-            for part, own in zip(self.parts, all_params, strict=True)
+            for part, own in zip(self.parts, self._distribution.split(params), strict=True)
         ]
         return _stacked(targets)
 
@@ -181,11 +176,3 @@ def _joined(pieces: list[Tensor]) -> Tensor:
 def _stacked(columns: list[Tensor]) -> Tensor:
     """Tensors [n] as the columns of one [n, P]."""
     return columns[0].unsqueeze(-1) if len(columns) == 1 else torch.stack(columns, -1)
-
-
-def _pieces(tensor: Tensor | None, sizes: list[int]) -> Iterator[Tensor]:
-    """The columns of a tensor in groups of the given sizes; nothing where there are none."""
-    if not sizes:
-        return iter(())
-    assert tensor is not None
-    return iter((tensor,) if len(sizes) == 1 else tensor.split_with_sizes(sizes, -1))

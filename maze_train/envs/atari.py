@@ -1,4 +1,4 @@
-"""Preprocessing of Atari games, and additions to it for training.
+"""Atari games: their ids, their preprocessing, and additions to it for training.
 
 Sources: Mnih et al., "Human-level control through deep reinforcement learning", Nature 518, 2015
 (Methods: skip 4, maximum of two frames, 84x84 luminance, stack 4, no-ops, life loss, signs of
@@ -9,7 +9,8 @@ actions, limit of 108 000 frames, whole games as episodes of an evaluation).
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -19,13 +20,27 @@ from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from maze_train.checks import check_at_least
+from maze_train.envs.factory import make, other_than_screen
+from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import ConfigError, EnvError
 from maze_train.extras import import_extra
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
-__all__ = ["AtariPreprocessing", "EpisodicLifeWrapper", "SignRewardWrapper"]
+    from maze_train.envs.config import EnvConfig
+
+__all__ = [
+    "AtariPreprocessing",
+    "EpisodicLifeWrapper",
+    "SignRewardWrapper",
+    "check_game",
+    "for_training",
+    "make_game",
+    "register_atari",
+]
 
 PURPOSE = "the preprocessing of Atari games"
 
@@ -207,6 +222,8 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         EnvError: When it is reset or stepped, if the infos do not tell the lives.
     """
 
+    remembers: ClassVar = ("_lives", "goes_on")
+
     def __init__(self, env: gymnasium.Env[Any, Any], noop: Any = 0) -> None:
         super().__init__(env)
         self.noop = noop
@@ -244,6 +261,8 @@ class SignRewardWrapper(gymnasium.RewardWrapper[Any, Any]):
     Args:
         env: The environment.
     """
+
+    remembers: ClassVar = ()
 
     def reward(self, reward: SupportsFloat) -> float:
         """The sign of a reward."""
@@ -298,3 +317,59 @@ def checked_game(env: gymnasium.Env[Any, Any]) -> Any:
             "continuous, or set env.preprocessing=none",
         )
     return ale
+
+
+ENTRY_POINT = "ale_py.env:AtariEnv"
+
+STACKED_SCREENS = 4
+"""Screens that the agent sees of an Atari game (Mnih et al., 2015)."""
+
+
+def check_game(config: EnvConfig) -> None:
+    """Refuse to preprocess an environment that is no Atari game whose screen is observed.
+
+    Raises:
+        ConfigError: If the id is of no Atari game, or the arguments ask for other observations.
+        MissingExtraError: If ale-py is not installed.
+    """
+    register_atari()
+    spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
+    if spec is not None and spec.entry_point != ENTRY_POINT:
+        raise ConfigError(
+            "env.preprocessing", f"`atari` is for ids of Atari games, not for {config.id}", "atari"
+        )
+    if other_than_screen(config):
+        raise ConfigError(
+            "env.kwargs",
+            "Atari preprocessing observes the screen: leave these out, or set "
+            "env.preprocessing=none",
+            other_than_screen(config),
+        )
+
+
+def register_atari() -> None:
+    """Make the `ALE/` ids known to gymnasium.
+
+    Raises:
+        MissingExtraError: If ale-py is not installed.
+    """
+    ale_py = import_extra("ale-py", "atari", "the ALE environments", "ale_py")
+    gymnasium.register_envs(ale_py)
+    # Else every game that is made writes a banner.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+def make_game(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+    """Build an Atari game with the preprocessing that training and evaluation share."""
+    kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
+    game = make(replace(config, kwargs=kwargs, max_episode_steps=None), maker)
+    env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
+    if config.max_episode_steps is not None:
+        # Outside, where steps are those of the agent.
+        env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+    return ObservationStackWrapper(env, STACKED_SCREENS)
+
+
+def for_training(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Let lost lives end episodes, and turn rewards into their signs."""
+    return SignRewardWrapper(EpisodicLifeWrapper(env))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -10,9 +10,10 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from maze_train.errors import SpaceError
+from maze_train.workers.memory import ArrayLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import gymnasium
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["StepBuffers", "column_writer", "converted", "masked_writer", "row_writer"]
 
 Array: TypeAlias = npt.NDArray[Any]
-
-CACHE_LINE = 64
-"""Every array starts on a cache line of its own, so that processes do not contend for the flags of
-others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,63 +46,41 @@ class StepBuffers:
     truncated: npt.NDArray[np.bool_]
     """[n]."""
 
-    @classmethod
-    def over(cls, memory: Any, observation: FlatView, action: FlatView, n: int) -> StepBuffers:
-        """Lay the arrays out in `memory`, a writable buffer of at least `nbytes(...)` bytes.
-
-        The layout follows from the spaces and `n` alone, so processes that know these agree on it.
-        """
-        groups: dict[str, dict[str, Array]] = {}
-        offset = 0
-        for group, key, shape, dtype in array_specs(observation, action, n):
-            array: Array = np.ndarray(shape, dtype, buffer=memory, offset=offset)
-            groups.setdefault(group, {})[key] = array
-            offset += padded(array.nbytes)
-        return cls(
-            obs=groups["obs"],
-            final_obs=groups["final_obs"],
-            actions=groups["actions"],
-            rewards=groups["step"]["rewards"],
-            terminated=groups["step"]["terminated"],
-            truncated=groups["step"]["truncated"],
-        )
-
     @staticmethod
-    def nbytes(observation: FlatView, action: FlatView, n: int) -> int:
-        """Bytes that `over` needs."""
-        return sum(
-            padded(int(np.prod(shape)) * dtype.itemsize)
-            for _, _, shape, dtype in array_specs(observation, action, n)
-        )
+    def layout(observation: FlatView, action: FlatView, n: int) -> ArrayLayout[tuple[str, str]]:
+        """Layout of the arrays, by field and leaf, in memory that `over` gets."""
+        views = {"obs": observation, "final_obs": observation, "actions": action}
+        specs = {
+            (field, key): ((n, *(leaf.shape or ())), np.dtype(leaf.dtype))
+            for field, view in views.items()
+            for key, leaf in view.leaves.items()
+        }
+        numbers = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
+        steps = {(field, ""): ((n,), np.dtype(dtype)) for field, dtype in numbers.items()}
+        return ArrayLayout({**specs, **steps})
+
+    @classmethod
+    def over(cls, memory: Any, layout: ArrayLayout[tuple[str, str]]) -> StepBuffers:
+        """The arrays in `memory`, a writable buffer of at least `layout.nbytes` bytes."""
+        found: dict[str, Any] = {"obs": {}, "final_obs": {}, "actions": {}}
+        for (field, key), array in layout.arrays(memory).items():
+            if field in ("obs", "final_obs", "actions"):
+                found[field][key] = array
+            else:
+                found[field] = array
+        return cls(**found)
 
     def rows(self, first: int, stop: int) -> StepBuffers:
         """The part of the environments first, ..., stop - 1, as views."""
-        part = slice(first, stop)
-        return StepBuffers(
-            obs={key: array[part] for key, array in self.obs.items()},
-            final_obs={key: array[part] for key, array in self.final_obs.items()},
-            actions={key: array[part] for key, array in self.actions.items()},
-            rewards=self.rewards[part],
-            terminated=self.terminated[part],
-            truncated=self.truncated[part],
-        )
-
-
-def array_specs(
-    observation: FlatView, action: FlatView, n: int
-) -> Iterator[tuple[str, str, tuple[int, ...], np.dtype[Any]]]:
-    """Group, key, shape and dtype of every array, in the order of the layout."""
-    for group, view in (("obs", observation), ("final_obs", observation), ("actions", action)):
-        for key, leaf in view.leaves.items():
-            yield group, key, (n, *(leaf.shape or ())), np.dtype(leaf.dtype)
-    yield "step", "rewards", (n,), np.dtype(np.float64)
-    yield "step", "terminated", (n,), np.dtype(np.bool_)
-    yield "step", "truncated", (n,), np.dtype(np.bool_)
-
-
-def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to whole cache lines."""
-    return -(-nbytes // CACHE_LINE) * CACHE_LINE
+        part: dict[str, Any] = {}
+        for field in fields(self):
+            whole = getattr(self, field.name)
+            part[field.name] = (
+                {key: array[first:stop] for key, array in whole.items()}
+                if isinstance(whole, dict)
+                else whole[first:stop]
+            )
+        return StepBuffers(**part)
 
 
 def row_writer(view: FlatView, columns: dict[str, Array]) -> Callable[[int, Any], None]:

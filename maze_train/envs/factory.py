@@ -25,7 +25,7 @@ BUILD_FAILURE = "maze_train.envs.build_failures.build_failure"
 REGISTERED_FAILURE = "maze_train.envs.build_failures.registered_failure"
 """Messages, found where an environment can not be built."""
 
-GAMES = "maze_train.envs.games"
+GAMES = "maze_train.envs.atari"
 """Atari games, found where one is asked for."""
 
 REGISTER = "maze_train.envs.registered.register_installed"

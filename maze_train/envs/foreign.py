@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -221,24 +221,6 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._check_masks()
         return self._observations(), rewards, terminated, truncated, result
 
-    def state_dict(self) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            EnvError: Always, see `can_be_restored`.
-        """
-        raise self._not_restored("state_dict()")
-
-    def load_state_dict(
-        self, state: dict[str, Any], *, allow_new_episodes: bool = False
-    ) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            EnvError: Always, see `can_be_restored`.
-        """
-        raise self._not_restored("load_state_dict()")
-
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environment, and let go of it: some end their threads only then."""
         if hasattr(self, "_env"):
@@ -384,13 +366,6 @@ class ForeignVectorEnv(MazeVectorEnv):
             env = acting[row]
             when = f"environment {self.first_env + env} failed at step {self._lengths[env]}"
             raise EnvError(f"{when} of its episode: {problem}")
-
-    def _not_restored(self, call: str) -> EnvError:
-        return EnvError(
-            f"{call}: the running episodes of {type(self).__name__} can not be kept, because "
-            "vector environments of others neither tell their state nor take one seed per "
-            "episode: use env.backend=gymnasium"
-        )
 
     def _fault(self, where: str, error: BaseException) -> EnvError:
         name = type(self._env.unwrapped).__name__

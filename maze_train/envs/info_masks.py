@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -35,6 +35,8 @@ class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         SpaceError: If no action can be masked, or observations have a mask already.
         EnvError: When an info lacks the mask, or has one of another size.
     """
+
+    remembers: ClassVar = ()
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

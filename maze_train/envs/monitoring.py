@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import gymnasium
 
@@ -57,6 +57,8 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     Args:
         env: The environment.
     """
+
+    remembers: ClassVar = ("_return", "_length")
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

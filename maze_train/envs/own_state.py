@@ -36,34 +36,18 @@ STATELESS = (
 )
 """Wrappers of gymnasium that remember nothing but what a reset with a seed brings back."""
 
-OWN = "maze_train.envs."
-OWN_STATELESS = (
-    f"{OWN}atari.SignRewardWrapper",
-    f"{OWN}info_masks.ActionMaskWrapper",
-    f"{OWN}selection.SelectEntriesWrapper",
-    f"{OWN}wrappers.DiscretizeActionsWrapper",
-    f"{OWN}wrappers.RandomResetWrapper",
-    f"{OWN}wrappers.RewardScalingWrapper",
-)
-"""Such wrappers of this package."""
-
-REMEMBERED = {
-    f"{OWN}atari.EpisodicLifeWrapper": ("_lives", "goes_on"),
-    f"{OWN}monitoring.MonitoringWrapper": ("_return", "_length"),
-    f"{OWN}wrappers.ObservationStackWrapper": ("_stacks",),
+REMEMBERED: dict[type[Any], tuple[str, ...]] = {
+    known.TimeLimit: ("_elapsed_steps",),
+    **dict.fromkeys(STATELESS, ()),
 }
-"""Wrappers of this package and the attributes in which they remember."""
+"""Attributes in which known wrappers remember; those of this package name them in `remembers`."""
 
 
 def offers_own_state(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether the environment and all its wrappers can give their state."""
     *around, inner = layers_of(env)
     return gives_state(inner) and all(
-        gives_state(layer)
-        or type(layer) in STATELESS
-        or qualified_name(layer) in OWN_STATELESS
-        or remembered_by(layer)
-        for layer in around
+        gives_state(layer) or remembered_by(layer) is not None for layer in around
     )
 
 
@@ -79,7 +63,7 @@ def own_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
         if gives_state(layer):
             state = layer.state_dict()
         else:
-            state = {key: getattr(layer, key) for key in remembered_by(layer)}
+            state = {key: getattr(layer, key) for key in remembered_by(layer) or ()}
         names.append(name)
         states.append(plain_copy(state, f"{name}.state_dict()"))
     return {"layers": names, "states": states}
@@ -108,7 +92,7 @@ def load_own_state(env: gymnasium.Env[Any, Any], state: Any) -> None:
         if gives_state(layer):
             layer.load_state_dict(plain_copy(part, "state"))
             continue
-        for key in remembered_by(layer):
+        for key in remembered_by(layer) or ():
             restore_attribute(layer, key, part[key])
 
 
@@ -121,16 +105,11 @@ def restore_attribute(layer: Any, name: str, value: Any) -> None:
         array[...] = value[key]
 
 
-def remembered_by(layer: Any) -> tuple[str, ...]:
-    """The attributes in which a known wrapper remembers; none for others."""
-    if type(layer) is known.TimeLimit:
-        return ("_elapsed_steps",)
-    return REMEMBERED.get(qualified_name(layer), ())
-
-
-def qualified_name(layer: Any) -> str:
-    """The dotted name of the class of a layer."""
-    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+def remembered_by(layer: Any) -> tuple[str, ...] | None:
+    """The attributes in which a known wrapper remembers; None for others."""
+    # Of the very class: a subclass may remember more.
+    found: tuple[str, ...] | None = vars(type(layer)).get("remembers")
+    return REMEMBERED.get(type(layer)) if found is None else found
 
 
 def plain_copy(value: Any, path: str) -> Any:

@@ -12,7 +12,6 @@ from maze_train.targets import locate
 
 __all__ = ["missing_package", "register_installed"]
 
-GAMES = "maze_train.envs.games"
 ROBOTICS = ("gymnasium-robotics", "robotics", "this environment", "gymnasium_robotics")
 ROBOTS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
 """Beginnings of the ids of gymnasium-robotics."""
@@ -21,7 +20,7 @@ ROBOTS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze"
 def register_installed() -> None:
     """Make the ids of Atari games and of robots known, as far as their packages are installed."""
     if importlib.util.find_spec("ale_py") is not None:
-        locate(f"{GAMES}.register_atari")()
+        locate("maze_train.envs.atari.register_atari")()
     if importlib.util.find_spec("gymnasium_robotics") is not None:
         gymnasium.register_envs(import_extra(*ROBOTICS))
 

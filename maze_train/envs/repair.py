@@ -88,16 +88,11 @@ class WorkerRepair:
                 failure = another.with_traceback(None)
                 given_up += 1
 
-    def _ask(self, index: int, method: str, *args: Any) -> Any:
-        """Call a method of a worker, and wait for the result."""
-        self._pool.call(index, method, *args)
-        return self._pool.receive(index)
-
     def _begin_again(self, index: int) -> None:
         """Give a new worker its memory."""
-        spaces = self._ask(index, "describe")[:2]
+        spaces = self._pool.ask(index, "describe")[:2]
         check_spaces(self._slices[index].start, spaces, self._spaces)
-        self._ask(index, "map", self._memory)
+        self._pool.ask(index, "map", self._memory)
 
     def _put_back(self, index: int, root_seed: int, method: str, *args: Any) -> StepReport | None:
         """Put the environments of a new worker back, and let it do the call."""
@@ -105,17 +100,17 @@ class WorkerRepair:
             assert self._journal is not None
             part = self._slices[index]
             records = [self._journal.record_of(i, self._obs, self._rewards) for i in part]
-            problems = self._ask(index, "restore", root_seed, records, False)
+            problems = self._pool.ask(index, "restore", root_seed, records, False)
             if problems:
                 name = f"worker {index} (environments {part.start} to {part.stop - 1})"
                 raise WorkerFailedError(index, f"{name}: {problems[0][1]}", raised=True)
-        report: StepReport | None = self._ask(index, method, *args)
+        report: StepReport | None = self._pool.ask(index, method, *args)
         return report
 
     def _begin_anew(self, index: int, root_seed: int, method: str, given_up: int) -> StepReport:
         """Begin new episodes in a new worker, after `given_up` attempts."""
         started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
-        report: StepReport = self._ask(index, "begin", root_seed, started)
+        report: StepReport = self._pool.ask(index, "begin", root_seed, started)
         report.lost *= given_up
         return report
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -26,6 +26,8 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         ConfigError: If an index is out of its range, or there is none.
         SpaceError: If observations are no vectors.
     """
+
+    remembers: ClassVar = ()
 
     def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
         super().__init__(env)

@@ -164,7 +164,6 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
                 f"{call} was called between step_async() and step_wait(): call step_wait() first"
             )
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """State of every environment, as plain values and arrays; between two steps only.
 
@@ -173,8 +172,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         Raises:
             EnvError: If the state is not known, or can not be kept.
         """
+        raise self._not_restored("state_dict()")
 
-    @abstractmethod
     def load_state_dict(
         self, state: dict[str, Any], *, allow_new_episodes: bool = False
     ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
@@ -193,6 +192,14 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             EnvError: If the state does not fit, an environment raises, or it does not do the same
                 again and must not begin a new episode; or episodes can not be restored.
         """
+        raise self._not_restored("load_state_dict()")
+
+    def _not_restored(self, call: str) -> EnvError:
+        return EnvError(
+            f"{call}: the running episodes of {type(self).__name__} can not be kept, because "
+            "vector environments of others neither tell their state nor take one seed per "
+            "episode: use env.backend=gymnasium"
+        )
 
     def _describe(
         self,

@@ -114,7 +114,8 @@ class EnvWorker(SteppedEnvs):
         Raises:
             SpaceError: If a mask in the observations does not fit the actions.
         """
-        buffers = StepBuffers.over(memory.buffer, self._observation, self._action, self._num_envs)
+        layout = StepBuffers.layout(self._observation, self._action, self._num_envs)
+        buffers = StepBuffers.over(memory.buffer, layout)
         self._buffers = part = buffers.rows(self._first, self._first + len(self.envs))
         self._step_into(part.obs, part.rewards, part.terminated, part.truncated)
         self._write_final_obs = row_writer(self._observation, part.final_obs)

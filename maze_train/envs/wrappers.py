@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -20,9 +20,9 @@ from maze_train.envs.buffers import column_writer
 from maze_train.envs.monitoring import FRAME_STACK, described_metadata
 from maze_train.errors import ConfigError, EnvError, SpaceError
 from maze_train.seeding import Seeds
+from maze_train.spaces.actions import masks_of_parts, random_action
 from maze_train.spaces.describe import MASK_KEY, FlatView, is_mask_key, join_keys
 from maze_train.spaces.masks import mask_layout
-from maze_train.spaces.random_actions import masks_of_parts, random_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +49,8 @@ class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):
     Raises:
         ConfigError: If the factor is out of its range.
     """
+
+    remembers: ClassVar = ()
 
     def __init__(self, env: gymnasium.Env[Any, Any], scale: float) -> None:
         super().__init__(env)
@@ -80,6 +82,8 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         EnvError: When it is reset, if episodes always end within the first actions, or no action is
             legal.
     """
+
+    remembers: ClassVar = ()
 
     def __init__(
         self, env: gymnasium.Env[Any, Any], min_initial_steps: int, max_initial_steps: int
@@ -154,6 +158,8 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
         ConfigError: If a number is out of its range, a key is unknown, or a Box has no bounds.
     """
 
+    remembers: ClassVar = ()
+
     def __init__(self, env: gymnasium.Env[Any, Any], num_bins: int | Mapping[str, int]) -> None:
         super().__init__(env)
         self._view = FlatView(env.action_space)
@@ -195,6 +201,8 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     Raises:
         ConfigError: If n is out of its range, or a part is unknown or no Box.
     """
+
+    remembers: ClassVar = ("_stacks",)
 
     def __init__(
         self, env: gymnasium.Env[Any, Any], n: int, keys: Sequence[str] | None = None

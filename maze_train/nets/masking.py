@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from maze_train.distributions.categorical import Categorical, MultiCategorical, impossible_logit
-from maze_train.distributions.joint import JointDistribution
 from maze_train.distributions.mapping import KEY
 from maze_train.errors import ConfigError
 
@@ -81,11 +80,8 @@ class _Segment:
 
 def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segment]:
     """Yield the segments of `params`, in their order."""
-    parts = (
-        distribution.parts if isinstance(distribution, JointDistribution) else {"": distribution}
-    )
     masked = {part.part: part for part in layout.parts}
-    for key, family in parts.items():
+    for key, family in distribution.parts.items():
         if key in masked:
             _check_family(key, family, masked[key])
             yield _Segment(family.param_size, masked[key].leaf, masked[key].start)

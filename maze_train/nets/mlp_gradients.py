@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from maze_train.nets.blocks import MLP
-from maze_train.nets.template import BoxEncoder, DictEncoder, OneHotEncoder, TemplateNet
+from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,17 +43,9 @@ OF_INPUT = ("gelu", "silu")
 def has_gradients_by_hand(net: nn.Module) -> bool:
     """Whether `forward_and_backward` computes what this network computes.
 
-    So it is for linear layers on vectors, choices, and Dicts of these. Types are compared exactly:
-    a subclass may compute something else.
+    So it is for linear layers on vectors, choices, and Dicts of these.
     """
-    if type(net) is TemplateNet:
-        encoder = net.encoder
-        branches = [*encoder.branches] if isinstance(encoder, DictEncoder) else []
-        leaves = [*encoder.encoders] if isinstance(encoder, DictEncoder) else [encoder]
-        return all(type(leaf) in (BoxEncoder, OneHotEncoder) for leaf in leaves) and all(
-            has_gradients_by_hand(part) for part in (*branches, net.layers)
-        )
-    return type(net) is MLP and all(type(layer) is nn.Linear for layer in net.layers)
+    return type(net) in (TemplateNet, MLP) and is_plain(net)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ import torch
 from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel, readable
-from maze_train.nets.template import BoxEncoder, DictEncoder, OneHotEncoder, TemplateNet
+from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ class BatchedPopulation(Population):
             type(model) is PolicyModel
             and model.memory is None
             and type(model.policy) is Policy
-            and _fits(model.policy.net)
-            and (model.trunk is None or _fits(model.trunk))
+            and is_plain(model.policy.net)
+            and (model.trunk is None or is_plain(model.trunk))
         )
 
     def params(self, count: int, obs: TensorTree) -> Tensor:
@@ -224,17 +224,8 @@ def build_population(model: nn.Module, count: int) -> Population:
     return RowPopulation(model, count)
 
 
-def _fits(module: nn.Module) -> bool:
-    """Whether there is a batched form of a network."""
-    if type(module) is TemplateNet:
-        return _fits(module.encoder) and _fits(module.layers)
-    if type(module) is DictEncoder:
-        return all(map(_fits, module.encoders)) and all(map(_fits, module.branches))
-    return type(module) in (MLP, BoxEncoder, OneHotEncoder)
-
-
 def _batched(module: nn.Module, view: View) -> Net:
-    """A network of all copies, of a module that `_fits`."""
+    """A network of all copies, of a module that `is_plain`."""
     if isinstance(module, TemplateNet):
         encoder, layers = _batched(module.encoder, view), _batched(module.layers, view)
         return lambda obs, count: layers(encoder(obs, count), count)

@@ -28,6 +28,7 @@ __all__ = [
     "OneHotEncoder",
     "TemplateNet",
     "encoder_for",
+    "is_plain",
     "leaf_encoder",
     "resolve",
 ]
@@ -250,3 +251,17 @@ class TemplateNet(nn.Module):
         """Outputs, `[..., output_size]`."""
         features: Tensor = self.layers(self.encoder(obs))
         return features
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a template network, or a part of one, has linear layers on vectors and choices only.
+
+    Types are compared exactly: a subclass may compute something else.
+    """
+    if type(module) is TemplateNet:
+        return is_plain(module.encoder) and is_plain(module.layers)
+    if type(module) is DictEncoder:
+        return all(map(is_plain, [*module.encoders, *module.branches]))
+    if type(module) is MLP:
+        return all(type(layer) is nn.Linear for layer in module.layers)
+    return type(module) in (BoxEncoder, OneHotEncoder)

@@ -277,12 +277,7 @@ class DistributedActors:
         """Let the next actors of this process collect a rollout each."""
         for i in range(count):
             actor, self._turn = self._turn, (self._turn + 1) % self.num_actors
-            self._take_in(actor, self._ask(actor, "collect", i // self.num_actors))
-
-    def _ask(self, actor: int, method: str, *args: Any) -> Any:
-        """The result of a method of an actor of this process."""
-        self._pool.call(actor, method, *args)
-        return self._pool.receive(actor)
+            self._take_in(actor, self._pool.ask(actor, "collect", i // self.num_actors))
 
     def _look(self, timeout_s: float) -> None:
         """Take in what actors elsewhere have to say, and repair those that failed."""
@@ -355,7 +350,7 @@ class DistributedActors:
         collectors = None
         if not self._is_remote:
             self._begin_to_act()
-            collectors = [self._ask(actor, "state_dict") for actor in range(self.num_actors)]
+            collectors = [self._pool.ask(actor, "state_dict") for actor in range(self.num_actors)]
         self._count_made()
         assert self._writer is not None, "call begin first"
         return {
@@ -385,7 +380,7 @@ class DistributedActors:
         self._turn = state["turn"]
         self._begin_to_act()
         for actor, collector in enumerate(state["collectors"]):
-            self._ask(actor, "load_state_dict", collector)
+            self._pool.ask(actor, "load_state_dict", collector)
 
     def _begin_anew(self) -> None:
         """Go on with new episodes in all environments, without what was in flight."""

@@ -17,9 +17,9 @@ from maze_train.envs.slots import EpisodeError
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.rollout.slot_agent import SlotAgent
 from maze_train.seeding import Seeds
+from maze_train.spaces.actions import masks_of_parts, random_action
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
-from maze_train.spaces.random_actions import masks_of_parts, random_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

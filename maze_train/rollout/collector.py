@@ -79,7 +79,7 @@ class RolloutCollector:
         self._env_seed = env_seed
         self._allow_new_episodes = allow_new_episodes
         self._records_log_probs = records_log_probs
-        self._on_step = on_step or nothing
+        self._on_step = on_step or (lambda: None)
         self._obs: ArrayTree | None = None
         self._memory: Tensor | None = None
         self._actor: Actor | None = None
@@ -123,7 +123,7 @@ class RolloutCollector:
             if not on_cpu:
                 obs = tree_map(lambda x: x.to(self.device, non_blocking=True), obs)
             if actor.state_size:
-                storage.write_state(step, actor.hidden_state)
+                storage.write_hidden_state(step, actor.hidden_state)
             params = actor.params(obs)
             if self._records_log_probs:
                 kept_params.append(params)
@@ -134,15 +134,15 @@ class RolloutCollector:
                 with torch.enable_grad():
                     meanwhile()
             self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
-            ignored = infos.get("ignored") if infos else None
+            valid = ~infos["ignored"] if "ignored" in infos else None
             self._on_step()
-            storage.write_step(step, self._obs, rewards, terminated, truncated, ignored)
+            storage.write_step(step, self._obs, rewards, terminated, truncated, valid)
             if infos:
                 self._read_infos(step, terminated, truncated, infos, reports)
                 ended = terminated | truncated
-                actor.forget(ended if ignored is None else ended | ignored)
+                actor.forget(ended if valid is None else ended | ~valid)
         if actor.state_size:
-            storage.write_state(self.num_steps, actor.hidden_state)
+            storage.write_hidden_state(self.num_steps, actor.hidden_state)
         rollout = storage.rollout()
         if kept_params:
             # All at once, while the weights are those that acted: step by step it would cost more.
@@ -174,8 +174,8 @@ class RolloutCollector:
         """The episodes that ended: as monitored environments report them, or by the flags."""
         if self.env.monitored:
             return reports
-        ignored = None if rollout.ignored is None else rollout.ignored.numpy()
-        finished = self.episodes.follow(rollout.rewards.numpy(), rollout.ended.numpy(), ignored)
+        valid = None if rollout.valid is None else rollout.valid.numpy()
+        finished = self.episodes.follow(rollout.rewards.numpy(), rollout.ended.numpy(), valid)
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _read_infos(
@@ -255,7 +255,3 @@ class RolloutCollector:
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         self._obs, _ = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))
-
-
-def nothing() -> None:
-    """Do nothing."""

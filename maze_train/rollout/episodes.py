@@ -138,30 +138,30 @@ class EpisodeTracker:
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
 
-    def follow(self, rewards: Array, done: Array, ignored: Array | None = None) -> FinishedEpisodes:
+    def follow(self, rewards: Array, done: Array, valid: Array | None = None) -> FinishedEpisodes:
         """Take in a rollout.
 
         Args:
             rewards: Raw rewards, `[T, B]`.
             done: Whether an episode ended at the step, `[T, B]`.
-            ignored: Rows that are no steps, `[T, B]`; their rewards are 0, and a new episode begins
-                after them. None: there are none.
+            valid: Rows that are steps, `[T, B]`; None: all are. The rewards of the others are 0,
+                and a new episode begins after them.
 
         Returns:
             The episodes that ended, in order of time, then environment. One that was lost, so that
-            an ignored row follows without an end, is not among them.
+            a row that is no step follows without an end, is not among them.
         """
         finished = FinishedEpisodes()
         starts = np.zeros(len(self.returns), dtype=np.int64)
-        for t, b in np.argwhere(done if ignored is None else done | ignored):
-            self._add(b, slice(starts[b], t + 1), rewards, ignored)
+        for t, b in np.argwhere(done if valid is None else done | ~valid):
+            self._add(b, slice(starts[b], t + 1), rewards, valid)
             if done[t, b]:
                 finished.returns.append(float(self.returns[b]))
                 finished.lengths.append(int(self.lengths[b]))
             self.returns[b] = self.lengths[b] = 0
             starts[b] = t + 1
         for b, start in enumerate(starts):
-            self._add(b, slice(start, len(rewards)), rewards, ignored)
+            self._add(b, slice(start, len(rewards)), rewards, valid)
         return finished
 
     def forget(self, envs: Array) -> None:
@@ -176,8 +176,7 @@ class EpisodeTracker:
         """Continue from `state`."""
         self.returns, self.lengths = state["returns"].copy(), state["lengths"].copy()
 
-    def _add(self, env: int, rows: slice, rewards: Array, ignored: Array | None) -> None:
+    def _add(self, env: int, rows: slice, rewards: Array, valid: Array | None) -> None:
         self.returns[env] += rewards[rows, env].sum(dtype=np.float64)
-        self.lengths[env] += rows.stop - rows.start
-        if ignored is not None:
-            self.lengths[env] -= ignored[rows, env].sum()
+        steps = rows.stop - rows.start if valid is None else valid[rows, env].sum()
+        self.lengths[env] += steps

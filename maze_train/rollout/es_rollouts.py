@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from maze_train.errors import ConfigError
 from maze_train.rollout.episode_player import PlaySettings
-from maze_train.rollout.episode_worker import PlayerPool
 from maze_train.rollout.members import PairDraws
+from maze_train.rollout.player import PlayerPool
 from maze_train.rollout.population import MemberAgent
 from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.rollout.episode_player import PlayedEpisode
-    from maze_train.rollout.episode_worker import MakeEnv
     from maze_train.rollout.noise_table import SharedNoiseTable
+    from maze_train.rollout.player import MakeEnv
     from maze_train.rollout.population import MemberSettings
     from maze_train.workers.places import Place
 

@@ -10,11 +10,10 @@ from gymnasium.spaces import Box
 
 from maze_train.distributions.base import Constant
 from maze_train.distributions.box import BoxBounds, VectorLayout
-from maze_train.distributions.joint import JointDistribution
 from maze_train.errors import SpaceError
 from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
-from maze_train.types import tree_leaves
+from maze_train.types import as_tree, tree_leaves
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -160,7 +159,7 @@ class _UniformActions:
         """Steps for which they were held."""
         self._repeat = repeat
         self._family = distribution
-        self._parts = _parts_of(distribution)
+        self._parts = distribution.parts
         spaces = flat_spaces(action_space)
         self._boxes = {k: _UniformBox(leaf) for k, leaf in spaces.items() if isinstance(leaf, Box)}
         self._noise_sizes = [
@@ -207,8 +206,7 @@ class _UniformActions:
 
     def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
         """The actions that `noise` selects."""
-        joint = self._family if isinstance(self._family, JointDistribution) else None
-        own_params = joint.split(params) if joint else [params]
+        own_params = self._family.split(params)
         own_noise = noise.split_with_sizes(self._noise_sizes, -1)
         actions: dict[str, Any] = {
             key: part.from_env(self._boxes[key].numbers(draws))
@@ -218,7 +216,7 @@ class _UniformActions:
                 self._parts.items(), own_params, own_noise, strict=True
             )
         }
-        return actions if joint else actions[""]
+        return as_tree(actions, "" not in actions)
 
     def mode(self, params: Tensor) -> TensorTree:
         """One of the actions, which all are as probable as each other: the middle of intervals."""
@@ -290,14 +288,8 @@ class _GivenActions:
         pieces = params.split_with_sizes([layout.size for layout in self._layouts.values()], -1)
         pairs = zip(self._layouts.items(), pieces, strict=True)
         actions = {key: layout.to_box(piece) for (key, layout), piece in pairs}
-        is_joint = isinstance(self._family, JointDistribution)
-        return self._family.from_env(actions if is_joint else actions[""])
+        return self._family.from_env(as_tree(actions, "" not in actions))
 
     def to_env(self, actions: Any) -> TensorTree:
         """As the family does it."""
         return self._family.to_env(actions)
-
-
-def _parts_of(distribution: Distribution) -> dict[str, Distribution]:
-    """The parts of a joint distribution by key; a lone one has the key `""`."""
-    return distribution.parts if isinstance(distribution, JointDistribution) else {"": distribution}

@@ -12,8 +12,9 @@ from maze_train.checks import check_at_least
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.errors import ConfigError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.model_agents import ModelAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
+from maze_train.rollout.population import ModelAgent
 from maze_train.workers.places import LocalProcesses, ThisProcess
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from maze_train.data.trajectories import Trajectory
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.player import MakeAgent, PlayedEpisode
+    from maze_train.rollout.episode_player import PlayedEpisode
+    from maze_train.rollout.player import MakeAgent
     from maze_train.rollout.slot_agent import SlotAgent
 
 __all__ = [
@@ -86,6 +88,7 @@ class RolloutGenerator:
         on_non_finite: str = "raise",
         **processes: Any,
     ) -> None:
+        check_at_least("concurrency", concurrency, 1)
         check_at_least("n_workers", n_workers, 0)
         check_at_least("seed", seed, 0)
         factory: Any = EnvFactory.from_any(env).for_evaluation()
@@ -97,7 +100,7 @@ class RolloutGenerator:
         self._next_seed = seed
         place = LocalProcesses(n_workers, **processes) if n_workers else ThisProcess()
         self._player = RolloutPlayer(
-            *given, place, concurrency=concurrency, on_non_finite=on_non_finite
+            *given, place, num_envs=concurrency, on_non_finite=on_non_finite
         )
         try:
             check_policy_spaces(spaces_of_policy(policy), self._player.spaces)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from maze_train.errors import TrainingError
+from maze_train.workers.memory import ArrayLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -20,35 +20,20 @@ if TYPE_CHECKING:
 
 __all__ = ["WeightsReader", "WeightsWriter", "weights_nbytes"]
 
-CACHE_LINE = 64
-HEADER_NBYTES = CACHE_LINE
+HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1
 """Entries of the header: which of the two buffers is the newest, and a stamp for each of them.
 
 A stamp is odd while the buffer is written.
 """
 
-SEQ_NO_NBYTES = CACHE_LINE
-"""Bytes before the weights of a buffer, with the number of updates that they have seen."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSlice:
-    """Place and shape of one tensor in a buffer."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    start: int
-    stop: int
-
-    def view(self, buffer: Tensor) -> Tensor:
-        """The tensor in a buffer of bytes."""
-        return buffer[self.start : self.stop].view(self.dtype).view(self.shape)
+SEQ_NO = "<weights_seq_no>"
+"""Key of the number of updates that the weights of a buffer have seen; no parameter has it."""
 
 
 def weights_nbytes(model: nn.Module) -> int:
     """Bytes that `WeightsWriter` and `WeightsReader` need for a model."""
-    return HEADER_NBYTES + 2 * _buffer_nbytes(_slices(acting_state(model)))
+    return HEADER_NBYTES + 2 * _layout(model).nbytes
 
 
 def acting_state(model: nn.Module) -> dict[str, Tensor]:
@@ -65,19 +50,16 @@ def acting_state(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _slices(state: Mapping[str, Tensor]) -> dict[str, TensorSlice]:
-    """Slices of the tensors of a state, in its order."""
-    slices, start = {}, SEQ_NO_NBYTES
-    for key, value in state.items():
-        stop = start + value.numel() * value.element_size()
-        slices[key] = TensorSlice(value.shape, value.dtype, start, stop)
-        start = -(-stop // CACHE_LINE) * CACHE_LINE
-    return slices
+def _layout(model: nn.Module) -> ArrayLayout[str]:
+    """Layout of a buffer."""
+    state = {key: value.detach().cpu().numpy() for key, value in acting_state(model).items()}
+    arrays = {SEQ_NO: np.zeros(1, np.int64), **state}
+    return ArrayLayout({key: (array.shape, array.dtype) for key, array in arrays.items()})
 
 
-def _buffer_nbytes(slices: Mapping[str, TensorSlice]) -> int:
-    last = max((part.stop for part in slices.values()), default=SEQ_NO_NBYTES)
-    return -(-last // CACHE_LINE) * CACHE_LINE
+def _tensors(layout: ArrayLayout[str], memory: Any, offset: int = 0) -> dict[str, Tensor]:
+    """The tensors of a buffer."""
+    return {key: torch.from_numpy(x) for key, x in layout.arrays(memory, offset).items()}
 
 
 class _SharedWeights:
@@ -88,14 +70,10 @@ class _SharedWeights:
     ever waits for a lock, so that no process can leave one behind.
     """
 
-    def __init__(self, slices: Mapping[str, TensorSlice], memory: Any) -> None:
-        self.slices = dict(slices)
-        self.nbytes = _buffer_nbytes(slices)
+    def __init__(self, nbytes: int, memory: Any) -> None:
         self.header: Array = np.ndarray(HEADER_NBYTES // 8, np.int64, buffer=memory)
         self.buffers = [
-            torch.from_numpy(
-                np.ndarray(self.nbytes, np.uint8, memory, HEADER_NBYTES + i * self.nbytes)
-            )
+            torch.from_numpy(np.ndarray(nbytes, np.uint8, memory, HEADER_NBYTES + i * nbytes))
             for i in range(2)
         ]
         self._fence = threading.Lock()
@@ -121,26 +99,23 @@ class WeightsWriter:
 
     def __init__(self, model: nn.Module, memory: Any) -> None:
         self._model = model
-        self._shared = _SharedWeights(_slices(acting_state(model)), memory)
-        self._views = [
-            {key: part.view(buffer) for key, part in self._shared.slices.items()}
-            for buffer in self._shared.buffers
-        ]
+        layout = _layout(model)
+        self._shared = _SharedWeights(layout.nbytes, memory)
+        self._views = [_tensors(layout, buffer.numpy()) for buffer in self._shared.buffers]
 
     @torch.no_grad()
     def publish(self, weights_seq_no: int) -> None:
         """Make the weights as they are now those that readers get."""
         # Asked for anew each time: a module may replace its buffers.
-        state = acting_state(self._model)
-        for key, part in self._shared.slices.items():
-            if state[key].shape != part.shape:
+        state = {SEQ_NO: torch.tensor([weights_seq_no]), **acting_state(self._model)}
+        for key, view in self._views[0].items():
+            if state[key].shape != view.shape:
                 raise TrainingError(
                     f"{key} of the model has the shape {list(state[key].shape)}, had "
-                    f"{list(part.shape)} at the start: what is sent to actors keeps its shape"
+                    f"{list(view.shape)} at the start: what is sent to actors keeps its shape"
                 )
 
         def write(target: int) -> None:
-            self._shared.buffers[target][:8].view(torch.int64)[0] = weights_seq_no
             for key, view in self._views[target].items():
                 view.copy_(state[key])
 
@@ -181,19 +156,16 @@ class WeightsReader:
 
     def __init__(self, model: nn.Module, memory: Any) -> None:
         self._model = model
-        state = acting_state(model)
-        self._shared = _SharedWeights(_slices(state), memory)
-        self._private = torch.zeros(self._shared.nbytes, dtype=torch.uint8)
+        layout = _layout(model)
+        self._shared = _SharedWeights(layout.nbytes, memory)
+        self._private = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._seen = (-1, -1)
         self.weights_seq_no = -1
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._buffers: dict[str, Tensor] = {}
-        for key, part in self._shared.slices.items():
-            view = part.view(self._private)
-            if key in parameters:
-                parameters[key].data = view
-            else:
-                self._buffers[key] = view
+        self._buffers = _tensors(layout, self._private.numpy())
+        self._loaded_seq_no = self._buffers.pop(SEQ_NO)
+        for key in [key for key in self._buffers if key in parameters]:
+            parameters[key].data = self._buffers.pop(key)
 
     def load(self) -> int:
         """Take the newest weights over; returns the updates that they have seen."""
@@ -204,7 +176,7 @@ class WeightsReader:
             if self._is_whole(seen):
                 self._seen = seen
                 break
-        self.weights_seq_no = int(self._private[:8].view(torch.int64)[0])
+        self.weights_seq_no = int(self._loaded_seq_no)
         if self._buffers:
             # Not written in place: a module may derive something from its buffers.
             self._model.load_state_dict(self._buffers, strict=False)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from maze_train.config.writing import CONFIG_FILE, config_to_dict
-from maze_train.data.trajectory_store import DatasetMetadata, TrajectoryWriter
+from maze_train.data.trajectory_parts import DatasetMetadata
+from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
 from maze_train.rollout.video import ffmpeg_path
 from maze_train.runners.parts import new_directory
 from maze_train.runners.rollout_policies import chosen_policy
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
-    from maze_train.rollout.player import PlayedEpisode
+    from maze_train.rollout.episode_player import PlayedEpisode
 
 __all__ = ["RolloutResult", "RolloutRunner"]
 
@@ -210,7 +212,7 @@ class RolloutRunner:
             self.policy.make_agent,
             settings,
             config.runner.place(),
-            concurrency=min(config.runner.concurrency, len(config.episode_seeds)),
+            num_envs=min(config.runner.concurrency, len(config.episode_seeds)),
             on_non_finite=config.on_non_finite,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.config.rollout_config import RANDOM
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.rollout.agents import PolicyAgent, RandomAgent, built_policy
-from maze_train.rollout.model_agents import ModelAgent
+from maze_train.rollout.population import ModelAgent
 from maze_train.rollout.rollout_generator import (
     agent_maker,
     check_policy_spaces,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from maze_train.rollout.player import PlayedEpisode
+    from maze_train.rollout.episode_player import PlayedEpisode
     from maze_train.tracking.display import ProgressMode
 
 __all__ = [

@@ -5,9 +5,54 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-__all__ = ["SharedMemory", "map_shared", "open_shared"]
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+__all__ = ["ArrayLayout", "SharedMemory", "map_shared", "open_shared", "padded"]
+
+CACHE_LINE = 64
+
+Key = TypeVar("Key")
+
+
+def padded(nbytes: int, unit: int = CACHE_LINE) -> int:
+    """`nbytes` rounded up to whole units."""
+    return -(-nbytes // unit) * unit
+
+
+class ArrayLayout(Generic[Key]):
+    """Layout of arrays in one piece of memory.
+
+    It follows from the arguments alone, so processes that know these agree on it. Every array
+    begins on a cache line of its own, so that processes do not contend for the flags of others.
+
+    Args:
+        specs: Shape and data type of each array, in their order.
+
+    Attributes:
+        nbytes: Bytes that the arrays take.
+    """
+
+    def __init__(self, specs: Mapping[Key, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+        self._places: dict[Key, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
+        self.nbytes = 0
+        for key, (shape, dtype) in specs.items():
+            self._places[key] = (shape, dtype, self.nbytes)
+            self.nbytes += padded(prod(shape) * dtype.itemsize)
+
+    def arrays(self, memory: Any, offset: int = 0) -> dict[Key, npt.NDArray[Any]]:
+        """Views of a buffer, the first of which begins at an offset."""
+        return {
+            key: np.ndarray(shape, dtype, memory, offset + start)
+            for key, (shape, dtype, start) in self._places.items()
+        }
 
 
 class SharedMemory:

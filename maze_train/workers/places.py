@@ -7,7 +7,7 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from maze_train.checks import check_at_least
+from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.errors import ConfigError
 from maze_train.targets import locate
 from maze_train.workers.pool import InlinePool
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from maze_train.workers.pool import MakeWorker, WorkerPool
 
 __all__ = ["LocalProcesses", "Place", "Portable", "ThisProcess", "available_cores", "dumps"]
+
+START_METHODS = ("forkserver", "spawn", "fork")
 
 PROCESS_POOL = "maze_train.workers.process_pool.ProcessPool"
 """Found when it is asked for, since runs in one process need no processes."""
@@ -59,18 +61,35 @@ class ThisProcess:
 
 @dataclass(frozen=True)
 class LocalProcesses:
-    """Processes of this machine; see `ProcessPool`."""
+    """Processes of this machine; see `ProcessPool`.
+
+    Raises:
+        ConfigError: If a setting is out of its range.
+    """
 
     n_workers: int = 0
     """Number of processes, >= 0; 0: one per core."""
 
     start_method: str = "forkserver"
+    """`forkserver`, `spawn` or `fork`. With the first two, a script needs the guard
+    `if __name__ == "__main__":` around what it runs."""
+
     timeout_s: float = 300.0
+    """Seconds without a sign of life after which a worker that has something to do counts as hung,
+    > 0."""
+
     on_worker_failure: str = "fail"
+    """`fail` or `restart`."""
+
     max_worker_restarts: int = 10
+    """Most times that workers are started again, >= 0."""
 
     def __post_init__(self) -> None:
         check_at_least("n_workers", self.n_workers, 0)
+        check_one_of("start_method", self.start_method, START_METHODS)
+        check_positive("timeout_s", self.timeout_s)
+        check_one_of("on_worker_failure", self.on_worker_failure, ("fail", "restart"))
+        check_at_least("max_worker_restarts", self.max_worker_restarts, 0)
 
     def num_workers(self, at_most: int) -> int:
         """One per core, or as many as there are to be."""
@@ -80,15 +99,7 @@ class LocalProcesses:
         self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
     ) -> WorkerPool:
         """A pool of workers in processes."""
-        pool: WorkerPool = locate(PROCESS_POOL)(
-            make_workers,
-            names,
-            calls,
-            start_method=self.start_method,
-            timeout_s=self.timeout_s,
-            on_worker_failure=self.on_worker_failure,
-            max_worker_restarts=self.max_worker_restarts,
-        )
+        pool: WorkerPool = locate(PROCESS_POOL)(make_workers, names, calls, self)
         return pool
 
 

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -180,6 +181,15 @@ class WorkerPool(ABC):
             WorkerFailedError: If the worker raised, died or hung; it then has to be started again.
         """
 
+    def ask(self, index: int, method: str, *args: Any) -> Any:
+        """Call a method of a worker that has no other calls, and wait for the result.
+
+        Raises:
+            WorkerFailedError: As for `receive`.
+        """
+        self.call(index, method, *args)
+        return self.receive(index)
+
     @abstractmethod
     def cancel(self, index: int) -> None:
         """Make the calls of a worker end early, or do nothing at all; their results are None."""
@@ -258,7 +268,7 @@ class InlinePool(WorkerPool):
     def __init__(self, make_workers: Sequence[MakeWorker]) -> None:
         self.workers: list[Any] = []
         self._contexts = [WorkerContext(index) for index in range(len(make_workers))]
-        self._calls: list[deque[tuple[str, tuple[Any, ...]] | None]] = []
+        self._calls: list[deque[Callable[[], Any]]] = []
         self._results: list[deque[tuple[Any, Exception | None]]] = []
         self._turn = 0
         try:
@@ -277,7 +287,7 @@ class InlinePool(WorkerPool):
         """Note the call."""
         if not self.workers:
             raise WorkerError(CLOSED)
-        self._calls[index].append((method, args))
+        self._calls[index].append(partial(getattr(self.workers[index], method), *args))
 
     def pending(self, index: int) -> int:
         """Number of calls without a received result."""
@@ -301,7 +311,7 @@ class InlinePool(WorkerPool):
             raise WorkerError(CLOSED)
         results = self._results[index]
         if not results:
-            return self._do(index)
+            return self._calls[index].popleft()()
         result, error = results.popleft()
         if error is not None:
             raise error
@@ -309,21 +319,13 @@ class InlinePool(WorkerPool):
 
     def _outcome(self, index: int) -> tuple[Any, Exception | None]:
         try:
-            return self._do(index), None
+            return self._calls[index].popleft()(), None
         except Exception as error:
             return None, error
 
-    def _do(self, index: int) -> Any:
-        call = self._calls[index].popleft()
-        if call is None:
-            return None
-        method, args = call
-        return getattr(self.workers[index], method)(*args)
-
     def cancel(self, index: int) -> None:
         """Drop the calls that were not begun."""
-        calls = self._calls[index]
-        self._calls[index] = deque([None] * len(calls))
+        self._calls[index] = deque([lambda: None] * len(self._calls[index]))
 
     def steps(self, index: int) -> int:
         """Environment steps that a worker counted."""

@@ -96,7 +96,7 @@ def process_main(
     closing = ExitStack()
     with suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
-            _serve(conn, closing, index, _ParentWatch(parent, conn))
+            _serve(conn, closing, index, _watch(parent, conn))
         except BaseException as error:
             _send(conn, FAILED, pickle.dumps(describe_failure(error)))
     try:
@@ -106,16 +106,18 @@ def process_main(
     conn.close()
 
 
-def _serve(conn: Connection, closing: ExitStack, index: int, watch: _ParentWatch) -> None:
+def _serve(
+    conn: Connection, closing: ExitStack, index: int, parent_is_gone: Callable[[], bool]
+) -> None:
     make_worker, page = receive_message(conn)
-    context = _ProcessContext(index, page, watch)
+    context = _ProcessContext(index, page, parent_is_gone)
     worker = make_worker(context)
     if hasattr(worker, "close"):
         closing.callback(worker.close)
     limit_threads()  # again: making the worker may have imported what has some
     context.numbers[BUILT] = 1
     methods: list[Callable[..., Any]] = []
-    for command in _commands(conn, watch):
+    for command in _commands(conn, parent_is_gone):
         if command == DEFINE:
             methods.append(getattr(worker, conn.recv_bytes().decode()))
             continue
@@ -135,15 +137,15 @@ class _ProcessContext(WorkerContext):
     Args:
         index: Number of the worker.
         page: Memory of the numbers that pool and process see.
-        watch: Tells whether the parent is gone.
+        parent_is_gone: Tells whether the parent is gone.
     """
 
     is_remote = True
 
-    def __init__(self, index: int, page: SharedMemory, watch: _ParentWatch) -> None:
+    def __init__(self, index: int, page: SharedMemory, parent_is_gone: Callable[[], bool]) -> None:
         super().__init__(index)
         self.numbers = memoryview(page.buffer).cast("q")
-        self._watch = watch
+        self._parent_is_gone = parent_is_gone
         self._next_look = time.monotonic() + ORPHAN_CHECK_S
         self._number_of_call = 0
 
@@ -167,39 +169,29 @@ class _ProcessContext(WorkerContext):
         now = time.monotonic()
         if now > self._next_look:
             self._next_look = now + ORPHAN_CHECK_S
-            if self._watch.parent_is_gone():
+            if self._parent_is_gone():
                 raise CallCancelledError
 
 
-class _ParentWatch:
-    """Tells whether the process that makes the calls is gone.
+def _watch(parent: int, conn: Connection) -> Callable[[], bool]:
+    """A function that tells whether the process that makes the calls is gone.
 
-    Args:
-        parent: That process.
-        conn: The pipe to it.
+    Nobody holds the other end of the pipe then, or the process ended: processes that were forked by
+    it for other purposes may hold a copy of its end.
     """
-
-    def __init__(self, parent: int, conn: Connection) -> None:
-        self._parent = parent
-        self._poller = select.poll()
-        self._poller.register(conn.fileno(), 0)  # hang-ups only
-
-    def parent_is_gone(self) -> bool:
-        """Whether it is: nobody holds the other end of the pipe, or the process ended.
-
-        Processes that were forked by the parent for other purposes may hold a copy of its end.
-        """
-        return bool(self._poller.poll(0)) or not process_runs(self._parent)
+    poller = select.poll()
+    poller.register(conn.fileno(), 0)  # hang-ups only
+    return lambda: bool(poller.poll(0)) or not process_runs(parent)
 
 
-def _commands(conn: Connection, watch: _ParentWatch) -> Iterator[bytes]:
+def _commands(conn: Connection, parent_is_gone: Callable[[], bool]) -> Iterator[bytes]:
     """The commands of the parent, until it wants this process to end, or is gone."""
     poller = select.poll()
     descriptor = conn.fileno()
     poller.register(descriptor, select.POLLIN)
     while True:
         while not poller.poll(ORPHAN_CHECK_S * 1000.0):
-            if watch.parent_is_gone():
+            if parent_is_gone():
                 return
         command = os.read(descriptor, 1)
         if not command or command == QUIT:

@@ -9,7 +9,6 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.errors import WorkerError
 from maze_train.workers.memory import SharedMemory
 from maze_train.workers.pool import CLOSED, WorkerFailedError, WorkerPool, warn
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from multiprocessing.process import BaseProcess
 
+    from maze_train.workers.places import LocalProcesses
     from maze_train.workers.pool import MakeWorker
 
-__all__ = ["START_METHODS", "ProcessPool"]
-
-START_METHODS = ("forkserver", "spawn", "fork")
+__all__ = ["ProcessPool"]
 
 
 class ProcessPool(WorkerPool):
@@ -39,15 +37,10 @@ class ProcessPool(WorkerPool):
         make_workers: Makes the workers, one function each; sent to the processes.
         names: Names of the workers in messages.
         calls: Names of calls in messages, by method.
-        start_method: `forkserver`, `spawn` or `fork`. With the first two, a script needs the guard
-            `if __name__ == "__main__":` around what it runs.
-        timeout_s: Seconds without a sign of life after which a worker that has something to do
-            counts as hung, > 0.
-        on_worker_failure: `fail` or `restart`.
-        max_worker_restarts: How many times workers are started again at most, >= 0.
+        place: Settings of the processes.
 
     Raises:
-        ConfigError: If an argument is out of its range, or a worker can not be sent.
+        ConfigError: If a worker can not be sent.
         OSError: If a process can not be started.
     """
 
@@ -56,21 +49,13 @@ class ProcessPool(WorkerPool):
         make_workers: Sequence[MakeWorker],
         names: Sequence[str],
         calls: Mapping[str, str],
-        *,
-        start_method: str = "forkserver",
-        timeout_s: float = 300.0,
-        on_worker_failure: str = "fail",
-        max_worker_restarts: int = 10,
+        place: LocalProcesses,
     ) -> None:
-        check_one_of("start_method", start_method, START_METHODS)
-        check_positive("timeout_s", timeout_s)
-        check_one_of("on_worker_failure", on_worker_failure, ("fail", "restart"))
-        check_at_least("max_worker_restarts", max_worker_restarts, 0)
-        self.timeout_s = timeout_s
-        self.may_restart = on_worker_failure == "restart"
-        self.max_worker_restarts = max_worker_restarts
+        self.timeout_s = place.timeout_s
+        self.may_restart = place.on_worker_failure == "restart"
+        self.max_worker_restarts = place.max_worker_restarts
         self._make_workers, self._names, self._calls = list(make_workers), list(names), calls
-        self._start_method = start_method
+        self._start_method = place.start_method
         self._poller = select.poll()
         self._pages = [SharedMemory(PAGE_NBYTES) for _ in make_workers]
         self._processes: list[WorkerProcess] = []

@@ -124,7 +124,7 @@ class SlowImpala:
         positions = rollout.final_positions.tolist()
         length = self.config.sequence_length or rollout.num_steps + 1
         for b in range(rollout.num_envs):
-            state = None if rollout.states is None else rollout.states[0, b : b + 1]
+            state = None if rollout.hidden_states is None else rollout.hidden_states[0, b : b + 1]
             for t in range(rollout.num_steps + 1):
                 if state is not None and t % length == 0:
                     state = state.detach()
@@ -150,7 +150,7 @@ class SlowImpala:
     @staticmethod
     def is_ignored(rollout, t, b):
         """Whether the row is no transition."""
-        return rollout.ignored is not None and bool(rollout.ignored[t, b])
+        return rollout.valid is not None and not bool(rollout.valid[t, b])
 
     def begins_after(self, rollout, t, b):
         """Whether row t + 1 is the first one of an episode."""

@@ -49,7 +49,7 @@ CAPACITY = 6
 @pytest.fixture(autouse=True)
 def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers return after each step, however fast the machine is."""
-    monkeypatch.setattr("maze_train.rollout.episode_worker.LONGEST_S", 0.0)
+    monkeypatch.setattr("maze_train.rollout.player.LONGEST_S", 0.0)
 
 
 class ScriptedRollouts(ESDistributedRollouts):

@@ -52,7 +52,7 @@ def make_rollout(environments, memory_size):
             [torch.stack([torch.as_tensor(row[i]) for row in rows]) for rows in environments], 1
         )
 
-    terminated, truncated, ignored = column(3), column(4), column(5)
+    terminated, truncated, valid = column(3), column(4), ~column(5)
     last = torch.stack([rows[-1][6] for rows in environments])
     steps, num_envs = terminated.shape
     places = [(t, b) for t in range(steps) for b in range(num_envs) if truncated[t, b]]
@@ -64,8 +64,10 @@ def make_rollout(environments, memory_size):
         truncated=truncated,
         final_obs=torch.stack([environments[b][t][6] for t, b in places]).double(),
         final_positions=torch.tensor([t * num_envs + b for t, b in places]),
-        ignored=ignored if bool(ignored.any()) else None,
-        states=torch.zeros(steps + 1, num_envs, memory_size).double() if memory_size else None,
+        valid=None if bool(valid.all()) else valid,
+        hidden_states=torch.zeros(steps + 1, num_envs, memory_size).double()
+        if memory_size
+        else None,
     )
 
 
@@ -107,15 +109,15 @@ def test_sequences_with_ignored_rows():
     updated = []
     for rollout in next_step_rollout(memory_size=6):
         learner = learner_of("a2c", memory=MemoryConfig(cell="gru", size=6))
-        states = rollout.states.clone()
+        states = rollout.hidden_states.clone()
         with torch.no_grad():
             for t in range(rollout.num_steps):
                 _, after = learner.module.policy_step(rollout.obs[t], states[t])
                 fresh = rollout.ended[t]
-                if rollout.ignored is not None:
-                    fresh = fresh | rollout.ignored[t]
+                if rollout.valid is not None:
+                    fresh = fresh | ~rollout.valid[t]
                 states[t + 1] = torch.where(fresh.unsqueeze(1), 0.0, after)
-        learner.update(replace(rollout, states=states), Progress())
+        learner.update(replace(rollout, hidden_states=states), Progress())
         updated.append(list(learner.module.parameters()))
     for a, b in zip(*updated, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8)
@@ -124,7 +126,7 @@ def test_sequences_with_ignored_rows():
 def test_nothing_is_prepared_of_ignored_rows():
     """Their garbage does not reach a column of a transition."""
     rollout, _ = next_step_rollout()
-    spoiled = replace(rollout, rewards=torch.where(rollout.ignored, 1e30, rollout.rewards))
+    spoiled = replace(rollout, rewards=torch.where(rollout.valid, rollout.rewards, 1e30))
     learner = learner_of("a2c")
     columns = [
         learner.preprocess("default", r, Statistics()).whole().columns for r in (rollout, spoiled)
@@ -136,7 +138,7 @@ def test_nothing_is_prepared_of_ignored_rows():
 def test_a_rollout_without_transitions(algorithm):
     """Nothing is learned from it, and nothing fails."""
     rollout, _ = next_step_rollout()
-    nothing = replace(rollout, ignored=torch.ones_like(rollout.ignored))
+    nothing = replace(rollout, valid=torch.zeros_like(rollout.valid))
     learner = learner_of(algorithm)
     before = [param.detach().clone() for param in learner.module.parameters()]
     numbers = learner.update(nothing, Progress()).reduce()
@@ -148,7 +150,7 @@ def test_a_rollout_without_transitions(algorithm):
 def test_a_module_without_transitions_beside_another():
     """It stays as it is, and the other one learns as if it were alone."""
     rollout, _ = next_step_rollout()
-    nothing = replace(rollout, ignored=torch.ones_like(rollout.ignored))
+    nothing = replace(rollout, valid=torch.zeros_like(rollout.valid))
     alone, one, other = (learner_of("ppo").module for _ in range(3))
     config = learner_of("ppo").config
     PPOLearner(alone, config).update(rollout, Progress())

@@ -91,7 +91,7 @@ def with_ignored(rollout):
     assert not bool((ignored & rollout.ended).any())
     return replace(
         rollout,
-        ignored=ignored,
+        valid=~ignored,
         rewards=torch.where(ignored, 1e6, rollout.rewards),
         log_probs=torch.where(ignored, -1e3, rollout.log_probs),
     )
@@ -196,7 +196,7 @@ def memory_problem(name, cell, ignoring):
     model = make_model(*EVERY[name], memory=MemoryConfig(cell=cell, size=5))
     rollout = make_rollout(*EVERY[name])
     states = 0.7 * normal(T + 1, B, model.state_size)
-    rollout = replace(rollout, states=states, log_probs=normal(T, B) - 1.5)
+    rollout = replace(rollout, hidden_states=states, log_probs=normal(T, B) - 1.5)
     return model, with_ignored(rollout) if ignoring else rollout, EVERY[name][1]
 
 
@@ -214,9 +214,11 @@ def test_what_the_actor_remembered_first_counts():
     moved = []
     for scale in (1.0, -1.0):
         model, rollout, _ = memory_problem("discrete", "lstm", ignoring=False)
-        states = rollout.states.clone()
+        states = rollout.hidden_states.clone()
         states[0] *= scale
-        ImpalaLearner(model, make_config()).update(replace(rollout, states=states), Progress())
+        ImpalaLearner(model, make_config()).update(
+            replace(rollout, hidden_states=states), Progress()
+        )
         moved.append(snapshot(model))
     assert any(not torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
 
@@ -242,7 +244,7 @@ def test_statistics_of_observations(variant, memory):
     rollout = make_rollout(*PROBLEMS["discrete"])
     rollout = replace(rollout, log_probs=normal(T, B) - 1.0)
     if memory is not None:
-        rollout = replace(rollout, states=normal(T + 1, B, model.state_size))
+        rollout = replace(rollout, hidden_states=normal(T + 1, B, model.state_size))
     if variant == "ignored":
         rollout = with_ignored(rollout)
     elif variant == "replayed":
@@ -250,7 +252,7 @@ def test_statistics_of_observations(variant, memory):
     compare((model, rollout, spaces.Discrete(3)), make_config(), updates=1)
     new = rollout.obs[:-1, : 2 if variant == "replayed" else B].reshape(-1, 4)
     if variant == "ignored":
-        new = new[~rollout.ignored.flatten()]
+        new = new[rollout.valid.flatten()]
     known = np.concatenate([seen.numpy(), new.numpy()])
     assert float(model.normalizer.count) == len(known)
     np.testing.assert_allclose(model.normalizer.mean.numpy(), known.mean(0), rtol=1e-12)
@@ -350,7 +352,7 @@ def test_a_rollout_without_transitions(normalised):
     settings = {"normalization": ObservationNormalizationConfig(mode=mode)}
     model, rollout, _ = make_problem(**settings)
     before = copy.deepcopy(model.state_dict())
-    nothing = replace(rollout, ignored=torch.ones_like(rollout.terminated))
+    nothing = replace(rollout, valid=torch.zeros_like(rollout.terminated))
     learner = ImpalaLearner(model, make_config())
     row = learner.update(nothing, Progress()).reduce()
     assert learner._outputs == {}

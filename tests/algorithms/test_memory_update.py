@@ -50,7 +50,7 @@ def slow_steps(model, rollout):
     """
     outputs, memories_after = {}, {}
     for b in range(B):
-        state = rollout.states[0, b : b + 1]
+        state = rollout.hidden_states[0, b : b + 1]
         for t in range(T + 1):
             obs = tree_map(lambda x, t=t, b=b: x[t, b : b + 1], rollout.obs)
             params, value, state = model.evaluate(obs, state)
@@ -66,14 +66,17 @@ def slow_steps(model, rollout):
 def test_what_was_remembered_is_stored(cell, dict_obs):
     """Rows know the memory before them: what a step-by-step replay has there, zero after an end."""
     model, rollout = collected(cell, dict_obs=dict_obs)
-    assert rollout.states.shape == (T + 1, B, model.state_size)
-    assert rollout.states[0].abs().sum() > 0
+    assert rollout.hidden_states.shape == (T + 1, B, model.state_size)
+    assert rollout.hidden_states[0].abs().sum() > 0
     _, after = slow_steps(model, rollout)
     for t in range(T):
         for b in range(B):
             expected = torch.zeros(1) if rollout.ended[t, b] else after[t, b][0]
             torch.testing.assert_close(
-                rollout.states[t + 1, b], expected.expand(model.state_size), atol=1e-6, rtol=1e-5
+                rollout.hidden_states[t + 1, b],
+                expected.expand(model.state_size),
+                atol=1e-6,
+                rtol=1e-5,
             )
 
 
@@ -137,7 +140,7 @@ def test_gradients_flow_through_time_within_sequences(cell, length):
     for b in range(B):
         for t in range(T):
             if t % (length or T) == 0:
-                state = rollout.states[t, b : b + 1]
+                state = rollout.hidden_states[t, b : b + 1]
             elif rollout.ended[t - 1, b]:
                 state = torch.zeros_like(state)
             features, state = model.memory.step(model.trunk(rollout.obs[t, b : b + 1]), state)

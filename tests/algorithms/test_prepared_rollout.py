@@ -8,22 +8,22 @@ from maze_train.algorithms.actor_critic.batch import PreparedRollout
 from maze_train.data.rollout import Rollout
 
 
-def numbered_rollout(steps, num_envs, seed, share_ignored=0.0, memory=False):
+def numbered_rollout(steps, num_envs, seed, share_invalid=0.0, memory=False):
     """A rollout whose observations and actions are their own positions."""
     generator = torch.Generator().manual_seed(seed)
     positions = torch.arange((steps + 1) * num_envs).view(steps + 1, num_envs)
     ended = torch.rand(steps, num_envs, generator=generator) < 0.3
-    ignored = torch.rand(steps, num_envs, generator=generator) < share_ignored
+    valid = torch.rand(steps, num_envs, generator=generator) >= share_invalid
     return Rollout(
         obs={"position": positions, "twice": 2.0 * positions},
         actions=positions[:-1],
         rewards=torch.zeros(steps, num_envs),
-        terminated=ended & ~ignored,
+        terminated=ended & valid,
         truncated=torch.zeros(steps, num_envs, dtype=torch.bool),
         final_obs={"position": positions[:0], "twice": 2.0 * positions[:0]},
         final_positions=torch.zeros(0, dtype=torch.int64),
-        ignored=ignored if share_ignored else None,
-        states=10.0 * positions.unsqueeze(-1) if memory else None,
+        valid=valid if share_invalid else None,
+        hidden_states=10.0 * positions.unsqueeze(-1) if memory else None,
     )
 
 
@@ -35,9 +35,9 @@ def columns_of(rollout):
 
 def transitions_of(rollout):
     """The samples that are transitions."""
-    if rollout.ignored is None:
+    if rollout.valid is None:
         return list(range(rollout.rewards.numel()))
-    return (~rollout.ignored.flatten()).nonzero().squeeze(1).tolist()
+    return rollout.valid.flatten().nonzero().squeeze(1).tolist()
 
 
 def check_columns(batch):
@@ -94,7 +94,7 @@ def test_sequences(windows, num_envs, share, seed, length):
         check_columns(batch)
         before = [row - num_envs for row in rows]
         ended = rollout.ended.flatten() | (
-            rollout.ignored.flatten() if share else torch.tensor(False)
+            ~rollout.valid.flatten() if share else torch.tensor(False)
         )
         resets = [row >= 0 and bool(ended[row]) for row in before]
         assert batch.sequences.resets.squeeze(1).tolist() == resets

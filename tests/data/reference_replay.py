@@ -217,7 +217,7 @@ def rollout_of(rows, space=BOX, action=BOX_ACTION):
         truncated=column("truncated", torch.bool),
         final_obs=final_obs,
         final_positions=torch.tensor([position for position, _ in finals], dtype=torch.int64),
-        ignored=None if valid.all() else ~valid,
+        valid=None if valid.all() else valid,
     )
 
 

@@ -112,9 +112,9 @@ def test_a_selection_shares_memory():
     kind = KINDS["stacks of a dict, states"]
     rollout = random_rollout(kind, optional=False)
     found = select_envs(rollout, slice(1, 3))
-    assert found.ignored is found.log_probs is found.weights_seq_no is found.replayed is None
+    assert found.valid is found.log_probs is found.weights_seq_no is found.replayed is None
     assert found.rewards.data_ptr() == rollout.rewards[:, 1:].data_ptr()
-    assert found.states.data_ptr() == rollout.states[:, 1:].data_ptr()
+    assert found.hidden_states.data_ptr() == rollout.hidden_states[:, 1:].data_ptr()
     assert found.obs["b"].data_ptr() == rollout.obs["b"][:, 1:].data_ptr()
     assert found.obs["a"].frames is rollout.obs["a"].frames
 
@@ -138,19 +138,19 @@ def test_frames_that_do_not_occur_are_left_behind():
     assert torch.equal(observed(joined.obs), observed(part.obs).repeat(1, 2, 1, 1, 1))
 
 
-def test_no_ignored_rows_are_none_of_them():
-    """Flags that only some have are false for the others; if none has them, there are none."""
+def test_flags_that_only_some_have():
+    """The others are valid and not replayed; if none has flags, there are none."""
     plain, marked = (random_rollout(BOX, i, optional=False) for i in range(2))
-    ignored = torch.zeros(T, 3, dtype=torch.bool)
-    ignored[2, 1] = True
-    marked = replace(marked, ignored=ignored, replayed=REPLAYED)
+    valid = torch.ones(T, 3, dtype=torch.bool)
+    valid[2, 1] = False
+    marked = replace(marked, valid=valid, replayed=REPLAYED)
     none = join_rollouts([plain, plain])
-    assert none.ignored is none.replayed is None
+    assert none.valid is none.replayed is None
     for order, first in (([plain, marked], 3), ([marked, plain], 0)):
         joined = join_rollouts(order)
-        expected = torch.zeros(T, 6, dtype=torch.bool)
-        expected[2, first + 1] = True
-        assert torch.equal(joined.ignored, expected)
+        expected = torch.ones(T, 6, dtype=torch.bool)
+        expected[2, first + 1] = False
+        assert torch.equal(joined.valid, expected)
         assert joined.replayed.nonzero().flatten().tolist() == [first, first + 2]
         assert joined.num_samples == 2 * T * 3 - 1
 
@@ -169,7 +169,7 @@ WRONG = [
     (PLAIN, {"final_obs": PLAIN.final_obs[:, 1:]}, "^final_obs of rollout 1"),
     (PLAIN, {"log_probs": None}, r"rollouts \[1\] have no log_probs"),
     (PLAIN, {"weights_seq_no": None}, r"\[1\] have no weights_seq_no"),
-    (PLAIN, {"states": torch.zeros(T + 1, 3, 1)}, r"rollouts \[0\] have no states"),
+    (PLAIN, {"hidden_states": torch.zeros(T + 1, 3, 1)}, r"rollouts \[0\] have no hidden_states"),
     (STACKS, random_rollout(KINDS["images"]), "^obs of rollout 1 .*Tensor.*FrameStacks"),
     (STACKS, {"obs": SHORTER}, "^obs of rollout 1"),
 ]

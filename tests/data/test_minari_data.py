@@ -25,12 +25,9 @@ from trajectory_cases import (
 
 from maze_train.data import minari_data
 from maze_train.data.minari_data import load_minari, minari_episodes, save_minari
-from maze_train.data.trajectory_store import (
-    DatasetMetadata,
-    TrajectoryDataset,
-    TrajectoryWriter,
-    open_dataset,
-)
+from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
+from maze_train.data.trajectory_parts import DatasetMetadata
+from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
 from maze_train.spaces.describe import flatten_value
 
@@ -337,7 +334,7 @@ def test_a_missing_extra(monkeypatch):
 def test_minari_is_imported_late():
     """The store works without it, and neither side needs jax."""
     code = (
-        "import sys, maze_train.data.trajectory_store as s; print('minari' in sys.modules); "
+        "import sys, maze_train.data.trajectory_dataset as s; print('minari' in sys.modules); "
         "sys.modules['jax'] = None; s.open_dataset(sys.argv[1])"
     )
     save_minari(in_memory(), NAME)

@@ -71,7 +71,7 @@ def test_batches(size, actors, num_replayed):
         if kept:
             flags = [False] * actors + [True] * num_replayed
             assert of_rollouts(batch.replayed) == flags
-        assert batch.num_samples == batch.rewards.numel() - int(batch.ignored.sum())
+        assert batch.num_samples == int(batch.valid.sum()) < batch.rewards.numel()
         assert (batch is rollout) is (not kept)
         kept = [*kept, *new][-size:]
         assert len(replay) == len(kept)
@@ -130,6 +130,22 @@ def test_each_rollout_is_a_part_that_never_changes():
             assert content.setdefault((name, part.version), data) == data
         assert len({version for _, version in content}) == 2 * (i + 1)
     assert list(parts) == ["9", "10", "11"]
+
+
+@every_kind
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_state_with_the_names_of_before(kind, optional):
+    """Columns were called `states` and `ignored`, which was true where a row was not valid."""
+    replay = RolloutReplay(2, 1, B, seed=1)
+    replay.mix(marked(0, kind, optional=optional))
+    state = as_saved(replay)
+    ((name, part),) = state["rollouts"].items()
+    columns = part.read()
+    columns["states"], valid = columns.pop("hidden_states"), columns.pop("valid")
+    columns["ignored"] = None if valid is None else ~valid
+    other = RolloutReplay(2, 1, B, seed=1)
+    other.load_state_dict({**state, "rollouts": {name: StatePart(name, lambda: columns)}})
+    assert dumps(other.state_dict()) == dumps(replay.state_dict())
 
 
 @pytest.mark.parametrize("name", ["stacks", "stacks of a dict, states"])

@@ -92,17 +92,17 @@ def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional
     storage.start(obs)
     for t in range(num_steps):
         if kind.state_size:
-            storage.write_state(t, torch.from_numpy(rng.random((num_envs, kind.state_size))))
+            storage.write_hidden_state(t, torch.from_numpy(rng.random((num_envs, kind.state_size))))
         storage.write_actions(t, tree_map(lambda x: random_actions(rng, x, batch), kind.action))
         terminated, truncated = rng.random(num_envs) < 0.2, rng.random(num_envs) < share
         obs = next_obs(rng, kind, obs, terminated | truncated)
-        ignored = rng.random(num_envs) < 0.2 if optional else None
+        valid = rng.random(num_envs) >= 0.2 if optional else None
         rewards = rng.standard_normal(num_envs)
-        storage.write_step(t, obs, rewards, terminated, truncated, ignored)
+        storage.write_step(t, obs, rewards, terminated, truncated, valid)
         for env in np.flatnonzero(truncated):
             storage.write_final_obs(t, int(env), random_obs(rng, kind, ()))
     if kind.state_size:
-        storage.write_state(num_steps, torch.full((num_envs, kind.state_size), float(seed)))
+        storage.write_hidden_state(num_steps, torch.full((num_envs, kind.state_size), float(seed)))
     rollout = storage.rollout()
     if not optional:
         return rollout
@@ -161,7 +161,7 @@ def test_a_slot_gives_back_what_was_written(kind):
         slots[1].write(rollout)
         found = slots[1].rollout()
         assert_same(found, rollout)
-        assert (found.ignored is None) is (found.log_probs is None) is (not optional)
+        assert (found.valid is None) is (found.log_probs is None) is (not optional)
         assert (found.num_steps, found.num_envs) == (T, B)
         assert found.num_samples == rollout.num_samples
     assert (memory[: layout.nbytes], memory[2 * layout.nbytes :]) == neighbours
@@ -239,24 +239,24 @@ STATES = "box, float actions, states"
 ONE_MORE = torch.zeros(T * B + 1, dtype=torch.int64)
 OF = {name: random_rollout(KINDS[name]) for name in (STACKS, IMAGE, BOX, PAIR, STATES)}
 WRONG = [
-    (BOX, random_rollout(KINDS[BOX], num_steps=T + 1), r"^rewards .*\[6, 3\].*\[5, 3\]"),
-    (BOX, random_rollout(KINDS[BOX], num_envs=B + 1), r"^rewards .*\[5, 4\].*\[5, 3\]"),
-    (STACKS, OF[IMAGE], "^obs .*frame_stack"),
-    (IMAGE, OF[STACKS], "^obs .*FrameStacks"),
+    (BOX, random_rollout(KINDS[BOX], num_steps=T + 1), r"^obs .*\[7, 3, 2\].*\[6, 3, 2\]"),
+    (BOX, random_rollout(KINDS[BOX], num_envs=B + 1), r"^obs .*\[6, 4, 2\].*\[6, 3, 2\]"),
+    (STACKS, OF[IMAGE], "^obs is in the rollout only: .*frame_stack"),
+    (IMAGE, OF[STACKS], "^obs.* only: .*frame_stack"),
     (STACKS, {"obs": replace(OF[STACKS].obs, numbers=ONE_MORE)}, r"^obs\.numbers .*\[16\]"),
     (STACKS, {"obs": replace(OF[STACKS].obs, frames=OF[STACKS].obs.frames[:, 1:])}, "obs.frames "),
-    (PAIR, {"obs": OF[BOX].obs}, "^obs .*keys"),
-    (PAIR, {"obs": {**OF[PAIR].obs, "c": torch.zeros(T + 1, B)}}, "^obs .*keys"),
+    (PAIR, {"obs": OF[BOX].obs}, "^obs is in the rollout only"),
+    (PAIR, {"obs": {**OF[PAIR].obs, "c": torch.zeros(T + 1, B)}}, r"^obs\['c'\] is in the rollout"),
     (PAIR, {"obs": {**OF[PAIR].obs, "a": torch.zeros(T + 1, B, 1, 1)}}, r"^obs\['a'\] "),
-    (PAIR, {"actions": {"gear": OF[PAIR].actions["gear"]}}, "^actions .*keys"),
+    (PAIR, {"actions": {"gear": OF[PAIR].actions["gear"]}}, r"^actions\['force'\] is in the slot"),
     (BOX, {"actions": torch.zeros(T, B, 1)}, "^actions "),
     (BOX, {"final_obs": OF[BOX].final_obs[1:]}, "^final_obs "),
-    (BOX, {"final_positions": ONE_MORE}, r"\[16\]"),
-    (STATES, {"states": None}, "^states "),
-    (STATES, {"states": torch.zeros(T + 1, B, 3)}, "^states "),
-    (BOX, {"states": torch.zeros(T + 1, B, 4)}, "column states"),
-    (BOX, {"replayed": torch.zeros(B).bool()}, "column replayed"),
-    (BOX, {"ignored": torch.zeros(B).bool()}, "^ignored "),
+    (BOX, {"final_positions": ONE_MORE}, r"^final_obs .*\[15, 2\]"),
+    (STATES, {"hidden_states": None}, "^hidden_states "),
+    (STATES, {"hidden_states": torch.zeros(T + 1, B, 3)}, "^hidden_states "),
+    (BOX, {"hidden_states": torch.zeros(T + 1, B, 4)}, "^hidden_states is in the rollout"),
+    (BOX, {"replayed": torch.zeros(B).bool()}, "^replayed is in the rollout"),
+    (BOX, {"valid": torch.zeros(B).bool()}, "^valid "),
     (BOX, {"log_probs": torch.zeros(T, 1)}, "^log_probs "),
 ]
 

@@ -31,7 +31,7 @@ def parts(t):
     return {"gear": discrete(t), "force": torch.full((B, 2), 0.5 * t)}
 
 
-def fill(storage, make_actions=discrete, ignored=None):
+def fill(storage, make_actions=discrete, valid=None):
     """Write T steps; the environment uses the memory of its observations again."""
     memory = obs_of(storage.space, 0)
 
@@ -45,7 +45,7 @@ def fill(storage, make_actions=discrete, ignored=None):
         storage.write_actions(t, make_actions(t))
         flags = np.array([env == t for env in range(B)]), np.array([env == 2 for env in range(B)])
         rewards = np.array([t + env / 8 for env in range(B)])
-        storage.write_step(t, obs(t + 1), rewards, *flags, (ignored or {}).get(t))
+        storage.write_step(t, obs(t + 1), rewards, *flags, (valid or {}).get(t))
     return storage.rollout()
 
 
@@ -107,11 +107,11 @@ def test_final_observations_know_their_place(space):
             assert (final.shape, final.dtype) == ((0, *obs.shape[2:]), obs.dtype)
 
 
-def test_a_new_rollout_forgets_ignored_rows():
+def test_a_new_rollout_forgets_invalid_rows():
     """It has those that it was given itself; without any there is no column."""
     storage = RolloutStorage(BOX, T, B)
-    first = np.array([True, False, False])
-    for ignored in ({1: first}, {3: ~first}):
-        expected = [ignored[t].tolist() if t in ignored else [False] * B for t in range(T)]
-        assert fill(storage, ignored=ignored).ignored.tolist() == expected
-    assert fill(storage).ignored is None
+    first = np.array([False, True, True])
+    for valid in ({1: first}, {3: ~first}):
+        expected = [valid[t].tolist() if t in valid else [True] * B for t in range(T)]
+        assert fill(storage, valid=valid).valid.tolist() == expected
+    assert fill(storage).valid is None

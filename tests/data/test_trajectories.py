@@ -75,18 +75,18 @@ def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_
 
 
 def test_where_episodes_lie():
-    """End to end, cut into columns of one length; what is left of the last ones is ignored."""
+    """End to end, cut into columns of one length; what is left of the last ones is not valid."""
     rng = np.random.default_rng(0)
     episodes = [episode(rng, n, ("truncated",)) for n in (5, 2, 2, 1)]
     rollout = trajectories_as_rollout(episodes, 2, BOX, ACTIONS, minus_one)
     assert rollout.rewards.shape == (5, 2)
     assert rollout.truncated.nonzero().tolist() == [[1, 1], [3, 1], [4, 0], [4, 1]]
     assert not rollout.terminated.any()
-    assert rollout.ignored is None
+    assert rollout.valid is None
     assert rollout.final_positions.tolist() == [8, 3, 7, 9]
     assert rollout.final_obs.tolist() == [e.obs[-1].tolist() for e in episodes]
     rollout = trajectories_as_rollout(episodes[:2], 3, BOX, ACTIONS, minus_one)
-    assert rollout.ignored.nonzero().tolist() == [[1, 2], [2, 2]]
+    assert (~rollout.valid).nonzero().tolist() == [[1, 2], [2, 2]]
     assert rollout.truncated.nonzero().tolist() == [[0, 2], [1, 1]]
     assert rollout.obs[3, 0].tolist() == episodes[0].obs[3].tolist()
     assert trajectories_as_rollout([], 2, BOX, ACTIONS, minus_one) is None

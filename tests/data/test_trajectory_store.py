@@ -33,13 +33,10 @@ from trajectory_cases import (
 
 from maze_train.data import trajectory_files, trajectory_parts, trajectory_writer
 from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
 from maze_train.data.trajectory_files import DATASET
-from maze_train.data.trajectory_store import (
-    DatasetMetadata,
-    TrajectoryDataset,
-    TrajectoryWriter,
-    open_dataset,
-)
+from maze_train.data.trajectory_parts import DatasetMetadata
+from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.errors import ConfigError, DatasetError, ShapeError, SpaceError
 from maze_train.sealed import seal
 from maze_train.spaces.serialize import space_to_dict

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from trajectory_cases import NESTED, random_trajectories
 
 from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_parts import DatasetMetadata
-from maze_train.data.trajectory_store import TrajectoryDataset
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import SpaceError

@@ -268,7 +268,7 @@ def columns_of(rollout: Rollout) -> Iterator[tuple[str, Tensor]]:
     """The leaves of the columns by name, stacks of frames put together."""
     for name in (
         "obs", "actions", "rewards", "terminated", "truncated", "final_obs", "final_positions",
-        "states", "log_probs", "weights_seq_no",
+        "hidden_states", "log_probs", "weights_seq_no",
     ):  # fmt: skip
         tree = getattr(rollout, name)
         for i, leaf in enumerate(tree_leaves(tree) if tree is not None else ()):
@@ -308,9 +308,9 @@ def slow_log_probs(rollout: Rollout, model: ActorCriticModel) -> Tensor:
             return whole(leaf)[t]
 
         obs = tree_map(row, rollout.obs)
-        if rollout.states is None:
+        if rollout.hidden_states is None:
             params = model.policy_params(obs)
         else:
-            params, _ = model.policy_step(obs, rollout.states[t])
+            params, _ = model.policy_step(obs, rollout.hidden_states[t])
         rows.append(model.distribution.log_prob(params, tree_map(row, rollout.actions)))
     return torch.stack(rows)

@@ -14,15 +14,16 @@ from actor_envs import ActorEnv
 from es_problems import EndlessEnv, UnequalEnv, WalkEnv, model_for
 
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.model_agents import ModelAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
+from maze_train.rollout.population import ModelAgent
 from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.player import PlayedEpisode
+    from maze_train.rollout.episode_player import PlayedEpisode
 
 RECORDED = PlaySettings(record=True)
 
@@ -193,7 +194,7 @@ def play_alone(
     make: Any, make_agent: Any, seeds: Any, settings: PlaySettings = RECORDED, **kwargs: Any
 ) -> list[tuple[Any, ...]]:
     """Bits of episodes that are played one after the other in this process."""
-    with RolloutPlayer(make, make_agent, settings, concurrency=1, **kwargs) as player:
+    with RolloutPlayer(make, make_agent, settings, num_envs=1, **kwargs) as player:
         return [bits(episode) for episode in player.play(seeds)]
 
 

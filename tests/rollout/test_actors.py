@@ -236,7 +236,7 @@ def test_what_arrives_is_what_collectors_collect(start: Any, kind: str, remote: 
     if not remote:
         assert (gathered.queue_before, gathered.queue_after) == (0, 0)
         assert_same(select_envs(batch, slice(0, 2 * E)), join_rollouts(kept))
-    assert (batch.states is not None) == ("memory" in kind)
+    assert (batch.hidden_states is not None) == ("memory" in kind)
     assert isinstance(batch.obs, FrameStacks) == kind.startswith("stacks")
 
 
@@ -255,7 +255,7 @@ def test_several_turns_of_an_actor_are_different_rollouts(start: Any, kind: str)
         assert not torch.equal(one.rewards, following.rewards)
         ours, theirs = dict(columns_of(one)), dict(columns_of(following))
         for name, column in ours.items():
-            if name.startswith(("obs", "states")):
+            if name.startswith(("obs", "hidden_states")):
                 assert torch.equal(column[T], theirs[name][0]), name
 
 
@@ -366,14 +366,14 @@ def test_idle_may_raise(start: Any) -> None:
 def test_steps_of_lost_episodes_are_dropped(start: Any, remote: bool) -> None:
     """Rows that are no transitions are counted as such."""
     learner = start(partial(FaultyEnv, "lost", 3), skips=True, remote=remote)
-    ignored = lost = 0
+    invalid = lost = 0
     for _ in range(6):
         gathered = learner.gather()
         lost += gathered.episodes.lost
-        if gathered.rollout.ignored is not None:
-            ignored += int(gathered.rollout.ignored.sum())
+        if gathered.rollout.valid is not None:
+            invalid += int((~gathered.rollout.valid).sum())
     counts = learner.actors.counts
-    assert ignored == counts.dropped
+    assert invalid == counts.dropped
     assert 0 < lost <= A * E
     assert remote or counts.made == 6 * T * E
 

@@ -18,7 +18,7 @@ from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.rollout.agents import PolicyAgent, RandomAgent, UniformPolicy
-from maze_train.rollout.model_agents import ModelAgent
+from maze_train.rollout.population import ModelAgent
 from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.training.policy_files import TrainedPolicy
 

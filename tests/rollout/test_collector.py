@@ -295,8 +295,8 @@ def test_what_was_remembered_of_lost_episodes_is_forgotten():
     second = RolloutCollector(again, T, env_seed=5, action_seed=7, allow_new_episodes=True)
     assert second.load_state_dict(state).tolist() == [False, False, True]
     rollout, _ = second.collect(model)
-    assert torch.equal(rollout.states[0, :2], state["memory"][:2])
-    assert not rollout.states[0, 2].any()
+    assert torch.equal(rollout.hidden_states[0, :2], state["memory"][:2])
+    assert not rollout.hidden_states[0, 2].any()
 
 
 def test_vector_environments_of_others_begin_new_episodes():

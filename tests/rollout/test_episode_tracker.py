@@ -52,7 +52,7 @@ def test_ignored_rows_count_for_no_episode():
     tracker = EpisodeTracker(2)
     done = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [1, 0]], bool)
     ignored = np.array([[0, 1], [0, 0], [1, 0], [0, 1], [0, 0]], bool)
-    finished = tracker.follow(np.where(ignored, 0.0, 1.0), done, ignored)
+    finished = tracker.follow(np.where(ignored, 0.0, 1.0), done, ~ignored)
     assert finished.lengths == [2, 2, 2]
     assert finished.returns == [2.0, 2.0, 2.0]
     assert tracker.lengths.tolist() == [0, 1]

@@ -37,7 +37,8 @@ from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
 from maze_train.spaces.describe import flatten_value, unflatten_value
 from maze_train.types import tree_map
 from maze_train.workers.places import LocalProcesses
@@ -64,7 +65,7 @@ def player_of(
     settings: PlaySettings = RECORDED,
     *,
     n_workers: int = 0,
-    concurrency: int = 4,
+    num_envs: int = 4,
     on_non_finite: str = "raise",
     **processes: Any,
 ) -> RolloutPlayer:
@@ -72,7 +73,7 @@ def player_of(
     processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
     place = LocalProcesses(n_workers, **processes) if n_workers else None
     return RolloutPlayer(
-        make, make_agent, settings, place, concurrency=concurrency, on_non_finite=on_non_finite
+        make, make_agent, settings, place, num_envs=num_envs, on_non_finite=on_non_finite
     )
 
 
@@ -127,8 +128,8 @@ def test_neighbours_make_no_difference(kind: str) -> None:
     assert [episode[:2] for episode in expected] == list(enumerate(SEEDS))
     assert expected[3][2:8] == expected[9][2:8]  # the same seed
     assert len({episode[2] for episode in expected}) == len(set(SEEDS))
-    for concurrency in (3, 8):
-        with player_of(make, make_agent, concurrency=concurrency) as player:
+    for num_envs in (3, 8):
+        with player_of(make, make_agent, num_envs=num_envs) as player:
             assert [bits(episode) for episode in player.play(SEEDS)] == expected
             again = [bits(episode)[1:] for episode in player.play(SEEDS[::-1])]
             assert again == [episode[1:] for episode in expected[::-1]]
@@ -139,8 +140,8 @@ def test_processes_make_no_difference(start: Any, kind: str) -> None:
     """One or two, with several episodes each; also when they are asked again."""
     make, make_agent = PROBLEMS[kind]()
     expected = play_alone(make, make_agent, range(12))
-    for n_workers, concurrency in ((1, 3), (2, 8)):
-        player = start(make, make_agent, n_workers=n_workers, concurrency=concurrency)
+    for n_workers, num_envs in ((1, 3), (2, 8)):
+        player = start(make, make_agent, n_workers=n_workers, num_envs=num_envs)
         steps: list[int] = []
         episodes = [bits(episode) for episode in player.play(range(12), steps.append)]
         assert episodes == expected
@@ -224,7 +225,7 @@ def test_recorded_episodes_can_be_replayed(kind: str) -> None:
     """Observations with the true last one, actions as the environment got them, rewards."""
     make, make_agent = PROBLEMS[kind]()
     ends = set()
-    with player_of(make, make_agent, concurrency=3) as player:
+    with player_of(make, make_agent, num_envs=3) as player:
         observation, action = player.spaces
         for episode in player.play(range(12)):
             trajectory = episode.trajectory
@@ -250,7 +251,7 @@ def test_memory_that_is_used_again() -> None:
     reusing = partial(ReusingEnv, "box", "box")
     expected = play_alone(make, RandomAgent, range(8))
     assert play_alone(reusing, RandomAgent, range(8)) == expected
-    with player_of(reusing, concurrency=3) as player:
+    with player_of(reusing, num_envs=3) as player:
         assert [bits(episode) for episode in player.play(range(8))] == expected
 
 
@@ -319,7 +320,7 @@ def test_a_last_observation_that_is_not_finite() -> None:
 def test_an_environment_that_raises() -> None:
     """The error names the seed; the episodes before it are there, and others can be played."""
     make = partial(FailsForSeedEnv, "raise", 5)
-    with player_of(make, concurrency=2) as player:
+    with player_of(make, num_envs=2) as player:
         episodes = player.play(range(9))
         found = [next(episodes).number for _ in range(3)]
         with pytest.raises(EnvError, match=r"step 2 of the episode with seed 5: RuntimeError"):
@@ -363,8 +364,8 @@ def test_settings_are_checked() -> None:
         PlaySettings(video_every=0)
     with pytest.raises(ConfigError, match="action_seed"):
         PlaySettings(action_seed=-1)
-    with pytest.raises(ConfigError, match="concurrency"):
-        player_of(WalkEnv, concurrency=0)
+    with pytest.raises(ConfigError, match="num_envs"):
+        player_of(WalkEnv, num_envs=0)
 
 
 def refuses(slots: Any) -> Any:
@@ -381,7 +382,7 @@ def test_an_agent_that_can_not_be_built() -> None:
             closed.append(self)
 
     with pytest.raises(ConfigError, match="another one"):
-        player_of(Closing, refuses, concurrency=3)
+        player_of(Closing, refuses, num_envs=3)
     assert len(closed) == 3
 
 
@@ -395,7 +396,7 @@ def test_what_can_not_be_built(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"^worker 0 .*ValueError: no such level"):
         player_of(partial(BrokenLaterEnv, marker), n_workers=2)
     with pytest.raises(SpaceError, match="all environments must have equal"):
-        player_of(partial(OddOneOutEnv, tmp_path / "one"), n_workers=2, concurrency=2)
+        player_of(partial(OddOneOutEnv, tmp_path / "one"), n_workers=2, num_envs=2)
     with pytest.raises(ConfigError, match=r"policy.*can not be sent to a worker process"):
         player_of(WalkEnv, partial(refuses, (k for k in "ab")), n_workers=2)
     with pytest.raises(ConfigError, match="n_workers"):
@@ -508,7 +509,7 @@ def test_few_episodes_are_begun_ahead() -> None:
         book: list[Any] = []  # noqa: RUF012
 
     steps: list[int] = []
-    with player_of(Noted, concurrency=4) as player:
+    with player_of(Noted, num_envs=4) as player:
         episodes = player.play(range(100), steps.append)
         next(episodes)
         assert Noted.book == list(range(8))
@@ -565,7 +566,7 @@ def test_closing_in_one_process() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    player = player_of(Closing, concurrency=2)
+    player = player_of(Closing, num_envs=2)
     episodes = player.play(range(9))
     next(episodes)
     player.close()
@@ -580,7 +581,7 @@ def test_closing_in_one_process() -> None:
 @slow
 def test_processes_that_have_nothing_to_do(start: Any) -> None:
     """They do not count as hung, nor while nobody listens to them."""
-    player = start(UnequalEnv, n_workers=2, concurrency=2, timeout_s=0.4)
+    player = start(UnequalEnv, n_workers=2, num_envs=2, timeout_s=0.4)
     for _ in range(2):
         episodes = player.play(range(20))
         next(episodes)
@@ -663,7 +664,7 @@ if __name__ == "__main__":
     make = partial(PictureEnv, endless=range(8))
     settings = PlaySettings(video_dir=sys.argv[2] if len(sys.argv) > 2 else None)
     place = LocalProcesses(2, start_method=sys.argv[1])
-    with RolloutPlayer(make, RandomAgent, settings, place, concurrency=4) as player:
+    with RolloutPlayer(make, RandomAgent, settings, place, num_envs=4) as player:
         pids = [process.pid for process in player._pool.processes]
         made = 0
         def tell(steps):

@@ -20,7 +20,7 @@ from player_problems import (
 
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError, EnvError, WorkerError
-from maze_train.rollout.player import PlaySettings
+from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.rollout_generator import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.training.policy_files import TrainedPolicy
 

@@ -15,7 +15,8 @@ from player_problems import FailsForSeedEnv, PictureEnv, play_alone
 
 from maze_train.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.rollout.agents import RandomAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.player import RolloutPlayer
 from maze_train.rollout.video import (
     VideoWriter,
     check_render_mode,
@@ -191,7 +192,7 @@ def test_other_render_modes(mode: Any, tmp_path: Path) -> None:
 def test_videos_of_episodes(tmp_path: Path) -> None:
     """T + 1 frames of every k-th episode, whatever is played beside it; numbers are the same."""
     settings = PlaySettings(video_dir=str(tmp_path / "videos"), video_every=2)
-    with RolloutPlayer(PictureEnv, RandomAgent, settings, concurrency=3) as player:
+    with RolloutPlayer(PictureEnv, RandomAgent, settings, num_envs=3) as player:
         found = list(player.play([5, 6, 7, 8, 9]))
     names = [f"episode_{k:06d}_seed_{5 + k}.mp4" for k in (0, 2, 4)]
     assert sorted(os.listdir(tmp_path / "videos")) == names
@@ -233,7 +234,7 @@ def test_episodes_that_fail_leave_no_video(tmp_path: Path) -> None:
     ):
         make = partial(FailingPictureEnv, "raise", 1)
         with (
-            RolloutPlayer(make, RandomAgent, settings, concurrency=2) as player,
+            RolloutPlayer(make, RandomAgent, settings, num_envs=2) as player,
             pytest.raises(EnvError, match=words),
         ):
             list(player.play([seed, 0]))

@@ -15,7 +15,7 @@ from recorded import cartpole_heuristic, record
 from short_runs import rows
 
 from maze_train import load_policy, train
-from maze_train.data.trajectory_store import TrajectoryDataset
+from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.errors import ConfigError, DatasetError
 from maze_train.training.config import EvaluationConfig
 

@@ -18,14 +18,14 @@ from maze_train import load_policy, train
 from maze_train.api import run_rollout
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.data import trajectory_writer
-from maze_train.data.trajectory_store import open_dataset
+from maze_train.data.trajectory_dataset import open_dataset
 from maze_train.errors import ConfigError, DatasetError, EnvError, RunDirectoryError
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress
 from maze_train.training.outcome import Interrupted
 
 if TYPE_CHECKING:
-    from maze_train.rollout.player import PlayedEpisode
+    from maze_train.rollout.episode_player import PlayedEpisode
 
 RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
 

@@ -23,9 +23,9 @@ from gymnasium import spaces
 from maze_train import load_policy, train
 from maze_train.api import run_rollout
 from maze_train.config.rollout_loading import load_rollout_config
-from maze_train.data.trajectory_store import open_dataset
+from maze_train.data.trajectory_dataset import open_dataset
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
-from maze_train.rollout.player import PlayedEpisode
+from maze_train.rollout.episode_player import PlayedEpisode
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress, summarise
 from maze_train.tracking.display import Display

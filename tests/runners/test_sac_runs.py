@@ -22,7 +22,7 @@ from short_runs import everything, rows, settings, short_run
 import maze_train.algorithms.off_policy.build as off_policy
 import maze_train.data.replay_columns as replay_columns
 from maze_train import Statistics, TrainerServices, load_config, train
-from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
+from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
 from maze_train.errors import ConfigError
 from maze_train.runners.factory import build_runner
 

@@ -56,7 +56,7 @@ def evaluate_rollout(
         with_params: Whether parameters of the policy are wanted.
     """
     obs, num_envs = rollout.flat_obs(), rollout.num_envs
-    states = None if rollout.states is None else rollout.states.flatten(0, 1)
+    states = None if rollout.hidden_states is None else rollout.hidden_states.flatten(0, 1)
     values, params, states_after = [], [], []
     for part in _parts(obs, (rollout.num_steps + 1) * num_envs):
         part_obs = _rows(obs, part)
@@ -95,7 +95,7 @@ def evaluate_with_graph(
     obs, num_envs, samples = rollout.flat_obs(), rollout.num_envs, rollout.rewards.numel()
     with torch.enable_grad():
         params, raw_values = model(_rows(obs, slice(0, samples + num_envs)))
-        rows = slice(0, samples) if rollout.ignored is None else ~rollout.ignored.flatten()
+        rows = slice(0, samples) if rollout.valid is None else rollout.valid.flatten()
         outputs = params[:samples][rows], raw_values[:samples][rows]
     all_values = model.value_head.values(raw_values.detach()).view(-1, num_envs)
     next_values = _with_final_values(model, rollout, all_values[1:], None)
@@ -125,15 +125,15 @@ def _with_final_values(
 @torch.no_grad()
 def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
     """The rollout with the memory that the current model would have had since its first row."""
-    if rollout.states is None:
+    if rollout.hidden_states is None:
         return rollout
     obs, n = rollout.flat_obs(), rollout.num_envs
     fresh = rollout.fresh
-    states = [rollout.states[0]]
+    states = [rollout.hidden_states[0]]
     for t in range(rollout.num_steps):
         _, state = model.policy_step(_rows(obs, slice(t * n, (t + 1) * n)), states[-1])
         states.append(state.masked_fill(fresh[t].unsqueeze(1), 0.0))
-    return replace(rollout, states=torch.stack(states))
+    return replace(rollout, hidden_states=torch.stack(states))
 
 
 def _rows(obs: StoredTree, part: slice) -> TensorTree:
@@ -208,12 +208,12 @@ class PreparedRollout:
     def __init__(self, rollout: Rollout, columns: Tensor, sequence_length: int = 1) -> None:
         self.rollout = rollout
         self.columns = columns
-        self.sequence_length = 1 if rollout.states is None else sequence_length
+        self.sequence_length = 1 if rollout.hidden_states is None else sequence_length
         self._obs = rollout.flat_obs()
         self._actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
-        self._valid = None if rollout.ignored is None else ~rollout.ignored
+        self._valid = rollout.valid
         self._units = self._units_with_transitions()
-        self._starts = None if rollout.states is None else _episode_starts(rollout)
+        self._starts = None if rollout.hidden_states is None else _episode_starts(rollout)
 
     @property
     def num_units(self) -> int:
@@ -264,7 +264,7 @@ class PreparedRollout:
     def _select_sequences(self, numbers: Tensor, starts: Tensor) -> ActorCriticBatch:
         """Sequence `w * B + b` begins at step `w * L` of environment b."""
         rollout, length = self.rollout, self.sequence_length
-        assert rollout.states is not None
+        assert rollout.hidden_states is not None
         first, envs = numbers // rollout.num_envs * length, numbers % rollout.num_envs
         steps = first + torch.arange(length, device=numbers.device).unsqueeze(1)
         positions = (steps * rollout.num_envs + envs).flatten()
@@ -272,7 +272,7 @@ class PreparedRollout:
         if self._valid is not None:
             valid = self._valid.flatten()[positions].nonzero().squeeze(1)
             samples = positions[valid]
-        sequences = Sequences(rollout.states[first, envs], starts[steps, envs], valid)
+        sequences = Sequences(rollout.hidden_states[first, envs], starts[steps, envs], valid)
         return self._batch(positions, samples, sequences)
 
     def _units_with_transitions(self) -> Tensor | None:
@@ -286,7 +286,7 @@ class PreparedRollout:
 def _episode_starts(rollout: Rollout) -> Tensor:
     """Whether the memory is emptied before a step, `[T, B]`.
 
-    It is not before the first one, because `states` knows what is remembered there.
+    It is not before the first one, because `hidden_states` knows what is remembered there.
     """
     fresh = rollout.fresh
     starts = torch.zeros_like(fresh)

@@ -200,8 +200,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
 
     def _scaled_rewards(self, module_id: str, rollout: Rollout) -> Tensor:
         scaler = self._reward_scalers.setdefault(module_id, self._new_reward_scaler())
-        kept = None if rollout.ignored is None else ~rollout.ignored
-        return scaler.scale(rollout.rewards, rollout.ended, kept)
+        return scaler.scale(rollout.rewards, rollout.ended, rollout.valid)
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Take the observations into the running statistics, for the next rollout.

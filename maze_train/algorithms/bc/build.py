@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.data.trajectory_store import TrajectoryDataset
+    from maze_train.data.trajectory_dataset import TrajectoryDataset
     from maze_train.learner.learner import Learner
     from maze_train.training.evaluators import Evaluator
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.data.trajectory_store import TrajectoryDataset, open_dataset
+from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
 from maze_train.errors import ConfigError, DatasetError
 from maze_train.types import tree_leaves
 
