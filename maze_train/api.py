@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.pipeline import configure
@@ -11,8 +10,8 @@ from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import key_of_field
 from maze_train.envs.factory import EnvFactory
-from maze_train.runners.factory import build_runner
-from maze_train.runners.rollout import RolloutRunner
+from maze_train.runners.base import TrainingRunner
+from maze_train.runners.rollout import RolloutResult, RolloutRunner
 from maze_train.runners.saved_policies import read_saved_policy
 from maze_train.targets import TARGET
 from maze_train.training.policy_files import TrainedPolicy
@@ -20,12 +19,12 @@ from maze_train.workers.process import refuse_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from gymnasium import Env
 
     from maze_train.envs.config import EnvConfig
     from maze_train.runners.parts import TrainingResult
-    from maze_train.runners.rollout import RolloutResult
 
 __all__ = ["load_policy", "run_rollout", "train"]
 
@@ -62,9 +61,6 @@ def train(
         MazeTrainError: If training failed.
     """
     refuse_import()
-    for key in ("base_run", "resume", "run_dir"):
-        if isinstance(overrides.get(key), Path):
-            overrides[key] = str(overrides[key])
     maker = None
     if (
         algorithm is None
@@ -82,7 +78,7 @@ def train(
         given = {} if env is None else {"env": env}  # recorded episodes need none
         config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
     factory = None if maker is None else EnvFactory(config.env, maker)
-    return build_runner(config, factory).run()
+    return TrainingRunner(config, factory).run()
 
 
 def run_rollout(

@@ -123,9 +123,9 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
         values["run_dir"] = run_dir
     config = configure(values, changes)
     # Only now: PyTorch takes a second to import, and a configuration error should be shown at once.
-    from maze_train.runners.factory import build_runner
+    from maze_train.runners.base import TrainingRunner
 
-    result = build_runner(config).run()
+    result = TrainingRunner(config).run()
     if result.missing:
         raise RunDirectoryError(
             f"training came to its end, but these could not be written to {result.run_dir}: "

@@ -18,7 +18,7 @@ from torch import nn
 import maze_train
 from maze_train import EnvConfig, PPOAlgorithmConfig, TrainConfig, load_policy, train
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
-from maze_train.runners.factory import build_runner
+from maze_train.runners.base import TrainingRunner
 from maze_train.runners.saved_policies import load_weights
 
 
@@ -212,7 +212,7 @@ def test_every_part_can_be_built_without_hydra() -> None:
     )
     config.tracking.progress = "quiet"
     config.tracking.plot = False
-    assert build_runner(config).run().summary.updates == 1
+    assert TrainingRunner(config).run().summary.updates == 1
     assert config.run_dir is None
 
 

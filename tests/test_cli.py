@@ -47,8 +47,8 @@ class CommandLine:
         """The exit code for these arguments."""
         return main(argv)
 
-    def build_runner(self, config: TrainConfig) -> SimpleNamespace:
-        """What takes the place of the factory of runners."""
+    def runner_of(self, config: TrainConfig) -> SimpleNamespace:
+        """What takes the place of the runner."""
         self.configs.append(config)
         result = lambda: SimpleNamespace(best_metric=self.train(config), missing=())  # noqa: E731
         return SimpleNamespace(run=result)
@@ -67,9 +67,9 @@ class CommandLine:
 def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """The command line in an empty directory."""
     command_line = CommandLine(tmp_path)
-    factory = ModuleType("maze_train.runners.factory")
-    factory.build_runner = command_line.build_runner  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "maze_train.runners.factory", factory)
+    module = ModuleType("maze_train.runners.base")
+    module.TrainingRunner = command_line.runner_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maze_train.runners.base", module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)

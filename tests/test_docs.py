@@ -216,8 +216,8 @@ def test_the_path_to_the_optimizer_is_the_documented_one(
 
 
 def test_named_tests_exist() -> None:
-    """docs/testing.md refers to tests that are there."""
-    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    """The pages refer to tests that are there."""
+    page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     missing = []
     for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page):
         file = ROOT / path

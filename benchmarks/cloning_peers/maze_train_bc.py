@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from common import DATA_SET, ENTROPY_COEF, LR, load_weights, measure, parse_arguments
+from maze_train.runners.factory import build_runner
 
 from maze_train import Tracker, TrainerServices, load_config
 from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
@@ -22,7 +23,6 @@ from maze_train.algorithms.bc.metrics import ImitationMetrics
 from maze_train.data.trajectory_dataset import open_dataset
 from maze_train.data.transition_data import TransitionData
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.runners.factory import build_runner
 from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter
 from maze_train.training.outcome import Limits

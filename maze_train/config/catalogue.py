@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-__all__ = ["render_events", "render_stub", "stub_path"]
+__all__ = ["public_classes", "render_events", "render_stub", "stub_path"]
 
 TABLE_HEAD = "| Column | Over an epoch | Meaning |\n| --- | --- | --- |"
 WIDTH = 100
@@ -33,7 +33,9 @@ def stub_path() -> Path:
 def render_stub() -> str:
     """The list of public names: those of algorithms are found, the others stay as they are."""
     first, _, *lines = stub_path().read_text(encoding="utf-8").splitlines()
-    found = {f"from {cls.__module__} import {cls.__name__} as {cls.__name__}" for cls in _classes()}
+    found = {
+        f"from {cls.__module__} import {cls.__name__} as {cls.__name__}" for cls in public_classes()
+    }
     modules = {line.split()[1] for line in found}
     kept = {line for line in lines if line.startswith("from ") and line.split()[1] not in modules}
     names = sorted(found | kept, key=lambda line: (line.split()[1], line.split()[3]))
@@ -43,7 +45,7 @@ def render_stub() -> str:
 def render_events() -> str:
     """The events of every algorithm as Markdown tables, without inherited ones."""
     parts = []
-    for group in _classes("events"):
+    for group in public_classes("events"):
         inherited = {event.tag for base in group.__bases__ for event in base.events()}
         rows = [
             f"| `{event.tag}` | {event.reduce} | {event.doc.replace('|', chr(92) + '|')} |"
@@ -57,7 +59,7 @@ def render_events() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _classes(*names: str) -> list[Any]:
+def public_classes(*names: str) -> list[Any]:
     """The public classes in modules of algorithms that have one of these names."""
     return [
         getattr(module, name)

@@ -10,10 +10,10 @@ import os
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from maze_train.checks import check_one_of
-from maze_train.config.writing import TUPLE, field_of_key, hints_of, join
+from maze_train.config.writing import TUPLE, field_of_key, join
 from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET, locate
 
@@ -57,7 +57,7 @@ def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "")
     if TARGET in values and TARGET not in field_of_key(cls):
         cls = subclass_named(values.pop(TARGET), cls, join(path, TARGET))
     names = field_of_key(cls)
-    hints = hints_of(cls)
+    hints = get_type_hints(cls)
     given: dict[str, Any] = {}
     for key, value in values.items():
         if key not in names:

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
-import importlib.util
 import inspect
-import json
-import pkgutil
+import math
 import re
 import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import maze_train.algorithms
-import maze_train.config.train_config
-from maze_train.config.catalogue import render_events, render_stub, stub_path
+import yaml
+
+from maze_train.config.catalogue import public_classes, render_events, render_stub, stub_path
 from maze_train.config.options import shipped_root
 from maze_train.config.rollout_config import RolloutConfig
-from maze_train.config.train_config import RunnerConfig
+from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
 from maze_train.config.writing import dotted_name, key_of_field
 from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import TARGET, locate
 from maze_train.tracking.config import TrackingConfig
-from maze_train.training.config import AlgorithmConfig, CheckpointConfig, EvaluationConfig
+from maze_train.training.config import CheckpointConfig, EvaluationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -47,10 +44,6 @@ __all__ = [
 ]
 
 WIDTH = 100
-PLAIN_WORD = re.compile(r"[A-Za-z_][\w./-]*")
-WORDS_OF_YAML = frozenset(
-    ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf")
-)
 EVENTS = re.compile(r"(<!-- events:begin -->\n).*?(<!-- events:end -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- settings:begin ([\w.]+) -->\n).*?(<!-- settings:end -->)", re.DOTALL)
 
@@ -135,11 +128,12 @@ def generated_files() -> dict[Path, str]:
         "evaluation/default": EvaluationConfig,
         "tracking/default": TrackingConfig,
         "checkpoint/default": CheckpointConfig,
+        "runner/dev": DevRunnerConfig,
+        "runner/local": LocalRunnerConfig,
     }
-    for runner in _named_classes(maze_train.config.train_config, RunnerConfig):
-        classes[f"runner/{runner.name}"] = runner
-    for algorithm in _algorithm_configs():
-        classes[f"algorithm/{algorithm.name}"] = algorithm
+    for algorithm in public_classes("config"):
+        if vars(algorithm).get("name"):
+            classes[f"algorithm/{algorithm.name}"] = algorithm
     options = {root / f"{option}.yaml": render_yaml(cls) for option, cls in classes.items()}
     rollout = render_primary(RolloutConfig, {"env": "null", "runner": "dev"})
     return {**options, root / "rollout.yaml": rollout, stub_path(): render_stub()}
@@ -203,21 +197,9 @@ def _is_section(value: Any) -> bool:
 
 def _yaml_value(value: Any) -> str:
     """A default in YAML's flow style."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Schedule):
-        value = str(value)
-    if isinstance(value, str):
-        is_plain = PLAIN_WORD.fullmatch(value) and value.lower() not in WORDS_OF_YAML
-        return value if is_plain else json.dumps(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_yaml_value, value))}]"
-    if isinstance(value, dict):
-        entries = (f"{_yaml_value(key)}: {_yaml_value(entry)}" for key, entry in value.items())
-        return f"{{{', '.join(entries)}}}"
-    text = repr(value)
-    # As YAML 1.1 has it: `1e-05` would be a text.
-    return text.replace("e", ".0e") if "e" in text and "." not in text else text
+    entry = str(value) if isinstance(value, Schedule) else value
+    listed = yaml.safe_dump([entry], default_flow_style=True, sort_keys=False, width=math.inf)
+    return listed.strip()[1:-1]
 
 
 def _type_name(annotation: str) -> str:
@@ -227,28 +209,6 @@ def _type_name(annotation: str) -> str:
         lambda match: " | ".join(ast.literal_eval(f"[{match[1]}]")),
         annotation,
     )
-
-
-def _named_classes(module: Any, base: Any) -> list[Any]:
-    """The subclasses of `base` that a module defines and that have a name of their own."""
-    return [
-        cls
-        for cls in vars(module).values()
-        if isinstance(cls, type)
-        and issubclass(cls, base)
-        and cls.__module__ == module.__name__
-        and vars(cls).get("name")
-    ]
-
-
-def _algorithm_configs() -> list[Any]:
-    package = maze_train.algorithms
-    found: list[Any] = []
-    for entry in pkgutil.iter_modules(package.__path__):
-        if entry.ispkg and importlib.util.find_spec(f"{package.__name__}.{entry.name}.config"):
-            module = importlib.import_module(f"{package.__name__}.{entry.name}.config")
-            found += _named_classes(module, AlgorithmConfig)
-    return found
 
 
 def _with_table(match: re.Match[str]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
@@ -13,12 +13,9 @@ from maze_train.config.conversion import UnknownKeyError, build_dataclass, subcl
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import dotted_name, hints_of, join, key_of_field
+from maze_train.config.writing import dotted_name, join, key_of_field
 from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 __all__ = [
     "build_config",
@@ -63,7 +60,7 @@ def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: If there is no such option, or a key with dots leads into no mapping.
     """
-    hints = hints_of(cls)
+    hints = get_type_hints(cls)
     values = {key: value for key, value in node.items() if "." not in key}
     for key in list(values):
         if isinstance(values[key], str) and _section_of(hints.get(key)) is not None:
@@ -84,7 +81,7 @@ def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
         ConfigError: As `load_config`; also if a class has to be chosen, and is not.
     """
     named = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]  # a dataclass
-    hints = hints_of(cls)
+    hints = get_type_hints(cls)
     values = {
         key: _with_target(named[key], hints[key], value) if key in named else value
         for key, value in values.items()
@@ -106,12 +103,12 @@ def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[st
         if field.init:
             key = key_of_field(field.name)
             yield join(path, key)
-            section, value = _section_of(hints_of(cls)[field.name]), values.get(key)
+            section, value = _section_of(get_type_hints(cls)[field.name]), values.get(key)
             if section is not None and is_dataclass(value):
                 yield from keys_of(type(value), {}, join(path, key))
             elif section is not None:
                 node = value if isinstance(value, Mapping) else {}
-                if TARGET in node and "target" not in hints_of(section):
+                if TARGET in node and "target" not in get_type_hints(section):
                     section = subclass_named(node[TARGET], section, join(path, TARGET))
                 yield from keys_of(section, node, join(path, key))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from maze_train.config.loading import load_config
 from maze_train.config.resuming import continued, run_to_resume, stored_settings
-from maze_train.config.train_config import AUTO
+from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.seeding import draw_seed
 from maze_train.targets import locate
 from maze_train.training.config import TRIAL_STEPS
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.config.train_config import TrainConfig
     from maze_train.training.checkpoints import CheckpointInfo
 
 __all__ = ["PreparedRun", "configure", "prepare"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from maze_train.checks import absolute_path, check_at_least, check_one_of
+from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
 from maze_train.config.train_config import DevRunnerConfig, RunnerConfig
 from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are evaluated)
 from maze_train.errors import ConfigError
@@ -18,7 +18,6 @@ RANDOM = "random"
 
 CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or factory>"
 DEFAULT_CONCURRENCY = 8
-PROGRESS_MODES = ("auto", "bar", "lines", "quiet")
 
 
 @dataclass(kw_only=True)
@@ -92,8 +91,7 @@ class RolloutConfig:
         self._check_policy()
         self._check_episodes()
         self._check_places()
-        check_one_of("on_non_finite", self.on_non_finite, ("raise", "skip"))
-        check_one_of("progress", self.progress, PROGRESS_MODES)
+        check_choices(self)
         self._check_runner()
         self._check_rendering()
 
@@ -138,10 +136,8 @@ class RolloutConfig:
             )
 
     def _check_episodes(self) -> None:
-        check_at_least("n_episodes", self.n_episodes, 1)
-        check_at_least("seed", self.seed, 0)
-        check_at_least("max_episode_steps", self.max_episode_steps, 0)
-        check_at_least("video_interval", self.video_interval, 1)
+        check_fields(self, 0, "seed", "max_episode_steps")
+        check_fields(self, 1, "n_episodes", "video_interval")
         if self.seeds is None:
             return
         if not self.seeds:
@@ -168,7 +164,6 @@ class RolloutConfig:
             self.runner = replace(self.runner, concurrency=count)
 
     def _check_rendering(self) -> None:
-        check_one_of("render", self.render, ("none", "human"))
         if self.render != "human":
             return
         if self.video:

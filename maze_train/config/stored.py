@@ -8,7 +8,7 @@ or trusts it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from maze_train.files import read_regular
 from maze_train.targets import TARGET, imported, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from maze_train.config.train_config import TrainConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.checks import absolute_path, check_at_least, check_one_of
+from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.nets.config import ModelConfig
@@ -56,9 +56,8 @@ class RunnerConfig:
     def __post_init__(self) -> None:
         if isinstance(self.dataset, str) and not self.dataset.startswith("minari:"):
             self.dataset = absolute_path("dataset", self.dataset)
-        check_at_least("concurrency", self.concurrency, 0)
-        check_at_least("torch_threads", self.torch_threads, 0)
-        check_at_least("max_wall_time_s", self.max_wall_time_s, 0)
+        check_fields(self, 0, "concurrency", "torch_threads", "max_wall_time_s")
+        check_choices(self)
 
     @property
     def place_settings(self) -> dict[str, Any]:
@@ -104,11 +103,8 @@ class LocalRunnerConfig(RunnerConfig):
 
     def __post_init__(self) -> None:
         RunnerConfig.__post_init__(self)
-        check_at_least("n_workers", self.n_workers, 0)
-        check_one_of("start_method", self.start_method, ("forkserver", "spawn", "fork"))
+        check_fields(self, 0, "n_workers", "max_worker_restarts")
         check_at_least("worker_timeout_s", self.worker_timeout_s, 1e-3)
-        check_one_of("on_worker_failure", self.on_worker_failure, ("fail", "restart"))
-        check_at_least("max_worker_restarts", self.max_worker_restarts, 0)
 
     @property
     def place_settings(self) -> dict[str, Any]:

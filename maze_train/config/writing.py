@@ -28,7 +28,6 @@ __all__ = [
     "config_to_dict",
     "dotted_name",
     "field_of_key",
-    "hints_of",
     "join",
     "key_of_field",
     "write_config",
@@ -46,11 +45,6 @@ def field_of_key(cls: type) -> dict[str, str]:
 def key_of_field(name: str) -> str:
     """The key of a field in YAML."""
     return TARGET if name == "target" else name
-
-
-def hints_of(cls: type) -> dict[str, Any]:
-    """The type hints of a dataclass, evaluated."""
-    return get_type_hints(cls)
 
 
 def dotted_name(cls: Any) -> str:
@@ -154,7 +148,7 @@ def _dump(value: Any, hint: Any) -> Any:
     if isinstance(value, Schedule):
         return _dump_schedule(value)
     if is_dataclass(value) and not isinstance(value, type):
-        hints = hints_of(type(value))
+        hints = get_type_hints(type(value))
         node = {
             key_of_field(f.name): _dump(getattr(value, f.name), hints[f.name])
             for f in fields(value)

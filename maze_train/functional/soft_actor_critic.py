@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EntropyTerms",
-    "critic_loss",
     "soft_policy_loss",
     "soft_state_values",
     "temperature_loss",
@@ -73,34 +72,6 @@ def soft_state_values(q: Tensor, terms: EntropyTerms) -> Tensor:
     if terms.log_probs.shape[1]:
         values = values - terms.log_probs @ terms.temperatures
     return values
-
-
-def critic_loss(
-    q: Tensor, choices: Tensor, targets: Tensor, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Squared errors of all critics.
-
-    L = Σ_e ½ mean_n(w_n (Q_e(s_n, a_n) - y_n)²),  Q_e(s, a) = Σ_k q_e[choice k of a]
-
-    Args:
-        q: Outputs of the critics, `[E, N, M]`.
-        choices: Which entries of the last dimension the actions chose, `[N, K]` int64; K = 0: there
-            are no choices, and M is 1.
-        targets: y, `[N]`; constants of the loss.
-        weights: w, `[N]`; None: 1.
-
-    Returns:
-        Loss, 0-d, and the errors Q_e - y without a graph, `[E, N]`.
-
-    Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 5.
-    """
-    if choices.shape[1]:
-        taken = q.gather(2, choices.expand(q.shape[0], *choices.shape)).sum(2)
-    else:
-        taken = q.squeeze(2)
-    errors = taken - targets.detach()
-    squares = errors.square() if weights is None else errors.square() * weights
-    return 0.5 * squares.mean(1).sum(), errors.detach()
 
 
 def soft_policy_loss(q: Tensor, terms: EntropyTerms) -> Tensor:

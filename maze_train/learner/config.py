@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from maze_train.checks import check_one_of
+from maze_train.checks import check_choices
 from maze_train.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-__all__ = [
-    "Progress",
-    "Schedule",
-    "check_schedule",
-    "linear_schedule",
-    "piecewise_linear",
-    "scheduled_value",
-]
+__all__ = ["Progress", "Schedule", "check_schedule", "scheduled_value"]
 
 PREFIX = "linear_"
 
@@ -48,7 +40,7 @@ class Schedule:
     """Unit of x: the share of the run in [0, 1], environment steps, or updates."""
 
     def __post_init__(self) -> None:
-        check_one_of("by", self.by, ("progress", "env_steps", "updates"))
+        check_choices(self)
         if self.points is None:
             if self.start is None or self.end is None or self.by != "progress":
                 raise ConfigError(
@@ -62,7 +54,7 @@ class Schedule:
         if not self.points or any(len(point) != 2 for point in self.points):
             raise ConfigError("points", "expected a list of pairs [x, value]", self.points)
         xs = [x for x, _ in self.points]
-        if any(a >= b for a, b in itertools.pairwise(xs)):
+        if any(a >= b for a, b in pairwise(xs)):
             raise ConfigError("points", "expected growing x", self.points)
         if not (xs[0] >= 0 and (self.by != "progress" or xs[-1] <= 1)):
             raise ConfigError(
@@ -125,7 +117,12 @@ class Progress:
 
 
 def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
-    """The value of a setting now; a number is its own schedule."""
+    """The value of a setting now; a number is its own schedule.
+
+    y_i + f (y_{i+1} - y_i) with f = (x - x_i) / (x_{i+1} - x_i) for x in [x_i, x_{i+1}], constant
+    before the first point and after the last. Values at points are exact, and equal ones give a
+    constant bit for bit.
+    """
     if not isinstance(setting, Schedule):
         return setting
     x = {
@@ -133,51 +130,9 @@ def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
         "env_steps": float(progress.env_steps),
         "updates": float(progress.updates),
     }[setting.by]
-    return piecewise_linear([(point[0], point[1]) for point in setting.points or ()], x)
-
-
-def linear_schedule(start: float, end: float, fraction: float) -> float:
-    """Interpolate between two values, and stay at the ends outside of them.
-
-    start + f * (end - start),  f clamped to [0, 1]
-
-    Both ends are exact, and equal ends give a constant bit for bit.
-
-    Args:
-        start: Value at fraction 0.
-        end: Value at fraction 1.
-        fraction: Progress; 0 is the begin and 1 the end.
-
-    Returns:
-        Value between start and end.
-    """
-    if fraction <= 0.0:
-        return start
-    if fraction >= 1.0:
-        return end
-    return start + fraction * (end - start)
-
-
-def piecewise_linear(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Interpolate between given points; constant before the first and after the last.
-
-    y_i + (x - x_i) / (x_{i+1} - x_i) * (y_{i+1} - y_i) for x in [x_i, x_{i+1}]
-
-    Args:
-        points: Pairs (x_i, y_i), at least one, x strictly increasing.
-        x: Where to evaluate.
-
-    Returns:
-        The interpolated y.
-
-    Raises:
-        ConfigError: If there is no point, or x is not strictly increasing.
-    """
-    if not points:
-        raise ConfigError("points", "expected at least one pair (x, y)", points)
-    if any(left[0] >= right[0] for left, right in pairwise(points)):
-        raise ConfigError("points", "expected strictly increasing x", points)
-    for (left_x, left_y), (right_x, right_y) in pairwise(points):
+    points = setting.points or []
+    for (left_x, left), (right_x, right) in pairwise(points):
         if x < right_x:
-            return linear_schedule(left_y, right_y, (x - left_x) / (right_x - left_x))
+            fraction = max(0.0, (x - left_x) / (right_x - left_x))
+            return left + fraction * (right - left)
     return points[-1][1]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
@@ -27,16 +26,6 @@ class LearnerGroup:
 
     def __init__(self, learner: Learner[Any, Any, Any]) -> None:
         self._learner = learner
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the learner lives in this process."""
-        return True
-
-    @property
-    def num_remote_learners(self) -> int:
-        """Learners in other processes."""
-        return 0
 
     @property
     def weights_seq_no(self) -> int:
@@ -66,17 +55,3 @@ class LearnerGroup:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._learner.load_state_dict(state["learner"])
-
-    def shutdown(self) -> None:
-        """Release what the group holds; calling it again does nothing."""
-
-    def __enter__(self) -> LearnerGroup:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -16,8 +16,6 @@ from maze_train.learner.modes import has_modes, matmul_precision
 from maze_train.learner.optimizers import ModuleOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from maze_train.learner.config import Progress, Schedule
     from maze_train.types import Tensor
 
@@ -53,50 +51,49 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     Args:
         modules: The independently trained modules by id; one module alone gets the id `default`.
-        optimizer: `{_target_: torch.optim.Adam, ...}`, for every module.
-        lr: Learning rate or its schedule.
-        grad_clip: Bound of the gradient; 0: no clipping.
-        grad_clip_by: `global_norm`, `norm` or `value`, see `clip_gradients`.
-        on_non_finite: `raise`: a gradient that is not finite ends training; `skip`: its step is
-            left out, unless no step of `most_empty_updates` updates is left.
-        precision: Precision of products of float32 matrices in updates: `highest`, `high` or
-            `medium`, see `torch.set_float32_matmul_precision`.
+        config: Settings of the algorithm, of which every learner reads these:
+
+            - `optimizer`: `{_target_: torch.optim.Adam, ...}`, for every module; `lr`: its learning
+              rate or the schedule of it.
+            - `max_grad_norm`: bound of the gradient, 0: no clipping; `grad_clip_by`, if there is
+              one: `global_norm` (the default), `norm` or `value`, see `clip_gradients`.
+            - `on_non_finite`: `raise`: a gradient that is not finite ends training; `skip`: its
+              step is left out, unless no step of `most_empty_updates` updates is left.
+            - `matmul_precision`, if there is one: precision of products of float32 matrices in
+              updates: `highest` (the default), `high` or `medium`, see
+              `torch.set_float32_matmul_precision`.
         device: Where the modules and their updates live.
         seed: Seed of the learner's own random numbers (order of minibatches).
     """
 
+    config: Any
     most_empty_updates: ClassVar[int] = 1
     """Updates in a row without a gradient step, as none was finite, after which training ends."""
 
     def __init__(
         self,
-        modules: nn.Module | Mapping[str, nn.Module],
+        modules: nn.Module | Mapping[str, Any],
+        config: Any,
         *,
-        optimizer: Mapping[str, Any],
-        lr: float | Schedule,
-        grad_clip: float = 0.0,
-        grad_clip_by: str = "global_norm",
-        on_non_finite: str = "raise",
-        precision: str = "highest",
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
         if isinstance(modules, nn.Module):
             modules = {DEFAULT_MODULE: modules}
+        self.config = config
         self.device = torch.device(device)
-        self.modules = {key: module.to(self.device) for key, module in modules.items()}
+        self.modules: dict[str, nn.Module] = {
+            key: module.to(self.device) for key, module in modules.items()
+        }
         self.modules_with_modes = {key for key, module in self.modules.items() if has_modes(module)}
         self._empty_updates = 0
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self._active: list[ModuleOptimizer] = []
-        self.grad_clip = grad_clip
-        self.grad_clip_by = grad_clip_by
-        self.on_non_finite = on_non_finite
-        self.precision = precision
+        self.on_non_finite: str = config.on_non_finite
+        self.grad_clip_by: str = getattr(config, "grad_clip_by", "global_norm")
+        self.precision: str = getattr(config, "matmul_precision", "highest")
         self.generator = torch.Generator().manual_seed(seed)
         self.weights_seq_no = 0
-        self._optimizer = optimizer
-        self._lr = lr
         for module_id in self.modules:
             self.configure_optimizers_for_module(module_id)
 
@@ -110,7 +107,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Register the optimizers of a module; by default one over all its parameters."""
         params = list(self.modules[module_id].parameters())
-        self.register_optimizer(module_id, params, self._optimizer, self._lr)
+        self.register_optimizer(module_id, params, self.config.optimizer, self.config.lr)
 
     def register_optimizer(
         self,
@@ -329,7 +326,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     def postprocess_gradients(self) -> Tensor:
         """Clip the gradients of each optimizer; returns the norm of all of them before that."""
-        norms = [o.clip(self.grad_clip, self.grad_clip_by) for o in self._active]
+        norms = [o.clip(self.config.max_grad_norm, self.grad_clip_by) for o in self._active]
         if not norms:
             return torch.zeros((), device=self.device)
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

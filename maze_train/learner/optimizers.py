@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Progress, scheduled_value
+from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.gradients import FlatParameters, clip_gradients
 from maze_train.targets import TARGET, build_target, locate
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.learner.config import Schedule
     from maze_train.types import Tensor
 
 __all__ = ["ModuleOptimizer"]

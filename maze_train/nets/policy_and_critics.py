@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
 
 from maze_train.distributions.mapping import distribution_for
 from maze_train.distributions.soft import SoftActions
-from maze_train.errors import ConfigError
 from maze_train.nets.critics import build_critics
 from maze_train.nets.policy_model import (
     POLICY_GAIN,
@@ -20,8 +17,8 @@ from maze_train.nets.policy_model import (
     build_network,
     build_normalizer,
     input_space,
-    readable,
 )
+from maze_train.nets.target_networks import ModelWithTargets, refuse_settings
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space, holds_images
 from maze_train.spaces.masks import mask_layout
@@ -38,42 +35,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PolicyAndCritics",
-    "TargetNetwork",
     "build_policy_and_critics",
     "resolve_policy_and_critics",
 ]
 
 Model = TypeVar("Model", bound="PolicyAndCritics")
 
-
-class TargetNetwork:
-    """Moves the copy of a network towards it.
-
-    Args:
-        target: The copy.
-        source: The network that is trained.
-    """
-
-    def __init__(self, target: nn.Module, source: nn.Module) -> None:
-        self.network = target
-        # Looking for the parameters of a module takes longer than moving them.
-        self._params = tuple(zip(target.parameters(), source.parameters(), strict=True))
-        # Of buffers, the owners: another device or dtype replaces the buffers themselves.
-        owners = zip(target.modules(), source.modules(), strict=True)
-        self._owners = tuple((t, s) for t, s in owners if [*s.buffers(recurse=False)])
-
-    @torch.no_grad()
-    def update(self, tau: float) -> None:
-        """Move the copy: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
-        for param, source in self._params:
-            param.lerp_(source, tau)
-        for target, current in self._owners:
-            pairs = zip(target.buffers(recurse=False), current.buffers(recurse=False), strict=True)
-            for buffer, value in pairs:
-                buffer.copy_(value)
+UNUSED = {
+    "shared_trunk": "policy and critics share no layers here",
+    "trunk": "policy and critics share no layers here",
+    "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
+    "value_transform": "critics of actions are not transformed",
+    "value_support": "critics of actions are scalars",
+}
+"""Settings of networks that are built differently here, and why."""
 
 
-class PolicyAndCritics(nn.Module):
+class PolicyAndCritics(ModelWithTargets):
     """A policy, critics of observations and actions, and their targets.
 
     A critic reads the continuous parts of an action, scaled to [-1, 1], and gives one value for
@@ -96,13 +74,10 @@ class PolicyAndCritics(nn.Module):
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
     ) -> None:
-        super().__init__()
-        self.normalizer = normalizer
+        super().__init__(normalizer, masking)
         self.policy = policy
         self.critics = critics
-        self._targets: list[TargetNetwork] = []
         self.target_critics = self.target_of(critics)
-        self.masking = masking
         self.actions = SoftActions(policy.distribution)
 
     @property
@@ -110,36 +85,14 @@ class PolicyAndCritics(nn.Module):
         """The family of action distributions."""
         return self.policy.distribution
 
-    def target_of(self, network: Any) -> Any:
-        """A copy of a network, without gradients, which `update_targets` moves towards it."""
-        copy = deepcopy(network).requires_grad_(False).eval()
-        self._targets.append(TargetNetwork(copy, network))
-        return copy
-
-    def train(self, mode: bool = True) -> PolicyAndCritics:
-        """Switch between training and evaluation; targets are always evaluated."""
-        super().train(mode)
-        for target in self._targets:
-            target.network.eval()
-        return self
-
     def policy_params(self, obs: TensorTree) -> Tensor:
         """Distribution parameters, `[..., param_size]`."""
         return self.params_of(self.inputs(obs), obs)
-
-    def inputs(self, obs: TensorTree) -> TensorTree:
-        """Inputs of the networks: no masks, normalised."""
-        return readable(obs, self.normalizer, self.masking is not None)
 
     def params_of(self, inputs: TensorTree, obs: TensorTree) -> Tensor:
         """Distribution parameters, `[..., param_size]`, of the `inputs` of observations."""
         params: Tensor = self.policy(inputs)
         return params if self.masking is None else self.masking.apply(params, obs)
-
-    def update_targets(self, tau: float) -> None:
-        """Move the targets: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
-        for target in self._targets:
-            target.update(tau)
 
 
 def build_policy_and_critics(
@@ -168,7 +121,7 @@ def build_policy_and_critics(
             arguments, or has a wrong output.
         SpaceError: If no network or distribution exists for a space.
     """
-    _check_settings(config)
+    refuse_settings(config, UNUSED)
     masks = mask_layout(observation_space, action_space)
     space = input_space(flat_space(observation_space))
     config = resolve_policy_and_critics(config, space)
@@ -208,17 +161,3 @@ def resolve_policy_and_critics(config: ModelConfig, space: spaces.Space[Any]) ->
         orthogonal_init=bool(config.orthogonal_init),
     )
     return resolve(own, space)
-
-
-def _check_settings(config: ModelConfig) -> None:
-    """Refuse settings of networks that are built differently here."""
-    reasons = {
-        "shared_trunk": "policy and critics share no layers here",
-        "trunk": "policy and critics share no layers here",
-        "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
-        "value_transform": "critics of actions are not transformed",
-        "value_support": "critics of actions are scalars",
-    }
-    for key, reason in reasons.items():
-        if getattr(config, key):
-            raise ConfigError(f"model.{key}", f"{reason}; leave it out", getattr(config, key))

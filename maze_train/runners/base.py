@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from maze_train.config.pipeline import prepare
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
 from maze_train.locks import exclusive
@@ -21,23 +22,21 @@ from maze_train.runners.parts import (
 )
 from maze_train.seeding import Seeds
 from maze_train.targets import locate
-from maze_train.tracking.tracker import RunInfo, Tracker, build_writers
+from maze_train.tracking.tracker import MetricsWriter, RunInfo, Tracker, build_writers
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.machine import find_device, torch_threads
 from maze_train.training.model_selection import BestModelSelection
-from maze_train.training.outcome import Interruption, Limits
+from maze_train.training.outcome import Interruption, Limits, TrainingSummary
 from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from maze_train.config.pipeline import PreparedRun
+    from maze_train.config.train_config import TrainConfig
     from maze_train.runners.run_checkpoints import RunCheckpoints
-    from maze_train.tracking.tracker import MetricsWriter
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.outcome import TrainingSummary
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 
@@ -61,12 +60,17 @@ class TrainingRunner:
     live.
 
     Args:
-        prepared: The configuration, and what the run begins with.
+        config: The configuration.
         env_factory: Builds the environments instead of what `config.env` names.
+
+    Raises:
+        ConfigError: If parts of the configuration do not fit, see `prepare`.
+        RunDirectoryError: If the configuration of a run that is continued is damaged.
     """
 
-    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
-        self.prepared, self.config = prepared, prepared.config
+    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
+        self.prepared = prepared = prepare(config)
+        self.config = prepared.config
         self.resumed_dir = prepared.resumed_dir
         self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None

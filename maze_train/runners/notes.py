@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from maze_train.envs.factory import env_name
+from maze_train.envs.factory import EnvFactory, env_name
 from maze_train.spaces.describe import choice_sizes, flat_spaces, is_image, is_mask_key
 from maze_train.targets import TARGET, locate
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from maze_train.config.train_config import TrainConfig
-    from maze_train.envs.factory import EnvFactory
 
 __all__ = ["start_notes", "tell"]
 

@@ -18,7 +18,7 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
-from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.episode_player import PlayedEpisode, PlaySettings
 from maze_train.rollout.player import RolloutPlayer
 from maze_train.rollout.video import ffmpeg_path
 from maze_train.runners.parts import new_directory
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
-    from maze_train.rollout.episode_player import PlayedEpisode
 
 __all__ = ["RolloutResult", "RolloutRunner"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.rollout_config import RANDOM
+from maze_train.config.rollout_config import RANDOM, RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.rollout.agents import PolicyAgent, RandomAgent, built_policy
 from maze_train.rollout.population import ModelAgent
@@ -17,7 +17,7 @@ from maze_train.rollout.rollout_generator import (
     model_of,
     spaces_of_policy,
 )
-from maze_train.runners.saved_policies import read_saved_policy
+from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import TARGET, build_target
 
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.slots import EnvSlots
     from maze_train.rollout.slot_agent import SlotAgent
-    from maze_train.runners.saved_policies import SavedPolicy
 
 __all__ = ["RolloutPolicy", "chosen_policy"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.errors import RunDirectoryError
-from maze_train.tracking.display import Display
+from maze_train.tracking.display import Display, ProgressMode
 from maze_train.tracking.formatting import compact, duration, readable
 from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.rollout.episode_player import PlayedEpisode
-    from maze_train.tracking.display import ProgressMode
 
 __all__ = [
     "EPISODES_FILE",

@@ -15,7 +15,7 @@ from maze_train.files import remove_leftovers
 from maze_train.runners.parts import BEST, METRICS, new_directory
 from maze_train.tracking.rows import read_rows
 from maze_train.training.checkpoint_schedule import Checkpoints
-from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore
 from maze_train.training.config import CheckpointConfig
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
     from maze_train.tracking.tracker import MetricsRow
-    from maze_train.training.checkpoints import Checkpoint, CheckpointInfo
     from maze_train.training.trainer import Trainer
     from maze_train.types import Tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maze_train.checks import check_one_of
+from maze_train.checks import check_choices
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
 
@@ -37,7 +37,7 @@ class TrackingConfig:
     `{_target_: maze_train.WandbWriter, project: my_project}`."""
 
     def __post_init__(self) -> None:
-        check_one_of("progress", self.progress, ("auto", "bar", "lines", "quiet"))
+        check_choices(self)
         for i, node in enumerate(self.writers):
             if not is_target(node):
                 raise ConfigError(f"writers[{i}]", "expected the key _target_", node)

@@ -13,7 +13,9 @@ from maze_train.tracking.tracker import (
     EVAL_RETURN,
     EVAL_RETURN_STD,
     TRAIN_RETURN,
+    MetricsRow,
     MetricsWriter,
+    RunInfo,
 )
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from maze_train.tracking.tracker import MetricsRow, RunInfo
 
 __all__ = ["LearningCurveWriter", "draw_learning_curve"]
 

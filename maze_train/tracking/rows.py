@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from maze_train.errors import RunDirectoryError
 from maze_train.files import read_regular
-from maze_train.tracking.tracker import ENV_STEPS, EPOCH, UPDATES
+from maze_train.tracking.tracker import ENV_STEPS, EPOCH, UPDATES, MetricsRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from maze_train.tracking.tracker import MetricsRow
 
 __all__ = ["ordered_columns", "read_rows"]
 

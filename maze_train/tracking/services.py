@@ -6,12 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from maze_train.extras import import_extra
-from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter
+from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from maze_train.tracking.tracker import RunInfo
 
 __all__ = ["MLflowWriter", "WandbWriter"]
 

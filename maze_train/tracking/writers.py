@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from maze_train.files import atomic_write
 from maze_train.tracking.rows import ordered_columns
-from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter
+from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from torch.utils.tensorboard import SummaryWriter
 
-    from maze_train.tracking.tracker import RunInfo
 
 __all__ = ["CSVWriter", "JSONSummaryWriter", "TensorBoardWriter"]
 

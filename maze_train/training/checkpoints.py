@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import RunDirectoryError
 from maze_train.files import fsync_directory, process_runs, read_regular, write_synced
-from maze_train.training.checkpoint_files import DamagedError, FilesWriter
+from maze_train.training.checkpoint_files import DamagedError, FilesWriter, Parts
 from maze_train.training.manifests import (
     MANIFEST,
     MIGRATIONS,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from maze_train.training.checkpoint_files import Parts
     from maze_train.training.outcome import Position
 
 __all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore"]

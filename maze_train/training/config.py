@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_one_of, check_positive
+from maze_train.checks import check_at_least, check_choices, check_fields, check_positive
 from maze_train.errors import ConfigError, nearest
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.targets import TARGET
@@ -94,20 +94,14 @@ class AlgorithmConfig:
     """Device of the learner: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."""
 
     def __post_init__(self) -> None:
-        check_at_least("n_epochs", self.n_epochs, 0)
+        check_fields(self, 0, "n_epochs", "patience")
         self._check_epoch_length()
-        check_at_least("patience", self.patience, 0)
-        check_one_of("on_non_finite", self.on_non_finite, ("raise", "skip"))
+        check_choices(self)
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
 
     def _check_epoch_length(self) -> None:
         check_at_least("epoch_length", self.epoch_length, 1)
-
-    def _check_at_least(self, least: float, *keys: str) -> None:
-        """Refuse settings below a bound."""
-        for key in keys:
-            check_at_least(key, getattr(self, key), least)
 
     def _check_positive(self, *keys: str) -> None:
         """Refuse numbers that are not above 0; schedules may end there, None is none."""
@@ -179,15 +173,12 @@ class EvaluationConfig:
     keys and called with the policy; the numbers that it returns appear among the metrics."""
 
     def __post_init__(self) -> None:
-        check_at_least("n_episodes", self.n_episodes, 0)
-        check_at_least("interval", self.interval, 1)
-        check_at_least("concurrency", self.concurrency, 1)
-        check_at_least("max_episode_steps", self.max_episode_steps, 0)
-        check_one_of("mode", self.mode, ("auto", "max", "min"))
-        check_at_least("dump_interval", self.dump_interval, 0)
+        check_fields(self, 0, "n_episodes", "max_episode_steps", "dump_interval")
+        check_fields(self, 1, "interval", "concurrency")
+        check_choices(self)
         self._check_metric()
         for i, node in enumerate(self.evaluators):
-            if "_target_" not in node:
+            if TARGET not in node:
                 raise ConfigError(f"evaluators[{i}]", "expected the key _target_", node)
 
     def _check_metric(self) -> None:
@@ -239,10 +230,8 @@ class CheckpointConfig:
     is continued; else that is an error."""
 
     def __post_init__(self) -> None:
-        check_at_least("interval", self.interval, 0)
-        check_at_least("interval_minutes", self.interval_minutes, 0)
+        check_fields(self, 0, "interval", "interval_minutes", "keep_best")
         check_at_least("keep_last", self.keep_last, 1)
-        check_at_least("keep_best", self.keep_best, 0)
 
     @property
     def is_on(self) -> bool:

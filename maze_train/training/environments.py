@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import EnvError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.workers.places import Place
 
-__all__ = ["build_actor_env", "build_vector_env", "close_quietly"]
+__all__ = ["build_vector_env", "close_quietly"]
 
 FOREIGN = "maze_train.envs.foreign.make_foreign_env"
 """Builds vector environments of `env.backend`, where that is not gymnasium."""
@@ -29,9 +29,11 @@ def build_vector_env(
     config: EnvConfig,
     place: Place,
     on_non_finite: Any,
+    first_env: int = 0,
     *,
     training: bool = True,
     max_episode_steps: int = 0,
+    can_be_restored: bool = True,
 ) -> MazeVectorEnv:
     """Environments that are stepped in a place.
 
@@ -40,9 +42,11 @@ def build_vector_env(
         config: Settings of the environments.
         place: Where their workers live.
         on_non_finite: Reaction to a bad number.
+        first_env: Number of the first environment in messages.
         training: Whether rewards and ends of episodes may be changed, as in training.
         max_episode_steps: Steps after which environments of another backend cut an episode;
             0: never.
+        can_be_restored: Whether their state will be asked for.
     """
     if config.backend != "gymnasium":
         env: MazeVectorEnv = locate(FOREIGN)(
@@ -52,40 +56,18 @@ def build_vector_env(
             num_threads=place.num_workers(len(factories)),
             max_episode_steps=max_episode_steps or None,
         )
-        return env
-    return PooledVectorEnv(factories, place, on_non_finite=on_non_finite)
-
-
-def build_actor_env(
-    factory: Callable[[], Env[Any, Any]],
-    config: EnvConfig,
-    on_non_finite: Any,
-    num_envs: int,
-    first_env: int = 0,
-    *,
-    can_be_restored: bool,
-) -> MazeVectorEnv:
-    """The environments of an actor, all stepped in its process."""
-    if config.backend != "gymnasium":
-        env: MazeVectorEnv = locate(FOREIGN)(config, num_envs, training=True, num_threads=1)
         env.first_env = first_env
         return env
     return PooledVectorEnv(
-        [factory] * num_envs,
+        factories,
+        place,
         on_non_finite=on_non_finite,
         can_be_restored=can_be_restored,
         first_env=first_env,
     )
 
 
-class SupportsClose(Protocol):
-    """Can be closed, more than once."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
-def close_quietly(env: SupportsClose) -> None:
+def close_quietly(env: Any) -> None:
     """Close environments; an error of theirs must not cost a finished training."""
     try:
         env.close()

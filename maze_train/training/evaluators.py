@@ -15,14 +15,13 @@ from maze_train.rollout.episodes import successes_of
 from maze_train.spaces.tensors import as_tensors
 from maze_train.targets import build_target
 from maze_train.training.generators import generators_kept
-from maze_train.types import tree_map
+from maze_train.types import Array, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.training.config import EvaluationConfig
-    from maze_train.types import Array
 
 __all__ = ["Evaluator", "MultiEvaluator", "RolloutEvaluator", "own_evaluators"]
 

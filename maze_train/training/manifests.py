@@ -15,6 +15,7 @@ from maze_train.training.checkpoint_files import (
     DamagedError,
     FileDigest,
     PartFile,
+    Parts,
     digest,
     read_at_most,
     read_verified,
@@ -22,7 +23,7 @@ from maze_train.training.checkpoint_files import (
 )
 from maze_train.training.outcome import Position
 from maze_train.training.state_files import loads
-from maze_train.training.state_trees import check_content
+from maze_train.training.state_trees import TreePath, check_content
 from maze_train.types import StatePart
 from maze_train.versions import versions
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from maze_train.training.checkpoint_files import Parts
-    from maze_train.training.state_trees import TreePath
 
 __all__ = [
     "MANIFEST",

@@ -22,7 +22,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
 from maze_train.files import atomic_write, read_regular
-from maze_train.rollout.acting import Actor, device_of, env_actions
+from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.serialize import MAX_NUMBERS, space_from_dict, space_to_dict
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
-    from maze_train.rollout.acting import ActingModel, RecurrentModel
 
 __all__ = ["PolicyWriter", "TrainedPolicy", "read_score", "read_spaces", "read_weights"]
 

@@ -16,12 +16,18 @@ import torch
 from safetensors.torch import load, save
 
 from maze_train.errors import RunDirectoryError
-from maze_train.training.state_trees import TREE, Packer, Unpacker, check_content
+from maze_train.training.state_trees import (
+    TREE,
+    OpenPart,
+    Packer,
+    Unpacker,
+    WritePart,
+    check_content,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from maze_train.training.state_trees import OpenPart, WritePart
 
 __all__ = ["dumps", "loads"]
 

@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from maze_train.types import StatePart
+from maze_train.types import Array, StatePart, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maze_train.types import Array, Tensor
 
 __all__ = ["TREE", "OpenPart", "Packer", "TreePath", "Unpacker", "WritePart", "check_content"]
 

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, TrainingError, nearest
 from maze_train.events import Event, EventInterface, Statistics
 from maze_train.files import atomic_write
 from maze_train.learner.config import Progress
@@ -21,8 +21,6 @@ from maze_train.training.generators import generator_states, load_generator_stat
 from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from torch import nn
 
     from maze_train.learner.group import LearnerGroup
@@ -48,6 +46,9 @@ PROGRESS = (
 )
 """Attributes of a trainer that say where training stands."""
 
+MOST_LOST_UPDATES = 1_000
+"""Updates in a row without a transition after which training ends."""
+
 
 class TimeEvents(EventInterface, prefix="time"):
     """Wall time of an epoch by what took it, in seconds."""
@@ -65,7 +66,8 @@ class Trainer(ABC):
     """Runs the training loop of an algorithm.
 
     An epoch is `epoch_length` updates, then (when due) an evaluation, the selection of the best
-    policy, and a row of metrics. A subclass says what one update is: `update_once`.
+    policy, and a row of metrics. A subclass says what one update is: `update_once`. What it takes
+    besides the arguments here, it takes by name.
 
     Args:
         config: Settings of the algorithm.
@@ -100,7 +102,7 @@ class Trainer(ABC):
         self.stop_reason = ""
         self._score: float | None = None
         self._resumed_at = time.perf_counter()
-        self._updates_in_epoch = 0
+        self._updates_in_epoch = self._lost_updates = 0
         self._epoch_began_s = 0.0
         self._epoch_began_steps = 0
         self._statistics = Statistics()
@@ -115,6 +117,23 @@ class Trainer(ABC):
     @abstractmethod
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Get experience and learn from it, once; returns the environment steps that it took."""
+
+    def check_lost(self, num_samples: int) -> None:
+        """Refuse to go on when updates bring nothing but lost episodes, again and again.
+
+        Args:
+            num_samples: Transitions of an update.
+
+        Raises:
+            TrainingError: If it is the last of `MOST_LOST_UPDATES` in a row without any.
+        """
+        self._lost_updates = 0 if num_samples else self._lost_updates + 1
+        if self._lost_updates == MOST_LOST_UPDATES:
+            raise TrainingError(
+                f"{MOST_LOST_UPDATES} updates in a row brought no transition: the environments "
+                "return numbers that are not finite, or their workers fail, at the beginning of "
+                "each episode"
+            )
 
     # -- the loop --------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from maze_train import AlgorithmBuilder, EnvFactory, TrainerServices, load_confi
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.errors import ConfigError
 from maze_train.rollout.es_rollouts import trained_size
-from maze_train.runners.factory import build_runner
+from maze_train.runners.base import TrainingRunner
 from maze_train.targets import locate
 from maze_train.workers.places import LocalProcesses, ThisProcess
 
@@ -39,7 +39,7 @@ PARTS = {
 def make(**settings: Any) -> Any:
     """A runner of a small configuration on CartPole."""
     small = {"model.hidden_sizes": [4], "seed": 1}
-    return build_runner(load_config({"env": "CartPole-v1", **small, **settings}))
+    return TrainingRunner(load_config({"env": "CartPole-v1", **small, **settings}))
 
 
 def prepare(runner: Any) -> Any:
@@ -190,7 +190,7 @@ def test_as_many_environments_as_slots() -> None:
 
     settings = {**ES, "algorithm.n_rollouts_per_update": 6, "algorithm.max_steps": 7}
     config = load_config({"env": "Pendulum-v1", "model.hidden_sizes": [4], **settings})
-    with build_runner(config, EnvFactory.from_any(make_env)) as runner:
+    with TrainingRunner(config, EnvFactory.from_any(make_env)) as runner:
         prepare(runner)
         assert len(built) == 6
         builder: Any = runner.builder

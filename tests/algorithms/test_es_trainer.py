@@ -33,7 +33,7 @@ from maze_train.rollout.es_rollouts import ESDistributedRollouts, trained_size
 from maze_train.rollout.members import ObservationMoments, PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
-from maze_train.runners.factory import build_runner
+from maze_train.runners.base import TrainingRunner
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.outcome import Interrupted, Interruption, Limits
 from maze_train.training.services import TrainerServices
@@ -413,7 +413,7 @@ def walking(
         }
     )
     factory = EnvFactory(config.env, lambda: WalkEnv(**env or {}))
-    with build_runner(config, factory) as runner:
+    with TrainingRunner(config, factory) as runner:
         trainer = runner.builder.build(
             TrainerServices(**{"limits": Limits(n_epochs=3), **(services or {})})
         )

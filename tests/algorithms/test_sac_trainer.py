@@ -14,11 +14,10 @@ import torch
 from gymnasium import spaces
 
 import maze_train.algorithms.off_policy.learner as off_policy_learner
-import maze_train.algorithms.off_policy.trainer as off_policy_trainer
 from maze_train import EnvFactory, Statistics, Trajectory, load_config
 from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress
-from maze_train.runners.factory import build_runner
+from maze_train.runners.base import TrainingRunner
 from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def sac(
             **changes,
         }
     )
-    with build_runner(config, EnvFactory(config.env, make)) as runner:
+    with TrainingRunner(config, EnvFactory(config.env, make)) as runner:
         trainer = runner.builder.build(TrainerServices())
         runner.builder.before_training(trainer)
         yield trainer, made[-num_envs:]
@@ -196,7 +195,7 @@ def test_lost_steps_are_no_transitions(num_envs: int) -> None:
 
 def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the run, and where statistics are taken before it."""
-    monkeypatch.setattr(off_policy_trainer, "MOST_LOST_UPDATES", 3)
+    monkeypatch.setattr("maze_train.training.trainer.MOST_LOST_UPDATES", 3)
     skip = {"algorithm.on_non_finite": "skip"}
     with sac(1, {"lost_every": 1}, **skip) as (trainer, _):
         assert [update(trainer)[0] for _ in range(2)] == [0, 0]

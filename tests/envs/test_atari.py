@@ -11,9 +11,9 @@ from cases import sweep
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
-from toy_envs import CountingEnv
+from toy_envs import CountingEnv, LivesEnv
 
-from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, SubprocVectorEnv
+from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
@@ -253,18 +253,6 @@ def test_lives_are_episodes_of_training_only():
     assert training.reset(seed=12)[1]["lives"] == 5
 
 
-def test_time_limit_counts_steps_of_the_agent():
-    """`max_episode_steps` ends the game as it does in other environments, not within a step."""
-    config = EnvConfig(id="ALE/Pong-v5", max_episode_steps=5)
-    for factory in (EnvFactory(config), EnvFactory(config).for_evaluation()):
-        env = factory()
-        _, info = env.reset(seed=0)
-        first = info["episode_frame_number"]
-        steps = [env.step(0) for _ in range(5)]
-        assert [step[3] for step in steps] == [False] * 4 + [True]
-        assert steps[-1][4]["episode_frame_number"] == first + 20
-
-
 def test_final_observation_of_a_truncated_game():
     """It is the stack that the game ended with, newest screen last."""
     factory = game("SpaceInvaders", max_num_frames_per_episode=101)
@@ -323,44 +311,38 @@ def make_pong(frameskip=1, **kwargs):
     return gymnasium.make("ALE/Pong-v5", frameskip=frameskip, **kwargs)
 
 
-def test_own_function_that_builds_a_game():
-    """It is preprocessed when that is asked for."""
-    config = EnvConfig(target="test_atari.make_pong", preprocessing="atari", max_episode_steps=3)
-    env = EnvFactory(config)()
-    assert env.observation_space.shape == (4, 84, 84)
-    env.reset(seed=0)
-    assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
+def test_time_limit_counts_steps_of_the_agent():
+    """`max_episode_steps` ends the game as it does in other environments, not within a step.
+
+    An own function that builds a game is preprocessed when that is asked for.
+    """
+    config = EnvConfig(id="ALE/Pong-v5", max_episode_steps=5)
+    own = EnvConfig(**OWN, max_episode_steps=5)
+    for factory in (EnvFactory(config), EnvFactory(config).for_evaluation(), EnvFactory(own)):
+        env = factory()
+        assert env.observation_space.shape == (4, 84, 84)
+        _, info = env.reset(seed=0)
+        first = info["episode_frame_number"]
+        steps = [env.step(0) for _ in range(5)]
+        assert [step[3] for step in steps] == [False] * 4 + [True]
+        assert steps[-1][4]["episode_frame_number"] == first + 20
+
+
+OWN = {"target": "test_atari.make_pong", "preprocessing": "atari"}
 
 
 @sweep(
     "case",
     [
         ({"id": "CartPole-v1", "preprocessing": "atari"}, "env.preprocessing = 'atari'.*CartPole"),
-        (
-            {"target": "toy_envs.CountingEnv", "preprocessing": "atari"},
-            "env.preprocessing: is for Atari games only",
-        ),
+        ({**OWN, "target": "toy_envs.CountingEnv"}, "env.preprocessing: is for Atari games only"),
         (
             {"id": "ALE/Pong-v5", "preprocessing": "atari", "kwargs": {"obs_type": "ram"}},
             r"env.kwargs = \{'obs_type': 'ram'\}.*env.preprocessing=none",
         ),
         ({"id": "ALE/Pong-v5", "kwargs": {"frameskip": 4}}, "env.kwargs.frameskip = 4"),
-        (
-            {
-                "target": "test_atari.make_pong",
-                "kwargs": {"frameskip": 4},
-                "preprocessing": "atari",
-            },
-            "env.kwargs.frameskip = 4",
-        ),
-        (
-            {
-                "target": "test_atari.make_pong",
-                "kwargs": {"max_episode_steps": 9},
-                "preprocessing": "atari",
-            },
-            "innermost wrapper.*TimeLimit.*env.max_episode_steps",
-        ),
+        ({**OWN, "kwargs": {"frameskip": 4}}, "env.kwargs.frameskip = 4"),
+        ({**OWN, "kwargs": {"max_episode_steps": 9}}, "innermost wr.*TimeLimit.*max_episode_steps"),
         ({"id": "ALE/Pong-v5", "kwargs": {"continuous": True}}, "needs discrete actions"),
         ({"id": "ALE/Pongg-v5", "preprocessing": "atari"}, "nearest ids: ALE/Pong-v5"),
     ],
@@ -384,22 +366,6 @@ def test_missing_packages(module, monkeypatch):
 # -- parts -----------------------------------------------------------------------------------------
 
 
-class Lives(CountingEnv):
-    """Tells scripted lives, one number per step."""
-
-    def __init__(self, script, length=100, truncate=False):
-        super().__init__(length, truncate)
-        self.script = script
-
-    def reset(self, *, seed=None, options=None):
-        obs, _ = super().reset(seed=seed)
-        return obs, {"lives": self.script[0]}
-
-    def step(self, action):
-        obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, {"lives": self.script[self.t]}
-
-
 def ended(env, steps):
     """Flags and time of each step, with a reset after each end."""
     env.reset(seed=0)
@@ -414,7 +380,7 @@ def ended(env, steps):
 
 def test_the_last_life_does_not_end_an_episode():
     """Lives at 0 mean that the game is about to end; gained lives are no end either."""
-    env = EpisodicLifeWrapper(Lives([2, 3, 2, 2, 1, 1, 0, 0], length=7))
+    env = EpisodicLifeWrapper(LivesEnv([2, 3, 2, 2, 1, 1, 0, 0], length=7))
     assert ended(env, 5) == [
         (1, False, False),
         (2, True, False),
@@ -429,21 +395,21 @@ def test_the_last_life_does_not_end_an_episode():
 
 def test_a_life_lost_at_the_time_limit():
     """It is a termination, and the next reset begins a new game."""
-    env = EpisodicLifeWrapper(Lives([3, 3, 2], length=2, truncate=True))
+    env = EpisodicLifeWrapper(LivesEnv([3, 3, 2], length=2, truncate=True))
     assert ended(env, 2) == [(1, False, False), (2, True, True), 0]
     assert env.unwrapped.seeds == [0, 2]
 
 
 def test_a_game_that_ends_in_the_reset_after_a_life():
     """The reset begins a new game then, with its seed."""
-    env = EpisodicLifeWrapper(Lives([3, 2, 2], length=2))
+    env = EpisodicLifeWrapper(LivesEnv([3, 2, 2], length=2))
     assert ended(env, 1) == [(1, True, False), 0]
     assert env.unwrapped.seeds == [0, 1]
 
 
 def test_resets_without_the_loss_of_a_life():
     """A reset in the middle of a life begins a new game, also right after one that went on."""
-    env = EpisodicLifeWrapper(Lives([3, 3, 2, 2, 2]))
+    env = EpisodicLifeWrapper(LivesEnv([3, 3, 2, 2, 2]))
     env.reset(seed=0)
     env.step(0)
     assert env.reset(seed=4)[0].tolist() == [4.0, 0.0]
@@ -455,7 +421,7 @@ def test_resets_without_the_loss_of_a_life():
 
 def test_environments_without_lives():
     """The wrapper says what it misses."""
-    with pytest.raises(EnvError, match=r"'lives' in infos, got \['options'\]"):
+    with pytest.raises(EnvError, match=r"'lives' in infos, got \['half', 'options', 't'\]"):
         EpisodicLifeWrapper(CountingEnv()).reset(seed=0)
 
 
@@ -465,24 +431,3 @@ def test_signs():
     signs = [env.reward(r) for r in (-3.0, 0, 1e-9, np.float32(7), np.array(-2.0), True)]
     assert signs == [-1.0, 0.0, 1.0, 1.0, -1.0, 1.0]
     assert all(type(sign) is float for sign in signs)
-
-
-class OpenCVThreads(CountingEnv):
-    """Observes how many threads OpenCV uses."""
-
-    def __init__(self):
-        super().__init__()
-        import cv2
-
-        self.cv2 = cv2
-
-    def observe(self):
-        return np.full(2, self.cv2.getNumThreads(), np.float32)
-
-
-def test_one_thread_of_opencv_per_worker():
-    """Workers are what uses the cores."""
-    before = cv2.getNumThreads()
-    with SubprocVectorEnv([OpenCVThreads], n_workers=1) as vector:
-        assert vector.reset(seed=0)[0].tolist() == [[1.0, 1.0]]
-    assert cv2.getNumThreads() == before

@@ -6,16 +6,16 @@ import re
 import sys
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from toy_envs import CountingEnv
 
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.names import SequentialVectorEnv
 from maze_train.envs.slots import EnvSlots
@@ -32,7 +32,7 @@ class Panic(BaseException):
     """What a library of another language may raise; no Exception."""
 
 
-class FragileEnv(gymnasium.Env[Any, Any]):
+class FragileEnv(CountingEnv):
     """Raises an error in one of its methods.
 
     Args:
@@ -40,29 +40,19 @@ class FragileEnv(gymnasium.Env[Any, Any]):
         error: The error.
     """
 
-    observation_space, action_space = BOX, spaces.Discrete(2)
+    def __init__(self, where: str = "", error: BaseException | None = None) -> None:
+        super().__init__()
+        self.error = error
+        if where == "init":
+            self.fail()
+        if where:
+            setattr(self, where, self.fail)
 
-    def __init__(self, where: str, error: BaseException) -> None:
-        self.where, self.error = where, error
-        self.fail("init")
+    def fail(self, *_: Any, **__: Any) -> Any:
+        assert self.error is not None
+        raise self.error
 
-    def fail(self, where: str) -> None:
-        if where == self.where:
-            raise self.error
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.fail("reset")
-        return ZEROS, {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self.fail("step")
-        return ZEROS, 1.0, False, False, {}
-
-    def render(self) -> None:
-        self.fail("render")
-
-    def close(self) -> None:
-        self.fail("close")
+    def render(self) -> None: ...
 
 
 def run_vector(make: Any) -> None:
@@ -119,62 +109,15 @@ def test_an_environment_that_exits_while_it_is_built(
         factory()
 
 
-class Vector(VectorEnv[Any, Any, Any]):
-    """A vector environment of another package."""
-
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (as in the base class)
-    num_envs, single_observation_space, single_action_space = 2, BOX, spaces.Discrete(2)
-
-    def __init__(self, where: str = "", reward: Any = 1.0) -> None:
-        self.where, self.reward = where, reward
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        return self.told("reset", np.zeros((2, 2), np.float32), {})
-
-    def step(self, actions: Any) -> Any:
-        flags = np.zeros(2, np.bool_)
-        return self.told("step", np.zeros((2, 2), np.float32), [1.0, self.reward], flags, flags, {})
-
-    def close(self, **_: Any) -> None:
-        self.told("close")
-
-    def told(self, where: str, *told: Any) -> Any:
-        if where == self.where:
-            sys.exit(0)
-        return told
-
-
-@pytest.mark.parametrize("where", ["reset", "step", "close"])
-def test_vector_environments_of_others_that_exit(where: str) -> None:
-    """Their errors are caught in the same way."""
-    vector = ForeignVectorEnv(Vector(where))
-    with pytest.raises(EnvError, match=r"failed: SystemExit: 0"):  # noqa: PT012
-        vector.reset(seed=0)
-        vector.step([0, 0])
-        vector.close()
-
-
-@pytest.mark.parametrize("reward", [1e300, -1e300, float("nan")])
-def test_rewards_and_numbers_of_vector_environments_of_others(reward: float) -> None:
-    """A reward that float32 can not hold is named, with the number of the environment of all."""
-    vector = ForeignVectorEnv(Vector(reward=reward))
-    vector.first_env = 4
-    vector.reset(seed=0)
-    with pytest.raises(EnvError, match=r"environment 5 failed at step 1 .* reward is") as caught:
-        vector.step([0, 0])
-    assert str(reward) in str(caught.value)
-
-
-class Reward(FragileEnv):
+class Reward(CountingEnv):
     """Gives a reward of an odd kind."""
 
     def __init__(self, reward: Any) -> None:
-        self.reward = reward
-        super().__init__("", Panic())
+        super().__init__()
+        self.given = reward
 
-    def step(self, action: Any) -> Any:
-        obs, _, *rest = super().step(action)
-        return obs, self.reward, *rest
+    def reward(self, action: Any) -> Any:
+        return self.given
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, MonitoringWrapper, SCALED])
@@ -183,6 +126,7 @@ class Reward(FragileEnv):
     ("reward", "told"),
     [
         (None, "reward is None, expected a number"),
+        ([0.25], r"reward is \[0\.25\], expected a number"),
         (np.ones(1), r"reward is array\(\[1\.\]\), expected a number"),
         ("1,0", "reward is '1,0', expected a number"),
         (1e300, r"reward is 1e\+300, expected a finite number that float32 can hold, up to 3\.4e"),
@@ -204,27 +148,25 @@ def test_large_rewards_are_no_fault() -> None:
     assert vector.step([0, 0, 0])[1].tolist() == [3e38] * 3
 
 
-class OldStep(FragileEnv):
+class OldStep(CountingEnv):
     """Returns four values, as Gym did up to version 0.25."""
 
     def step(self, action: Any) -> Any:
-        return ZEROS, 1.0, False, {}
+        return super().step(action)[:4]
 
 
-class OldReset(FragileEnv):
+class OldReset(CountingEnv):
     """Returns an observation alone."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.observation_space.sample()
+        return super().reset(seed=seed)[0]
 
 
-class OldSeed(FragileEnv):
+class OldSeed(CountingEnv):
     """Is seeded by another method than reset."""
 
     def reset(self) -> Any:  # type: ignore[override]  # it is the point
-        return ZEROS
-
-    def seed(self, seed: int) -> None: ...
+        return super().reset()[0]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +178,7 @@ def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap
     """Whoever read first what they returned; and say what is expected."""
     words = r"expected reset\(.* -> \(observation, info\) and step.*shimmy\.GymV21Compat"
     with pytest.raises(EnvError, match=words):
-        run(lambda: wrap(kind("", Panic())))
+        run(lambda: wrap(kind()))
 
 
 def test_classes_of_gym_name_the_compatibility_wrapper() -> None:
@@ -248,27 +190,21 @@ def test_classes_of_gym_name_the_compatibility_wrapper() -> None:
 def test_errors_of_the_environment_itself_get_no_advice() -> None:
     """One that failed to unpack something of its own has no old signature."""
 
-    class Unpacks(FragileEnv):
+    class Unpacks(CountingEnv):
         def step(self, action: Any) -> Any:
             _, _ = (1,)
 
     with pytest.raises(EnvError, match="expected 2, got 1") as caught:
-        run_vector(partial(Unpacks, "", Panic()))
+        run_vector(Unpacks)
     assert "shimmy" not in str(caught.value)
 
 
 def test_all_are_closed_when_one_exits() -> None:
     """`sys.exit()` in the first does not keep the second open."""
-    closed: list[int] = []
-
-    class Noted(FragileEnv):
-        def close(self) -> None:
-            closed.append(1)
-            super().close()
-
+    closed = MagicMock()
     with pytest.raises(EnvError, match="closing an environment failed: SystemExit: 3"):
-        close_all([Noted("close", SystemExit(3)), Noted("", Panic())])
-    assert closed == [1, 1]
+        close_all([FragileEnv("close", SystemExit(3)), closed])
+    closed.close.assert_called_once_with()
 
 
 def test_environments_are_numbered_from_the_first_of_all() -> None:

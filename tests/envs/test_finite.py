@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import warnings
 
-import gymnasium
 import numpy as np
 import pytest
 from cases import sweep
-from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_envs import CountingEnv, SpoiltEnv
-from vector_cases import FORKS, PLACES, here
+from toy_envs import CountingEnv, LivesEnv, SpoiltEnv
+from vector_cases import ALL, FORKS, OTHER_MODES, PLACES, foreign, here
 
 from maze_train import EnvFactory
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.faults import FiniteCheck
-from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.envs.repair import episode_seed
 from maze_train.errors import EnvError
 
@@ -29,31 +26,18 @@ def between(*spoilt):
     return [SpoiltEnv, *[lambda k=k: SpoiltEnv(**k) for k in spoilt], SpoiltEnv]
 
 
+def skipping(factories):
+    """Environments in this process, whose episodes are given up."""
+    return here(factories, on_non_finite="skip")
+
+
+def run(vector, steps):
+    """So many steps after a reset."""
+    vector.reset(seed=1)
+    return [vector.step([0] * vector.num_envs) for _ in range(steps)]
+
+
 pytestmark = FORKS
-
-
-@pytest.mark.parametrize("make", PLACES)
-@sweep("value", BAD)
-@sweep(
-    "case",
-    [
-        ("speed", r"observation 'speed' is {} at index \(1, 2\)"),
-        ("temperature", r"observation 'temperature' is {}, expected"),
-        ("reward", r"reward is {}, expected"),
-    ],
-)
-def test_it_is_named(case, value, make):
-    """Environment, episode, step, leaf, value and index."""
-    where, words = case
-    with make(between({"where": where, "value": value})) as vector:
-        vector.reset(seed=1)
-        vector.step([0] * 3)
-        vector.step([0] * 3)
-        name = (
-            rf"environment 1 failed at step 3 of the episode with seed {episode_seed(1, 1, 3, 1)}"
-        )
-        with pytest.raises(EnvError, match=f"{name}: NonFiniteError: {words.format(value)}"):
-            vector.step([0] * 3)
 
 
 @pytest.mark.parametrize("make", PLACES)
@@ -62,9 +46,7 @@ def test_it_is_named(case, value, make):
 def test_an_episode_is_given_up(where, at, make):
     """In the middle, or where the episode is truncated; the next one begins, with its own seed."""
     with make(between({"where": where, "at": at}), on_non_finite="skip") as vector:
-        vector.reset(seed=1)
-        for _ in range(at - 1):
-            assert vector.step([0] * 3)[4] == {}
+        assert all(infos == {} for *_, infos in run(vector, at - 1))
         obs, rewards, terminated, truncated, infos = vector.step([0] * 3)
         assert infos["lost"].tolist() == infos["ignored"].tolist() == [False, True, False]
         assert rewards.tolist() == [1.0, 0.0, 1.0]
@@ -83,15 +65,67 @@ def test_an_episode_is_given_up(where, at, make):
         assert infos == {}
 
 
+@pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
+@sweep(
+    "case",
+    [
+        ("speed", 0, r"observation 'speed' is nan at index \(1, 2\)"),
+        ("speed", 3, r"observation 'speed' is -inf at index \(1, 2\)"),
+        ("temperature", 3, "observation 'temperature' is inf, expected"),
+        ("reward", 3, "reward is nan, expected"),
+        ("reward", 5, "reward is -inf, expected"),
+        ("speed", 5, r"observation 'speed' is nan at index \(1, 2\)"),
+    ],
+)
+def test_it_is_named(case, make):
+    """Environment, episode, step, leaf, value and index, in every autoreset mode."""
+    where, at, words = case
+    value = float(words.split(" is ")[1].split()[0].strip(","))
+    when = f"at step {at}" if at else "(in the reset|at step 0)"
+    which = f"(the episode with seed {episode_seed(1, 1, 3, 1)}|its episode)"
+    with (
+        make(between({"where": where, "at": at, "value": value})) as vector,
+        pytest.raises(EnvError, match=f"environment 1 failed {when} of {which}: .*{words}"),
+    ):
+        run(vector, 5)
+
+
+class Later(SpoiltEnv):
+    """Spoils the first observation of its second episode, too."""
+
+    def observe(self):
+        obs = super().observe()
+        if len(self.seeds) == 2 and self.t == 0:
+            obs["speed"][1, 2] = np.nan
+        return obs
+
+
+@pytest.mark.parametrize(
+    ("make", "spoilt"),
+    [(make, {}) for make in (here, foreign)]
+    + [pytest.param(*mode.values, {}, id=mode.id) for mode in OTHER_MODES]
+    + [(skipping, {}), (skipping, {"where": "reward", "at": 5})]
+    + [(skipping, {"where": "speed", "at": 0})],
+)
+def test_first_observations_are_always_an_error(make, spoilt):
+    """At the first reset, after the end of an episode, and after one that was given up."""
+    when = "in the reset" if make in (here, skipping) else r"at step \d"
+    words = rf"environment 1 failed {when} of .*'speed' is nan at index \(1, 2\)"
+    with (
+        make([SpoiltEnv, lambda: Later(**spoilt)]) as vector,
+        pytest.raises(EnvError, match=words),
+    ):
+        run(vector, 6)
+
+
 def test_seeds_of_the_next_episode():
     """Giving up an episode uses up its seed and no other; others are left alone."""
 
     class SpoiltCounting(CountingEnv):
-        def step(self, action):
-            obs, reward, *rest = super().step(action)
-            return obs, float("nan") if self.t == 2 and len(self.seeds) < 4 else reward, *rest
+        def reward(self, action):
+            return float("nan") if self.t == 2 and len(self.seeds) < 4 else super().reward(action)
 
-    with here([CountingEnv, SpoiltCounting], on_non_finite="skip") as vector:
+    with skipping([CountingEnv, SpoiltCounting]) as vector:
         vector.reset(seed=3)
         lost = [vector.step([0, 0])[4].get("lost", [False] * 2)[1] for _ in range(9)]
         assert lost == [False, True] * 3 + [False] * 3
@@ -102,27 +136,15 @@ def test_seeds_of_the_next_episode():
             assert other.load_state_dict(state)[0].tolist() == vector._observations().tolist()
 
 
-class LivesEnv(CountingEnv):
-    """A game of three lives of two steps each; the reward of the second step is not finite."""
-
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset(seed=seed)
-        return obs, {**info, "lives": 3}
-
-    def step(self, action):
-        obs, reward, *_ = super().step(action)
-        spoilt = self.t == 2 and len(self.seeds) == 1
-        lives = 3 - self.t // 2
-        reward = float("inf") if spoilt else reward
-        return obs, reward, lives == 0, False, {"lives": lives}
-
-
 def test_a_game_that_went_wrong_does_not_go_on():
     """Where a life is lost in a step that is given up, a new game begins, not only an episode."""
-    with here([lambda: EpisodicLifeWrapper(LivesEnv())], on_non_finite="skip") as vector:
-        vector.reset(seed=1)
-        vector.step([0])
-        obs, _, _, _, infos = vector.step([0])
+
+    class SpoiltLives(LivesEnv):
+        def reward(self, action):
+            return float("inf") if self.t == 2 and len(self.seeds) == 1 else 1.0
+
+    with skipping([lambda: EpisodicLifeWrapper(SpoiltLives())]) as vector:
+        obs, _, _, _, infos = run(vector, 2)[-1]
         assert infos["lost"].tolist() == [True]
         assert obs.tolist() == [[episode_seed(1, 0, 1, 2) % 1000, 0.0]]
         vector.step([0])
@@ -141,11 +163,8 @@ def test_all_at_once():
         {"where": "reward", "at": 3, "value": float("-inf"), "length": 3},
         {"where": "speed", "at": 3, "length": 3, "truncate": False},
     )
-    with here(spoilt, on_non_finite="skip") as vector:
-        vector.reset(seed=1)
-        vector.step([0] * 6)
-        vector.step([0] * 6)
-        obs, rewards, terminated, truncated, infos = vector.step([0] * 6)
+    with skipping(spoilt) as vector:
+        obs, rewards, terminated, truncated, infos = run(vector, 3)[-1]
         assert infos["lost"].tolist() == [False, True, True, True, False, False]
         assert terminated.tolist() == [False, False, False, False, True, False]
         assert not truncated.any()
@@ -154,48 +173,12 @@ def test_all_at_once():
         assert obs["count"].tolist() == [3, 0, 0, 0, 0, 3]
 
 
-@sweep("policy", ["raise", "skip"])
-@pytest.mark.parametrize("make", PLACES)
-def test_the_first_observation_is_always_an_error(make, policy):
-    """At the first reset, after the end of an episode, and after one that was given up."""
-    with (
-        make(between({"where": "speed", "at": 0}), on_non_finite=policy) as vector,
-        pytest.raises(EnvError, match=r"environment 1 failed in the reset.*'speed' is nan"),
-    ):
-        vector.reset(seed=1)
-
-    class Later(SpoiltEnv):
-        def observe(self):
-            obs = super().observe()
-            if self.begun == 2 and self.t == 0:
-                obs["speed"][0, 0] = np.inf
-            return obs
-
-    words = r"environment 0 failed in the reset.*'speed' is inf at index \(0, 0\)"
-    for spoilt in ({}, {"where": "reward", "at": 5}):
-        with here([lambda s=spoilt: Later(**s)], on_non_finite=policy) as vector:
-            vector.reset(seed=1)
-            for _ in range(4):
-                vector.step([0])
-            if spoilt and policy == "raise":
-                words = "reward is nan"
-            with pytest.raises(EnvError, match=words):
-                vector.step([0])
-
-
-def test_terminal_observations_do_not_matter():
-    """Nobody asks for the value of a terminal state."""
-    with here(between({"where": "speed", "at": 5, "truncate": False})) as vector:
-        vector.reset(seed=1)
-        for _ in range(5):
-            result = vector.step([0] * 3)
-        assert result[2][1]
-    with here(between({"where": "speed", "at": 5})) as vector:
-        vector.reset(seed=1)
-        for _ in range(4):
-            vector.step([0] * 3)
-        with pytest.raises(EnvError, match=r"step 5.*final observation 'speed' is nan at index"):
-            vector.step([0] * 3)
+@pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
+def test_terminal_observations_do_not_matter(make):
+    """Nobody asks for the value of a terminal state, nor for what a mere reset returns."""
+    spoilt = {"where": "speed", "at": 5, "truncate": False, "episodes": 99}
+    with make(between(spoilt)) as vector:
+        assert sum(int(terminated[1]) for _, _, terminated, *_ in run(vector, 17)) > 1
 
 
 def test_monitored_returns_of_lost_episodes_are_not_reported():
@@ -205,9 +188,7 @@ def test_monitored_returns_of_lost_episodes_are_not_reported():
         {"_target_": "maze_train.RewardScalingWrapper", "scale": 2.0}
     ]
     with here([factory], on_non_finite="skip", step_infos=True) as vector:
-        vector.reset(seed=1)
-        for _ in range(3):
-            infos = vector.step([0])[4]
+        infos = run(vector, 3)[-1][4]
         assert infos["lost"].tolist() == [True]
         assert "episode" not in infos
         for _ in range(5):
@@ -242,68 +223,3 @@ def test_long_columns(at):
     assert check.passes()
     column.reshape(-1)[at] = np.inf
     assert not check.passes()
-
-
-def foreign(mode, **spoilt):
-    """A vector environment of gymnasium, whose second environment is spoilt."""
-    return ForeignVectorEnv(
-        gymnasium.vector.SyncVectorEnv(
-            [SpoiltEnv, lambda: SpoiltEnv(**spoilt)], autoreset_mode=mode
-        )
-    )
-
-
-@sweep("mode", list(AutoresetMode))
-@sweep(
-    "case",
-    [
-        ("speed", 0, r"at step 0 .*observation 'speed' is nan at index \(1, 2\)"),
-        ("speed", 2, r"at step 2 .*observation 'speed' is nan at index \(1, 2\)"),
-        ("temperature", 2, r"at step 2 .*observation 'temperature' is nan, expected"),
-        ("reward", 2, "at step 2 .*reward is nan"),
-        ("reward", 5, "at step 5 .*reward is nan"),
-        ("speed", 5, r"at step 5 .*observation 'speed' is nan at index \(1, 2\)"),
-    ],
-)
-def test_foreign_environments(mode, case):
-    """They are named in every mode, final observations of truncated episodes too."""
-    where, at, words = case
-    vector = foreign(mode, where=where, at=at)
-    with pytest.raises(EnvError, match=f"environment 1 failed {words}"):  # noqa: PT012
-        vector.reset(seed=1)
-        for _ in range(5):
-            vector.step([0, 0])
-    vector.close()
-
-
-@sweep("mode", list(AutoresetMode))
-def test_foreign_terminal_observations_do_not_matter(mode):
-    """Nor what an environment returns for the step that only resets it."""
-    vector = foreign(mode, where="speed", at=5, truncate=False, episodes=99)
-    vector.reset(seed=1)
-    ends = sum(int(vector.step([0, 0])[2].sum()) for _ in range(17))
-    assert ends > 2
-    vector.close()
-
-
-@sweep("mode", list(AutoresetMode))
-def test_foreign_resets(mode):
-    """The first observation of a later episode is looked at as well."""
-    env = foreign(mode)
-    inner = env._env.envs[1]
-    plain = inner.observe
-
-    def observe():
-        obs = plain()
-        if inner.begun == 2 and inner.t == 0:
-            obs["temperature"] = np.float64("-inf")
-        return obs
-
-    inner.observe = observe
-    env.reset(seed=1)
-    for _ in range(4):
-        env.step([0, 0])
-    with pytest.raises(EnvError, match=r"environment 1 .*'temperature' is -inf"):  # noqa: PT012
-        env.step([0, 0])
-        env.step([0, 0])
-    env.close()

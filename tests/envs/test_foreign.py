@@ -1,18 +1,19 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
+from unittest.mock import MagicMock
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from maze_train.envs.backends import autoreset_mode, distinct_seeds
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.envs.names import SequentialVectorEnv
-from maze_train.errors import ConfigError, EnvError, ShapeError, SpaceError
+from maze_train.errors import ConfigError, EnvError, SpaceError
 from maze_train.rollout.episodes import successes_of
 
 MODES = list(AutoresetMode)
@@ -67,27 +68,32 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
 
 
 class ScriptedVectorEnv(VectorEnv[Any, Any, Any]):
-    """The same script for many environments at once, with habits of native vector environments.
+    """Many of these environments at once, with habits of native vector environments.
 
     Rows may come in another order, told by `env_id`; observations may live in one buffer that every
-    call overwrites; `final_obs` is one array, whose other rows are rubbish.
+    call overwrites; `final_obs` is one array, whose other rows are rubbish, as are rewards and
+    flags of steps that only reset.
     """
 
     def __init__(self, mode: Any, *, shuffled: bool = False, reused: bool = False) -> None:
+        makers = [lambda i=i: ScriptedEnv(i) for i in range(N)]
+        known = mode if mode in MODES else NEXT_STEP
+        self.inner = SyncVectorEnv(makers, autoreset_mode=known)
         self.metadata = {"autoreset_mode": mode}
         self.num_envs = N
-        self.single_observation_space = spaces.Box(0.0, 1e6, (3,), np.float32)
-        self.single_action_space = spaces.Discrete(3)
-        self.observation_space = batch_space(self.single_observation_space, N)
-        self.action_space = batch_space(self.single_action_space, N)
+        self.single_observation_space = self.inner.single_observation_space
+        self.single_action_space = self.inner.single_action_space
         self.mode, self.shuffled, self.reused = mode, shuffled, reused
         self.buffer = np.zeros((N, 3), np.float32)
         self.rng = np.random.default_rng(0)
-        self.episode, self.t = np.full(N, -1), np.zeros(N, int)
-        self.ended = np.zeros(N, bool)
 
-    def observe(self) -> Any:
-        return np.stack([np.arange(N), self.episode, self.t], axis=1).astype(np.float32)
+    @property
+    def episode(self) -> Any:
+        return np.array([env.episode for env in self.inner.envs])
+
+    @property
+    def t(self) -> Any:
+        return np.array([env.t for env in self.inner.envs])
 
     def deliver(self, obs: Any, *rest: Any) -> Any:
         order = self.rng.permutation(N) if self.shuffled else np.arange(N)
@@ -99,42 +105,23 @@ class ScriptedVectorEnv(VectorEnv[Any, Any, Any]):
             obs = self.buffer
         return (obs, *(part[order] for part in rest[:-1]), infos)
 
-    def start(self, rows: Any) -> None:
-        self.episode[rows] += 1
-        self.t[rows] = 0
-
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         rows = (options or {}).get("reset_mask", np.ones(N, bool))
-        assert rows.any()
-        self.start(rows)
-        self.ended[rows] = False
-        obs = self.observe()
-        obs[~rows] = -7.0  # Nobody promised what the rows of the others hold.
-        return self.deliver(obs, {})
+        obs, _ = self.inner.reset(options=options)
+        self.ended = np.zeros(N, bool)
+        return self.deliver(np.where(rows[:, None], obs, -7.0).astype(np.float32), {})
 
     def step(self, actions: Any) -> Any:
-        assert self.action_space.contains(actions)
-        if self.mode is DISABLED:
-            assert not self.ended.any()
         resetting = self.ended if self.mode is NEXT_STEP else np.zeros(N, bool)
-        self.start(resetting)
-        self.t[~resetting] += 1
-        rewards = actions + 10.0 * self.t + 0.5 * self.episode + 100.0 * np.arange(N)
-        rewards[resetting] = 1e9  # Not to be believed.
-        pairs = zip(range(N), self.episode.tolist(), strict=True)
-        lengths = np.array([length_of(i, k) for i, k in pairs])
-        self.ended = ~resetting & (self.t >= lengths)
-        flags = np.array([flags_of(i, k) for i, k in enumerate(self.episode.tolist())])
-        terminated, truncated = (flags & self.ended[:, None]).T
-        self.flags = (terminated, truncated)
-        terminated, truncated = terminated | resetting, truncated | resetting  # Nor are these.
-        infos: dict[str, Any] = {"is_success": self.episode % 2 == 0}
-        obs = self.observe()
-        if self.mode is SAME_STEP and self.ended.any():
-            infos |= {"final_obs": np.where(self.ended[:, None], obs, -5).astype(np.float32)}
-            self.start(self.ended)
-            obs = self.observe()
-        return self.deliver(obs, rewards.astype(np.float32), terminated, truncated, infos)
+        episode = self.episode
+        obs, rewards, terminated, truncated, given = self.inner.step(actions)
+        self.flags, self.ended = (terminated, truncated), terminated | truncated
+        infos: dict[str, Any] = {"is_success": episode % 2 == 0}
+        if "final_obs" in given:
+            rows = zip(given["final_obs"], self.ended, strict=True)
+            infos["final_obs"] = np.stack([row if over else np.full(3, -5.0) for row, over in rows])
+        flags = terminated | resetting, truncated | resetting
+        return self.deliver(obs, np.where(resetting, 1e9, rewards), *flags, infos)
 
 
 def flat_row(obs: Any, i: int | None = None) -> tuple[float, ...]:
@@ -351,37 +338,30 @@ def test_lives_are_needed():
     assert plain.step([0, 0, 0])[1].tolist() == [5.0, -3.0, -3.0]
 
 
-class SeedList(ScriptedVectorEnv):
-    def reset(self, *, seed: int | list[int | None] | None = None, options: Any = None) -> Any:
-        self.seen = seed
-        return super().reset(options=options)
+def taking(kind: str) -> Any:
+    """A vector environment that says so of its seeds, and notes them."""
 
+    class Taking(ScriptedVectorEnv):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.seen = seed
+            return super().reset(options=options)
 
-class SeedArray(ScriptedVectorEnv):
-    def reset(self, *, seed: int | np.ndarray | None = None, options: Any = None) -> Any:
-        self.seen = seed
-        return super().reset(options=options)
-
-
-class SeedInt(ScriptedVectorEnv):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.seen = seed
-        return super().reset(options=options)
+    Taking.reset.__annotations__["seed"] = kind
+    return Taking(NEXT_STEP)
 
 
 def test_seeds():
     """Environments get seeds in the form that they take; two runs have none in common."""
-    seen = {}
-    for kind in (SeedList, SeedArray, SeedInt):
-        source = kind(NEXT_STEP)
+    seen = []
+    for kind in ("int | list[int | None] | None", "int | np.ndarray | None", "int | None"):
+        source = taking(kind)
         vector = ForeignVectorEnv(source)
         vector.reset(seed=5)
-        seen[kind] = source.seen
+        seen.append(source.seen)
         assert vector.root_seed == 5
-    assert seen[SeedList] == distinct_seeds(5, N)
-    assert isinstance(seen[SeedArray], np.ndarray)
-    assert seen[SeedArray].tolist() == distinct_seeds(5, N)
-    assert seen[SeedInt] == distinct_seeds(5, 1)[0]
+    expected = distinct_seeds(5, N)
+    assert isinstance(seen[1], np.ndarray)
+    assert [seen[0], seen[1].tolist(), seen[2]] == [expected, expected, expected[0]]
     many = [seed for root in range(50) for seed in distinct_seeds(root, 100)]
     assert len(set(many)) == len(many)
     assert 0 <= min(many) <= max(many) < 2**31
@@ -412,93 +392,79 @@ def test_mode_that_another_environment_left_is_not_believed(monkeypatch):
     assert autoreset_mode(source) is NEXT_STEP
 
 
-def test_missing_final_observation():
-    """SAME_STEP without final observations is an error where the first episode ends."""
-
-    class Forgetful(ScriptedVectorEnv):
-        gives: Any = None
-
-        def step(self, actions: Any) -> Any:
-            *rest, infos = super().step(actions)
-            infos = {"final_obs": self.gives} if self.gives is not None else {}
-            return (*rest, infos)
-
-    for gives in (None, np.full(N, None, dtype=object)):
-        source = Forgetful(SAME_STEP)
-        source.gives = gives
-        vector = ForeignVectorEnv(source)
-        vector.reset(seed=0)
-        with pytest.raises(EnvError, match=r"infos\['final_obs'\] is missing"):
-            vector.step([0, 0, 0])
+def broken(*_: Any, **__: Any) -> Any:
+    """Raise."""
+    raise RuntimeError("the wheel came off")
 
 
-def test_wrong_values():
-    """What the environment raises or returns wrongly is told, and wrong actions are refused."""
+def spoilt(mode: Any, where: str, spoil: Any) -> Any:
+    """A vector environment of which the result of a method is spoilt."""
+    source = ScriptedVectorEnv(mode)
+    method = getattr(source, where)
+    setattr(source, where, lambda *args, **kwargs: spoil(*method(*args, **kwargs)))
+    return source
 
-    class Odd(ScriptedVectorEnv):
-        spoil: Any = None
 
-        def step(self, actions: Any) -> Any:
-            return self.spoil(*super().step(actions))
+@pytest.mark.parametrize(
+    ("mode", "spoil", "words"),
+    [
+        (NEXT_STEP, broken, r"step\(\) of ScriptedV.* failed: RuntimeError: the wheel"),
+        (NEXT_STEP, lambda o, *rest: (o[:, :2], *rest), r"shape \(3, 2\), its space says"),
+        (NEXT_STEP, lambda o, r, *rest: (o, r[:2], *rest), r"shapes \(2,\), \(3,\), \(3,\)"),
+        (SAME_STEP, lambda *parts: (*parts[:-1], {}), r"infos\['final_obs'\] is missing"),
+        (
+            SAME_STEP,
+            lambda *parts: (*parts[:-1], {"final_obs": np.full(N, None, object)}),
+            r"infos\['final_obs'\] is missing",
+        ),
+        *[
+            (NEXT_STEP, lambda o, r, *rest, bad=bad: (o, [1.0, bad, 1.0], *rest), words)
+            for bad, words in [
+                (1e300, r"environment 5 failed at step 1 .* reward is 1e\+300"),
+                (-1e300, r"environment 5 failed at step 1 .* reward is -1e\+300"),
+                (float("nan"), "environment 5 failed at step 1 .* reward is nan"),
+            ]
+        ],
+    ],
+)
+def test_wrong_values(mode, spoil, words):
+    """What the environment raises or returns wrongly is told, with the number among all."""
+    vector = ForeignVectorEnv(spoilt(mode, "step", spoil))
+    vector.first_env = 4
+    vector.reset(seed=0)
+    with pytest.raises((EnvError, SpaceError), match=words):
+        vector.step([0, 0, 0])
 
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("the wheel came off")
 
-    cases = [
-        (broken, r"step\(\) of Odd failed: RuntimeError: the wheel"),
-        (lambda o, r, te, tr, i: (o[:, :2], r, te, tr, i), r"shape \(3, 2\), its space says"),
-        (lambda o, r, te, tr, i: (o, r[:2], te, tr, i), r"shapes \(2,\), \(3,\), \(3,\)"),
-    ]
-    for spoil, pattern in cases:
-        source = Odd(NEXT_STEP)
-        source.spoil = spoil
-        vector = ForeignVectorEnv(source)
-        with pytest.raises(EnvError, match=r"call reset\(\) first"):
-            vector.step([0, 0, 0])
-        vector.reset(seed=0)
-        with pytest.raises(ShapeError):
-            vector.step([0, 0])
-        with pytest.raises(SpaceError):
-            vector.step([0.5, 0.0, 0.0])
-        with pytest.raises((EnvError, SpaceError), match=pattern):
-            vector.step([0, 0, 0])
+@pytest.mark.parametrize("where", ["reset", "step", "close"])
+def test_environments_that_exit(where):
+    """Their errors are caught in the same way."""
+    source = ScriptedVectorEnv(NEXT_STEP)
+    vector = ForeignVectorEnv(source)
+    vector.reset(seed=0)
+    setattr(source, where, lambda *_, **__: sys.exit(0))
+    calls = {"reset": vector.reset, "step": lambda: vector.step([0, 0, 0]), "close": vector.close}
+    with pytest.raises(EnvError, match="failed: SystemExit: 0"):
+        calls[where]()
 
 
 def test_integer_observations_get_the_dtype_of_the_space():
     """A batch of smaller integers is brought into the space's; floats are not cut down."""
-
-    class Small(ScriptedVectorEnv):
-        kind: Any = np.int32
-
-        def __init__(self, mode: Any) -> None:
-            super().__init__(mode)
-            self.single_observation_space = spaces.MultiDiscrete([9, 99, 99])
-
-        def observe(self) -> Any:
-            return super().observe().astype(self.kind)
-
-    source = Small(NEXT_STEP)
-    assert ForeignVectorEnv(source).reset(seed=0)[0].dtype == np.int64
-    source.kind = np.float32
+    vectors = []
+    for kind in (np.int32, np.float32):
+        source = spoilt(NEXT_STEP, "reset", lambda o, infos, kind=kind: (o.astype(kind), infos))
+        source.single_observation_space = spaces.MultiDiscrete([9, 99, 99])
+        vectors.append(ForeignVectorEnv(source))
+    assert vectors[0].reset(seed=0)[0].dtype == np.int64
     with pytest.raises(SpaceError, match="dtype float32"):
-        ForeignVectorEnv(source).reset(seed=0)
+        vectors[1].reset(seed=0)
 
 
 def test_close():
-    """Closing closes the environment once, and nothing can be done afterwards."""
-
-    class Counted(ScriptedVectorEnv):
-        closes = 0
-
-        def close_extras(self, **kwargs: Any) -> None:
-            self.closes += 1
-
-    source = Counted(NEXT_STEP)
+    """Closing closes the environment once."""
+    source = ScriptedVectorEnv(NEXT_STEP)
+    source.close = MagicMock()
     with ForeignVectorEnv(source) as vector:
         vector.reset(seed=0)
     vector.close()
-    assert source.closes == 1
-    with pytest.raises(EnvError, match="after close"):
-        vector.reset(seed=0)
-    with pytest.raises(EnvError, match=r"call reset\(\)"):
-        vector.step([0, 0, 0])
+    source.close.assert_called_once_with()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 
 import gymnasium
 import numpy as np
 import pytest
 from cases import everyday, sweep
-from toy_envs import CountingEnv, FailingEnv, NestedEnv
+from toy_envs import CountingEnv, FailingEnv, JitterEnv, NestedEnv
 from vector_cases import (
     FORKS,
     PLACES,
@@ -22,10 +21,8 @@ from vector_cases import (
     workers,
 )
 
-from maze_train import EnvFactory
-from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train import EnvConfig, EnvFactory
 from maze_train.envs.journal import Journal
-from maze_train.envs.own_state import own_state
 from maze_train.envs.repair import episode_seed
 from maze_train.errors import EnvError
 from maze_train.seeding import EpisodeSeeds
@@ -54,32 +51,6 @@ REAL = [
 ]
 """Environments, and steps after which each is in the middle of an episode that is not the first,
 but for Pong and the car."""
-
-
-class JitterEnv(CountingEnv):
-    """Observes something that does not follow from the seed, from a step on."""
-
-    def __init__(self, at=1, **kwargs):
-        super().__init__(**kwargs)
-        self.at = at
-
-    def observe(self):
-        obs = super().observe()
-        if self.t >= self.at:
-            obs[0] = os.getpid() * 1000 + id(self) % 1000
-        return obs
-
-
-class ShorterEnv(CountingEnv):
-    """Ends its episodes earlier the second time."""
-
-    made = 0
-
-    def __init__(self):
-        super().__init__(length=8)
-        ShorterEnv.made += 1
-        if ShorterEnv.made > 1:
-            self.length = 3
 
 
 class OwnStateEnv(CountingEnv):
@@ -119,10 +90,6 @@ class OptionEnv(CountingEnv):
         _, info = super().reset(seed=seed)
         self.t = (options or {}).pop("start", 0)
         return self.observe(), info
-
-
-class Stateful(gymnasium.Wrapper):
-    """A wrapper of somebody's without state methods."""
 
 
 def assert_go_on_equally(one, others, steps):
@@ -292,36 +259,24 @@ def test_an_environment_that_differs(make):
         assert two.step([0, 0, 0])[1].tolist() == [5.0, 1.0, 5.0]
 
 
-def test_an_episode_that_ends_early():
-    """It ends after k of n actions."""
-    ShorterEnv.made = 0
-    with here([ShorterEnv]) as one, here([ShorterEnv]) as two:
-        one.reset(seed=5)
-        play(one, 6)
-        with pytest.raises(EnvError, match=r"after 6 actions.*ended, already after 3 of them"):
-            two.load_state_dict(one.state_dict())
-
-
-def test_a_reward_that_differs():
-    """The observation alone does not tell everything."""
-    state = state_after([CountingEnv], 2)
-    state["envs"][0]["reward"] = 2.5
-    with (
-        here([CountingEnv]) as two,
-        pytest.raises(EnvError, match=r"the last reward is 2 instead of 2\.5"),
-    ):
-        two.load_state_dict(state)
-
-
 @pytest.mark.parametrize("make", PLACES)
-def test_an_exception_while_it_is_played_again(make):
-    """The environment does not do the same again; a new episode may begin there."""
-    state = state_after([lambda: FailingEnv("nothing", at=3)], 4)
-    words = r"environment 0 could not be put back .*raised RuntimeError: the wheel.*allow"
-    with make([lambda: FailingEnv("raise", at=3)]) as two:
-        with pytest.raises(EnvError, match=words):
-            two.load_state_dict(state)
-        assert two.load_state_dict(state, allow_new_episodes=True)[1].tolist() == [True]
+@sweep(
+    "case",
+    [
+        (CountingEnv, lambda: CountingEnv(3), {}, r"after 4 .*ended, already after 3 of them"),
+        (CountingEnv, CountingEnv, {"reward": 2.5}, r"the last reward is 4 instead of 2\.5"),
+        (CountingEnv, FailingEnv, {}, "raised RuntimeError: the wheel.*allow"),
+    ],
+)
+def test_what_is_not_done_again(make, case):
+    """It is told, and a new episode may begin there."""
+    before, after, changes, words = case
+    state = state_after([before], 4)
+    state["envs"][0] |= changes
+    with make([after]) as vector:
+        with pytest.raises(EnvError, match=f"environment 0 could not be put back .*{words}"):
+            vector.load_state_dict(state)
+        assert vector.load_state_dict(state, allow_new_episodes=True)[1].tolist() == [True]
 
 
 @pytest.mark.parametrize("make", PLACES)
@@ -379,7 +334,7 @@ def test_nan_equals_itself():
         (lambda state, env: env["obs"].update({"": np.zeros(3, np.float32)}), "shape"),
         (lambda state, env: env["obs"].update({"x": np.zeros(3)}), "have the keys"),
         (lambda state, env: env.update(own={"layers": ["X"], "states": []}), "own state is of"),
-        (lambda state, env: env.update(own={}), "own state is of"),
+        (lambda state, env: env.update(own={}), r"own state is of the layers.*same wrappers"),
     ],
 )
 def test_a_state_that_does_not_fit(case):
@@ -412,20 +367,6 @@ def test_after_a_failed_call():
         vector.state_dict()
     with pytest.raises(EnvError, match="after close"):
         vector.load_state_dict(state)
-
-
-def test_foreign_environments_refuse():
-    """They say why, and what to do."""
-    vector = ForeignVectorEnv(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
-    vector.reset(seed=0)
-    with pytest.raises(EnvError, match=r"ForeignVectorEnv can not be kept.*env\.backend=gymnasium"):
-        vector.state_dict()
-    with pytest.raises(EnvError, match=r"env\.backend=gymnasium"):
-        vector.load_state_dict({})
-    assert vector.worker_restarts == 0
-    assert not vector.can_be_restored
-    vector.close()
-    assert here([CountingEnv]).can_be_restored
 
 
 def test_memory_is_given_back():
@@ -504,46 +445,29 @@ def test_own_state_that_is_not_plain(make):
         vector.step([0])
 
 
-def wrapped(*, unknown=False):
-    """An environment that tells its state, in all wrappers that are known."""
-    config = {
-        "wrappers": [
-            {"_target_": "gymnasium.wrappers.ClipReward", "min_reward": -100.0},
-            {"_target_": "maze_train.ObservationStackWrapper", "n": 3},
-        ],
-        "training_wrappers": [{"_target_": "maze_train.RewardScalingWrapper", "scale": 0.5}],
-        "max_episode_steps": 12,
-    }
-    factory = EnvFactory.from_any(OwnStateEnv)
-    for name, value in config.items():
-        setattr(factory.config, name, value)
-    return (lambda: Stateful(factory())) if unknown else factory
+WRAPPED = EnvConfig(
+    target="test_journal.OwnStateEnv",
+    wrappers=[
+        {"_target_": "gymnasium.wrappers.ClipReward", "min_reward": -100.0},
+        {"_target_": "maze_train.ObservationStackWrapper", "n": 3},
+    ],
+    training_wrappers=[{"_target_": "maze_train.RewardScalingWrapper", "scale": 0.5}],
+    max_episode_steps=12,
+)
+"""An environment that tells its state, in wrappers of all kinds that are known."""
 
 
-def test_own_state_through_wrappers():
+@sweep("is_known", [True, False])
+def test_own_state_through_wrappers(is_known):
     """Wrappers that are known give theirs; one that is not has the episode played again."""
-    for unknown in (False, True):
-        factories = [wrapped(unknown=unknown)] * 2
-        with here(factories) as one, here(factories) as two:
-            one.reset(seed=3)
-            play(one, 17)
-            state = one.state_dict()
-            assert len(state["envs"][0]["actions"][""]) == (5 if unknown else 0)
-            assert (state["envs"][0]["own"] is None) is unknown
-            assert_same(two.load_state_dict(state)[0], one._observations())
-            for _ in range(20):
-                assert_equal_steps(one.step([0, 0]), two.step([0, 0]))
-
-
-def test_own_state_of_other_layers():
-    """A state is refused where the wrappers are others."""
-    env = wrapped()()
-    env.reset(seed=0)
-    state = own_state(env)
-    assert state["layers"][0] == "RewardScalingWrapper"
-    with here([lambda: OwnStateEnv(5)]) as vector:
-        vector.reset(seed=0)
-        record = vector.state_dict()
-        record["envs"][0]["own"] = state
-        with pytest.raises(EnvError, match=r"own state is of the layers.*same wrappers"):
-            vector.load_state_dict(record)
+    factory = EnvFactory(WRAPPED)
+    factories = [factory if is_known else lambda: gymnasium.Wrapper(factory())] * 2
+    with here(factories) as one, here(factories) as two:
+        one.reset(seed=3)
+        play(one, 17)
+        state = one.state_dict()
+        assert len(state["envs"][0]["actions"][""]) == (0 if is_known else 5)
+        assert (state["envs"][0]["own"] is not None) is is_known
+        assert_same(two.load_state_dict(state)[0], one._observations())
+        for _ in range(20):
+            assert_equal_steps(one.step([0, 0]), two.step([0, 0]))

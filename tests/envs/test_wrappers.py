@@ -26,55 +26,50 @@ pytestmark = FORKS
 OURS = "maze_train.envs.wrappers."
 
 
-class MaskedEnv(gymnasium.Env):
+class MaskedEnv(CountingEnv):
     """Tells which actions are legal, and keeps those that it was given."""
 
-    def __init__(self, where="obs", length=1000):
-        self.where, self.length = where, length
+    def __init__(self, where="obs"):
+        super().__init__(length=1000)
+        self.where = where
         self.action_space = spaces.Discrete(4)
         parts = {"x": spaces.Box(0.0, 1.0, (1,))}
         if where == "obs":
             parts["action_mask"] = spaces.MultiBinary(4)
         self.observation_space = spaces.Dict(parts)
-        self.taken, self.t = [], 0
+        self.taken = []
 
-    def observe(self):
+    def info(self):
         mask = np.zeros(4, np.int8)
         mask[[self.t % 4, (self.t + 1) % 4]] = 1
-        obs = {"x": self.np_random.random(1, np.float32), "action_mask": mask}
-        if self.where == "obs":
-            return obs, {}
-        return {"x": obs["x"]}, {"action_mask": mask}
+        return {"action_mask": mask}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe()
+    def observe(self):
+        obs = {"x": self.np_random.random(1, np.float32)}
+        return obs | self.info() if self.where == "obs" else obs
 
-    def step(self, action):
-        self.taken.append((self.t, int(action)))
-        self.t += 1
-        obs, info = self.observe()
-        return obs, 0.0, self.t >= self.length, False, info
+    def reward(self, action):
+        self.taken.append((self.t - 1, int(action)))
+        return 0.0
 
 
-class TwoParts(gymnasium.Env):
-    """An arm with bounds, a switch, and an engine that counts; the info tells the action."""
+class TwoParts(CountingEnv):
+    """An arm with bounds, a switch, and an engine that counts; keeps the action."""
 
-    action_space = spaces.Dict(
+    SPACE = spaces.Dict(
         {
             "arm": spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 4.0]), dtype=np.float64),
             "deep": spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 10, (1, 1), np.int64))),
         }
     )
-    observation_space = spaces.Box(0.0, 1.0, (1,))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
+    def __init__(self, space=SPACE):
+        super().__init__()
+        self.action_space = space
 
-    def step(self, action):
-        return np.zeros(1, np.float32), 0.0, False, False, {"action": action}
+    def reward(self, action):
+        self.taken = action
+        return 0.0
 
 
 def wrapped(env, *nodes, training=True):
@@ -245,12 +240,17 @@ def test_declared_stacks_must_fit_their_space():
 
 
 def test_returns_are_reported_without_training_wrappers():
-    """Returns and lengths are those inside of the wrappers for training, which see scaled ones."""
+    """Returns and lengths are those inside of the wrappers for training, which see scaled ones.
+
+    Gymnasium's RecordEpisodeStatistics may lie inside, or outside under another key.
+    """
+    node = {"_target_": GYM + "RecordEpisodeStatistics"}
+    scale = {"_target_": OURS + "RewardScalingWrapper", "scale": 2.0}
     config = EnvConfig(
         target="toy_envs.CountingEnv",
         kwargs={"length": 3},
-        wrappers=[{"_target_": OURS + "RewardScalingWrapper", "scale": 2.0}],
-        training_wrappers=[{"_target_": OURS + "RewardScalingWrapper", "scale": 0.5}],
+        wrappers=[scale, node],
+        training_wrappers=[{**scale, "scale": 0.5}, {**node, "stats_key": "scaled"}],
     )
     with here([EnvFactory(config)] * 2) as vector:
         assert vector.monitored is True
@@ -261,9 +261,10 @@ def test_returns_are_reported_without_training_wrappers():
             rewards.append(reward[0])
             assert ("final_info" in infos) == terminated.any()
         assert rewards == [1.0, 2.0, 3.0] * 2
-        episode = infos["final_info"]["episode"]
-        assert episode["r"].tolist() == [12.0, 12.0]
-        assert episode["l"].tolist() == [3, 3]
+        final = infos["final_info"]
+        assert final["episode"]["r"].tolist() == [12.0, 12.0]
+        assert final["episode"]["l"].tolist() == [3, 3]
+        assert final["scaled"]["r"].tolist() == [6.0, 6.0]
 
 
 def test_monitoring_counts_truncated_and_broken_off_episodes():
@@ -333,20 +334,14 @@ def test_random_reset_respects_masks(where):
 def test_random_reset_understands_masks_of_several_parts():
     """Masks of Dict actions are read as everywhere; parts without a mask, and offsets, are kept."""
     env = MaskedEnv()
-    env.action_space = spaces.Dict(
-        {
-            "force": spaces.Box(0.0, 1.0, (1,)),
-            "place": spaces.MultiDiscrete([2, 3]),
-            "tool": spaces.Discrete(3, start=5),
-        }
-    )
+    parts = {"place": spaces.MultiDiscrete([2, 3]), "tool": spaces.Discrete(3, start=5)}
+    env.action_space = spaces.Dict({"force": spaces.Box(0.0, 1.0, (1,)), **parts})
     mask = np.array([1, 0, 0, 1, 0, 0, 1, 1], np.int8)
     env.observation_space = spaces.Dict(
         {"x": spaces.Box(0.0, 1.0, (1,)), "action_mask": spaces.MultiBinary(8)}
     )
     taken = []
-    env.observe = lambda: ({"x": np.zeros(1, np.float32), "action_mask": mask}, {})
-    env.step = lambda action: (taken.append(action), env.observe()[0], 0.0, False, False, {})[1:]
+    env.info, env.reward = lambda: {"action_mask": mask}, taken.append
     wrapper = RandomResetWrapper(env, 20, 20)
     wrapper.reset(seed=0)
     assert all(action in env.action_space for action in taken)
@@ -380,25 +375,27 @@ def test_discretized_parts():
     env.reset(seed=0)
     action = {"arm": np.array([2, 1]), "deep": (1, 2)}
     assert action in env.action_space
-    given = env.step(action)[4]["action"]
+    env.step(action)
+    given = env.unwrapped.taken
     assert given["arm"].tolist() == [1.0, 2.0]
     assert given["deep"][0] == 1
     assert given["deep"][1].tolist() == [[7]]
-    assert given in TwoParts.action_space
+    assert given in TwoParts.SPACE
     only = DiscretizeActionsWrapper(TwoParts(), {"arm": 2})
-    assert only.action_space["deep"] == TwoParts.action_space["deep"]
+    assert only.action_space["deep"] == TwoParts.SPACE["deep"]
     assert DiscretizeActionsWrapper(TwoParts(), 11).action_space["deep"][1] == spaces.Discrete(11)
 
 
 def test_discretized_matrix_keeps_its_order():
     """Choice k of a matrix belongs to its k-th entry, row by row."""
-    env = TwoParts()
     low = np.arange(6.0).reshape(2, 3) - 10.0
-    env.action_space = spaces.Box(low, low + 10.0, dtype=np.float64)
-    wrapper = DiscretizeActionsWrapper(env, 2)
+    wrapper = DiscretizeActionsWrapper(TwoParts(spaces.Box(low, low + 10.0, dtype=float)), 2)
     assert wrapper.action_space == spaces.MultiDiscrete([2] * 6)
     assert wrapper.action(np.zeros(6, np.int64)).tolist() == low.tolist()
     assert wrapper.action(np.array([0, 0, 1, 0, 0, 0]))[0, 2] == low[0, 2] + 10.0
+
+
+UNBOUNDED = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
 
 
 @sweep(
@@ -411,7 +408,7 @@ def test_discretized_matrix_keeps_its_order():
         ),
         (lambda: DiscretizeActionsWrapper(TwoParts(), {}), "num_bins"),
         (lambda: DiscretizeActionsWrapper(TwoParts(), {"deep/0": 3}), "num_bins"),
-        (lambda: DiscretizeActionsWrapper(Unbounded(), 3), "'push' has no bounds"),
+        (lambda: DiscretizeActionsWrapper(TwoParts(UNBOUNDED), 3), "'push' has no bounds"),
         (lambda: RandomResetWrapper(CountingEnv(), 2, 1), r"max_initial_steps = 1.*>= 2"),
         (lambda: RewardScalingWrapper(CountingEnv(), 0.0), "scale = 0"),
     ],
@@ -421,40 +418,3 @@ def test_wrong_arguments(case):
     make, message = case
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-class Unbounded(TwoParts):
-    """An action without a lower bound."""
-
-    action_space = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
-
-
-# -- gymnasium's wrappers --------------------------------------------------------------------------
-
-
-def test_statistics_of_gymnasium():
-    """RecordEpisodeStatistics may lie inside of our report, or outside under another key."""
-    node = {"_target_": GYM + "RecordEpisodeStatistics"}
-    config = EnvConfig(
-        target="toy_envs.CountingEnv",
-        kwargs={"length": 2},
-        wrappers=[node],
-        training_wrappers=[
-            {"_target_": OURS + "RewardScalingWrapper", "scale": 2.0},
-            {**node, "stats_key": "scaled"},
-        ],
-    )
-    vector = here([EnvFactory(config)])
-    vector.reset(seed=0)
-    vector.step([0])
-    final = vector.step([0])[4]["final_info"]
-    assert (final["episode"]["r"], final["episode"]["l"], final["scaled"]["r"]) == (3.0, 2, 6.0)
-
-
-def test_training_wrappers_keep_the_spaces():
-    """One that does not is named, with the place where it belongs."""
-    node = {"_target_": "gymnasium.wrappers.TimeAwareObservation"}
-    config = EnvConfig(id="CartPole-v1", training_wrappers=[node])
-    with pytest.raises(ConfigError, match=r"(?s)training_wrappers\[0\].*put the wrapper into env"):
-        EnvFactory(config)()
-    EnvFactory(config).for_evaluation()().close()

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
-import sys
 import time
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
 
 class CountingEnv(gymnasium.Env[Any, Any]):
-    """Observes (episode seed mod 1000, step); reward is the step; ends as it is told."""
+    """Observes (episode seed mod 1000, step); reward is the step; ends as it is told.
+
+    Other environments differ from it in what they observe, give and tell.
+    """
 
     def __init__(self, length: int = 5, truncate: bool = False) -> None:
-        self.observation_space = spaces.Box(-1.0, 1e6, (2,), np.float32)
-        self.action_space = spaces.Discrete(3)
+        self.observation_space: spaces.Space[Any] = spaces.Box(-1.0, 1e6, (2,), np.float32)
+        self.action_space: spaces.Space[Any] = spaces.Discrete(3)
         self.length = length
         self.truncate = truncate
         self.seeds: list[int | None] = []
@@ -27,23 +35,23 @@ class CountingEnv(gymnasium.Env[Any, Any]):
     def observe(self) -> Any:
         return np.array([(self.seeds[-1] or 0) % 1000, self.t], np.float32)
 
+    def reward(self, action: Any) -> float:
+        return float(self.t)
+
+    def info(self) -> dict[str, Any]:
+        return {"t": self.t, "half": 0.5 * self.t}
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.seeds.append(seed)
         self.t = 0
-        return self.observe(), {"options": str(options)}
+        return self.observe(), {"options": str(options), **self.info()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.t += 1
         ended = self.t >= self.length
-        info = {"t": self.t, "half": 0.5 * self.t}
-        return (
-            self.observe(),
-            float(self.t),
-            ended and not self.truncate,
-            ended and self.truncate,
-            info,
-        )
+        ends = ended and not self.truncate, ended and self.truncate
+        return self.observe(), self.reward(action), *ends, self.info()
 
 
 class AwkwardEnv(CountingEnv):
@@ -58,23 +66,25 @@ class AwkwardEnv(CountingEnv):
         return self.buffer
 
 
-class NestedEnv(gymnasium.Env[Any, Any]):
+class JitterEnv(CountingEnv):
+    """Observes something that does not follow from the seed, after the first observation."""
+
+    def observe(self) -> Any:
+        obs = super().observe()
+        obs[0] += os.getpid() * 1000 + id(self) % 1000 if self.t else 0
+        return obs
+
+
+class NestedEnv(CountingEnv):
     """Nested random observations, and nested actions that come back in the reward."""
 
     def __init__(self, length: int = 7) -> None:
-        self.observation_space = spaces.Dict(
-            {
-                "robot": spaces.Tuple(
-                    (spaces.Box(0.0, 1.0, (2, 2), np.float64), spaces.Discrete(10))
-                ),
-                "image": spaces.Box(0, 255, (3, 4, 1), np.uint8),
-            }
-        )
-        self.action_space = spaces.Tuple(
-            (spaces.Discrete(3), spaces.Dict({"force": spaces.Box(-1.0, 1.0, (2,), np.float32)}))
-        )
-        self.length = length
-        self.t = 0
+        super().__init__(length)
+        robot = spaces.Tuple((spaces.Box(0.0, 1.0, (2, 2), np.float64), spaces.Discrete(10)))
+        image = spaces.Box(0, 255, (3, 4, 1), np.uint8)
+        self.observation_space = spaces.Dict({"robot": robot, "image": image})
+        arm = spaces.Dict({"force": spaces.Box(-1.0, 1.0, (2,), np.float32)})
+        self.action_space = spaces.Tuple((spaces.Discrete(3), arm))
 
     def observe(self) -> Any:
         return {
@@ -82,51 +92,62 @@ class NestedEnv(gymnasium.Env[Any, Any]):
             "image": self.np_random.integers(0, 256, (3, 4, 1), dtype=np.uint8),
         }
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def reward(self, action: Any) -> float:
         gear, arm = action
-        self.t += 1
         reward = float(gear) + float(arm["force"].sum())
         arm["force"] += 100.0  # An environment may spoil the action that it was given.
-        return self.observe(), reward, self.t >= self.length, False, {"t": self.t}
+        return reward
+
+
+def lose_wheel() -> None:
+    """Raise an error."""
+    raise RuntimeError("the wheel came off")
+
+
+FAILURES = {
+    "raise": lose_wheel,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit": partial(os._exit, 7),
+    "hang": partial(time.sleep, 60.0),
+}
 
 
 class FailingEnv(CountingEnv):
-    """Fails in the way and at the step of the first episode that it is told."""
+    """Fails at a step of its episodes, or when it is built or reset.
 
-    def __init__(self, how: str = "raise", at: int = 3) -> None:
-        super().__init__(length=100)
-        self.how = how
-        self.at = at
+    Args:
+        how: One of `FAILURES`, or `constructor`, `spaces`, `reset`, `nan`.
+        at: The step.
+        marker: File that it makes when it fails; it does not fail where there is one.
+        length: Steps of an episode.
+    """
+
+    def __init__(
+        self, how: str = "raise", at: int = 3, marker: Path | None = None, length: int = 100
+    ) -> None:
+        super().__init__(length)
+        self.how, self.at, self.marker = how, at, marker
         if how == "constructor":
             raise ValueError("no such level")
         if how == "spaces":
             self.observation_space = spaces.Box(-1.0, 1e6, (3,), np.float32)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = super().step(action)
-        if self.t == self.at:
-            obs, info = self.fail(obs, info)
-        return obs, reward, terminated, truncated, info
+    def fails_now(self, how: str) -> bool:
+        fails = self.how == how and not (self.marker and self.marker.exists())
+        if fails and self.marker:
+            self.marker.touch()
+        return fails
 
-    def fail(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if self.how == "raise":
-            raise RuntimeError("the wheel came off")
-        if self.how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.how == "exit":
-            os._exit(7)
-        if self.how == "sys.exit":
-            sys.exit(0)
-        if self.how == "hang":
-            time.sleep(60.0)
-        if self.how == "shape":
-            obs = np.zeros((1, 2), np.float32)
-        return obs, info
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if self.fails_now("reset"):
+            raise RuntimeError("the door is locked")
+        return super().reset(seed=seed, options=options)
+
+    def reward(self, action: Any) -> float:
+        if self.t == self.at and self.how in FAILURES and self.fails_now(self.how):
+            FAILURES[self.how]()
+        return float("nan") if self.how == "nan" and self.t == self.at else super().reward(action)
 
 
 class OddInfoEnv(CountingEnv):
@@ -136,19 +157,27 @@ class OddInfoEnv(CountingEnv):
         super().__init__(length=1)
         self.index = index
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, _ = super().step(action)
-        score = [0, 0.5, 2][self.index]
-        return (
-            obs,
-            reward,
-            terminated,
-            truncated,
-            {"score": score, "path": np.zeros(self.index + 1)},
-        )
+    def info(self) -> dict[str, Any]:
+        return {"score": [0, 0.5, 2][self.index], "path": np.zeros(self.index + 1)}
 
 
-class SpoiltEnv(gymnasium.Env[Any, Any]):
+class LivesEnv(CountingEnv):
+    """Tells how many lives are left, by the number of steps."""
+
+    def __init__(
+        self,
+        lives: Sequence[int] = (3, 3, 2, 2, 1, 1, 0),
+        length: int = 6,
+        truncate: bool = False,
+    ) -> None:
+        super().__init__(length, truncate)
+        self.lives = lives
+
+    def info(self) -> dict[str, Any]:
+        return {"lives": self.lives[self.t]}
+
+
+class SpoiltEnv(CountingEnv):
     """Observes a dict; spoils a part of it, or the reward, at a step of its first episodes."""
 
     def __init__(
@@ -160,6 +189,7 @@ class SpoiltEnv(gymnasium.Env[Any, Any]):
         length: int = 5,
         truncate: bool = True,
     ) -> None:
+        super().__init__(length, truncate)
         self.observation_space = spaces.Dict(
             {
                 "count": spaces.Discrete(1000),
@@ -167,38 +197,20 @@ class SpoiltEnv(gymnasium.Env[Any, Any]):
                 "temperature": spaces.Box(-np.inf, np.inf, (), np.float64),
             }
         )
-        self.action_space = spaces.Discrete(2)
         self.where, self.at, self.value, self.episodes = where, at, value, episodes
-        self.length, self.truncate = length, truncate
-        self.t = self.begun = 0
+
+    def spoils(self, where: str) -> bool:
+        return self.where == where and self.t == self.at and len(self.seeds) <= self.episodes
 
     def observe(self) -> Any:
         speed = np.full((2, 3), self.t, np.float32)
-        temperature = np.float64(self.t)
-        if self.t == self.at and self.begun <= self.episodes:
-            if self.where == "speed":
-                speed[1, 2] = self.value
-            if self.where == "temperature":
-                temperature = np.float64(self.value)
+        if self.spoils("speed"):
+            speed[1, 2] = self.value
+        temperature = np.float64(self.value if self.spoils("temperature") else self.t)
         return {"count": self.t, "speed": speed, "temperature": temperature}
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        self.begun += 1
-        return self.observe(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        spoilt = self.where == "reward" and self.t == self.at and self.begun <= self.episodes
-        ended = self.t >= self.length
-        return (
-            self.observe(),
-            self.value if spoilt else 1.0,
-            ended and not self.truncate,
-            ended and self.truncate,
-            {},
-        )
+    def reward(self, action: Any) -> float:
+        return self.value if self.spoils("reward") else 1.0
 
 
 class AddOne(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -218,13 +230,12 @@ def not_an_env() -> str:
 
 
 class ThreadCountingEnv(CountingEnv):
-    """Imports torch when it is built, and observes how many threads torch then uses."""
+    """Imports torch or OpenCV when it is built, and observes how many threads that then uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: str) -> None:
         super().__init__()
-        import torch
-
-        self.torch = torch
+        found = importlib.import_module(package)
+        self.count = found.get_num_threads if package == "torch" else found.getNumThreads
 
     def observe(self) -> Any:
-        return np.full(2, self.torch.get_num_threads(), np.float32)
+        return np.full(2, self.count(), np.float32)

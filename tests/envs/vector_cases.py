@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,17 @@ def restarted(factories: Any, **settings: Any) -> Any:
     return workers(factories, on_worker_failure="restart", **settings)
 
 
-def foreign(factories: Any) -> Any:
+def foreign(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
     """A vector environment of gymnasium, presented as ours."""
-    return ForeignVectorEnv(SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP))
+    return ForeignVectorEnv(SyncVectorEnv(factories, autoreset_mode=mode))
 
 
 PLACES = [here, pytest.param(workers, marks=pytest.mark.slow)]
 ALL = [*PLACES, foreign]
+OTHER_MODES = [
+    pytest.param(partial(foreign, mode=mode), id=mode.name)
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
+]
 
 
 def columns(tree: Any) -> dict[str, Any]:
@@ -61,8 +66,9 @@ def assert_same(one: Any, other: Any) -> None:
     """Equal keys, dtypes and bytes."""
     assert columns(one).keys() == columns(other).keys()
     for key, column in columns(one).items():
-        assert column.dtype == columns(other)[key].dtype
-        assert column.tobytes() == columns(other)[key].tobytes(), key
+        expected = np.asarray(columns(other)[key])
+        assert column.dtype == expected.dtype
+        assert column.tobytes() == expected.tobytes(), key
 
 
 def assert_equal_steps(one: Any, other: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from maze_train.functional.losses import (
     clip_fraction,
     clipped_surrogate_loss,
     clipped_value_loss,
+    critic_loss,
     policy_gradient_loss,
     squared_value_loss,
 )
@@ -203,3 +205,30 @@ def test_clip_fraction_counts_ratios_outside_of_the_band() -> None:
     assert clip_fraction(torch.zeros(4), 0.2).item() == 0.0
     assert not fraction.requires_grad
     assert not approximate_kl(log_ratios).requires_grad
+
+
+@sweep("weighted", [False, True])
+@sweep("delta", [math.inf, 1.0, 0.3])
+@sweep("choices", [(), (3, 2)])
+def test_critic_loss(choices: tuple[int, ...], delta: float, weighted: bool) -> None:
+    """Loss, gradient and errors are those of loops over critics, samples and choices."""
+    n, size = 5, 3
+    q, targets = samples(size, n, sum(choices) or 1).requires_grad_(), samples(n)
+    generator = torch.Generator().manual_seed(0)
+    columns = [torch.randint(k, (n,), generator=generator) for k in choices]
+    chosen = torch.empty(n, 0, dtype=torch.int64)
+    if choices:
+        chosen = torch.stack([columns[0], columns[1] + choices[0]], 1)
+    weights = samples(2, n)[1].abs() if weighted else None
+    expected, errors = samples(1)[0] * 0.0, torch.zeros(size, n, dtype=torch.float64)
+    for e, i in itertools.product(range(size), range(n)):
+        places = chosen[i].tolist() if choices else [0]
+        error = sum(q[e, i, j] for j in places) - targets[i]
+        is_square = bool(error.abs() <= delta)
+        own = error**2 / 2 if is_square else delta * (error.abs() - delta / 2)
+        expected = expected + own * (1.0 if weights is None else weights[i]) / n
+        errors[e, i] = error.detach()
+    loss, found = critic_loss(q, chosen, targets, weights, delta)
+    torch.testing.assert_close(loss, expected, rtol=RTOL, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(loss, q), torch.autograd.grad(expected, q))
+    torch.testing.assert_close(found, errors)

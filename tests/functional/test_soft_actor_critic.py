@@ -12,7 +12,6 @@ from cases import sweep
 
 from maze_train.functional.soft_actor_critic import (
     EntropyTerms,
-    critic_loss,
     soft_policy_loss,
     soft_state_values,
     temperature_loss,
@@ -171,27 +170,6 @@ def test_without_temperature_the_value_is_that_of_the_best_guess():
     terms = case.terms()
     expected = (terms.choice_probs * case.q.detach().min(0).values).sum(1)
     torch.testing.assert_close(soft_state_values(case.q.detach(), terms), expected)
-
-
-@sweep("weighted", [False, True])
-@sweep("choices", [(), (3, 2)])
-def test_critic_loss(choices, weighted):
-    """Loss, gradient and errors are those of loops over critics, samples and choices."""
-    problem, size = Problem(1, choices), 3
-    q = torch.randn(size, N, problem.n_values).requires_grad_()
-    taken = [torch.randint(part.start, part.stop, (N,)) for part in problem.slices]
-    chosen = torch.stack(taken, 1) if taken else torch.empty(N, 0, dtype=torch.int64)
-    targets, weights = torch.randn(N), torch.rand(N) if weighted else None
-    expected, errors = torch.zeros(()), torch.zeros(size, N)
-    for e, n in itertools.product(range(size), range(N)):
-        value = sum((q[e, n, j] for j in chosen[n]), torch.zeros(())) if choices else q[e, n, 0]
-        weight = 1.0 if weights is None else float(weights[n])
-        expected = expected + 0.5 * weight * (value - targets[n]) ** 2 / N
-        errors[e, n] = (value - targets[n]).detach()
-    loss, found = critic_loss(q, chosen, targets, weights)
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(torch.autograd.grad(loss, q), torch.autograd.grad(expected, q))
-    torch.testing.assert_close(found, errors)
 
 
 def test_temperature_loss():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -27,11 +29,11 @@ class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
     Experience is `[N, 3]`: two inputs and a target per row.
     """
 
-    def __init__(self, modules, batch_size=4, refused=(), stop_at=None, **settings):
+    def __init__(self, modules, batch_size=4, refused=(), stop_at=None, seed=0, **settings):
         self.calls = []
         self.batch_size, self.refused, self.stop_at = batch_size, refused, stop_at
-        settings = {"optimizer": ADAM, "lr": 0.1, **settings}
-        super().__init__(modules, **settings)
+        defaults = {"optimizer": ADAM, "lr": 0.1, "max_grad_norm": 0.0, "on_non_finite": "raise"}
+        super().__init__(modules, SimpleNamespace(**defaults | settings), seed=seed)
 
     def before_gradient_based_update(self, progress, statistics):
         self.calls.append("before")

@@ -43,11 +43,25 @@ def test_points_are_counted_by_what_is_told(by, progress):
     assert scheduled_value(schedule, other) == 1.0
 
 
+def values_at(schedule, *xs):
+    """The values at shares of the run."""
+    return [scheduled_value(schedule, Progress(fraction=x)) for x in xs]
+
+
 def test_points_by_progress():
-    """Without `by`, x is the share of the run."""
-    schedule = Schedule(points=[[0.0, 4.0], [0.5, 2.0], [1.0, 2.0]])
-    values = [scheduled_value(schedule, Progress(fraction=f)) for f in (0.0, 0.25, 0.5, 0.9)]
-    assert values == [4.0, 3.0, 2.0, 2.0]
+    """Without `by`, x is the share of the run; exact at the points, constant outside of them."""
+    schedule = Schedule(points=[[0.1, 1.0], [0.5, 3.0], [0.9, -1.0]])
+    values = values_at(schedule, 0.0, 0.1, 0.2, 0.5, 0.7, 0.9, 1.0)
+    assert values == pytest.approx([1.0, 1.0, 1.5, 3.0, 1.0, -1.0, -1.0], rel=1e-12)
+    assert values_at(Schedule(points=[[0.3, 7.0]]), 0.0, 0.3, 0.9) == [7.0, 7.0, 7.0]
+
+
+def test_both_ends_are_exact():
+    """Half way between them at 0.5; equal ends give a constant bit for bit."""
+    values = values_at(Schedule(start=0.1, end=0.3), 0.0, 0.5, 1.0)
+    assert values == [0.1, pytest.approx(0.2, rel=1e-12), 0.3]
+    shares = (0.0, 0.1, 1.0 / 3.0, 0.7, 1.0)
+    assert set(values_at(Schedule(start=2.5e-4, end=2.5e-4), *shares)) == {2.5e-4}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def make_learner(name="Adam", seed=0):
         make_module(seed),
         optimizer={"_target_": f"torch.optim.{name}"},
         lr=Schedule(start=0.1, end=0.0),
-        grad_clip=0.5,
+        max_grad_norm=0.5,
         seed=seed + 5,
     )
 
@@ -100,18 +100,15 @@ def test_a_learner_goes_on_after_its_weights_were_set():
 def test_a_group_of_one_is_its_learner():
     """The group updates, reads and writes the learner that it was given."""
     alone, learner = make_learner(), make_learner()
-    with LearnerGroup(learner) as group:
-        assert group.is_local
-        assert group.num_remote_learners == 0
-        row = group.update(make_data(), Progress()).reduce()
-        assert row == alone.update(make_data(), Progress()).reduce()
-        assert group.weights_seq_no == learner.weights_seq_no == 1
-        assert group.foreach_learner(lambda x: x) == [learner]
-        weights = group.get_weights()
-        assert torch.equal(weights["default"]["weight"], alone.module.weight.detach())
-        group.set_weights(make_learner(seed=1).get_weights())
-        assert torch.equal(learner.module.weight, make_module(1).weight)
-    group.shutdown()
+    group = LearnerGroup(learner)
+    row = group.update(make_data(), Progress()).reduce()
+    assert row == alone.update(make_data(), Progress()).reduce()
+    assert group.weights_seq_no == learner.weights_seq_no == 1
+    assert group.foreach_learner(lambda x: x) == [learner]
+    weights = group.get_weights()
+    assert torch.equal(weights["default"]["weight"], alone.module.weight.detach())
+    group.set_weights(make_learner(seed=1).get_weights())
+    assert torch.equal(learner.module.weight, make_module(1).weight)
 
 
 def test_a_group_restores_its_learner():

@@ -44,7 +44,7 @@ def test_calls_come_in_the_order_of_the_contract():
 
 def test_an_update_is_plain_gradient_descent():
     """Weights, norm and number of steps are those of a loop written with torch alone."""
-    learner = LineLearner(make_module(), grad_clip=0.5, lr=0.05, seed=3)
+    learner = LineLearner(make_module(), max_grad_norm=0.5, lr=0.05, seed=3)
     net, data = make_module(), make_data()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05, eps=1e-5)
     order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
@@ -212,8 +212,8 @@ def test_before_the_first_step_the_learning_rate_is_not_blamed():
 
 def test_steps_that_are_not_finite_can_be_left_out():
     """They change nothing and are counted; the others are as if they had not been there."""
-    skipping = LineLearner(make_module(), batch_size=1, on_non_finite="skip", grad_clip=0.5)
-    others = LineLearner(make_module(), batch_size=1, grad_clip=0.5)
+    skipping = LineLearner(make_module(), batch_size=1, on_non_finite="skip", max_grad_norm=0.5)
+    others = LineLearner(make_module(), batch_size=1, max_grad_norm=0.5)
     data = make_data()
     order = torch.randperm(10, generator=copy_of(skipping.generator))
     data[order[6], 2] = torch.nan
@@ -296,7 +296,7 @@ class TakesTurns(LineLearner):
 def test_optimizers_that_are_not_active_take_no_part(grad_clip):
     """No step, no momentum, no share in the norm or its bound: as loops of torch do it."""
     data, turns = make_data(), (["weight", "bias"], ["bias"], ["weight"], ["weight", "bias"])
-    learner = TakesTurns(make_module(), batch_size=10, grad_clip=grad_clip)
+    learner = TakesTurns(make_module(), batch_size=10, max_grad_norm=grad_clip)
     learner.turns = turns
     net = make_module()
     slow = {n: torch.optim.SGD([getattr(net, n)], 0.1, 0.9) for n in ("weight", "bias")}

@@ -95,7 +95,7 @@ class Witness(LineLearner):
 def test_a_learner_takes_its_steps_with_its_precision(precision):
     """Losses, gradients and steps; not what is around them, nor anything between updates."""
     torch.set_float32_matmul_precision("high")
-    learner = Witness(make_module(), precision=precision)
+    learner = Witness(make_module(), matmul_precision=precision)
     for _ in range(2):
         learner.update(make_data(), Progress())
         assert torch.get_float32_matmul_precision() == "high"
@@ -116,7 +116,7 @@ def test_the_precision_is_restored_after_an_update_that_failed():
     """An error of a loss, or a gradient that is not finite."""
     data = make_data()
     data[:, 2] = torch.nan
-    learner = Witness(make_module(), precision="medium")
+    learner = Witness(make_module(), matmul_precision="medium")
     with pytest.raises(TrainingError):
         learner.update(data, Progress())
     assert torch.get_float32_matmul_precision() == "highest"

@@ -18,7 +18,7 @@ from maze_train import load_config, load_policy
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import TrainingError
-from maze_train.runners.factory import build_runner
+from maze_train.runners.base import TrainingRunner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -235,7 +235,7 @@ FAULTY = "own_envs.FaultyEnv"
 
 def test_nothing_but_lost_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training ends when no update brings a transition; some without are no reason."""
-    monkeypatch.setattr("maze_train.algorithms.impala.trainer.MOST_LOST_UPDATES", 4)
+    monkeypatch.setattr("maze_train.training.trainer.MOST_LOST_UPDATES", 4)
     kwargs = {"fault": "nan_observation", "at": 42}
     with pytest.raises(TrainingError, match=r"4 updates in a row brought no transition"):
         impala_run(
@@ -250,6 +250,6 @@ def test_nothing_but_lost_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
-    with build_runner(load_config({**values, "runner.concurrency": 6})) as runner:
+    with TrainingRunner(load_config({**values, "runner.concurrency": 6})) as runner:
         workers = runner.builder.actors._pool.workers
         assert [worker._env.first_env for worker in workers] == [0, 3]

@@ -24,7 +24,7 @@ import maze_train.data.replay_columns as replay_columns
 from maze_train import Statistics, TrainerServices, load_config, train
 from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
 from maze_train.errors import ConfigError
-from maze_train.runners.factory import build_runner
+from maze_train.runners.base import TrainingRunner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,7 +142,7 @@ def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
             "algorithm.gamma": 0.5,
         }
     )
-    with build_runner(config) as runner:
+    with TrainingRunner(config) as runner:
         trainer: Any = runner.builder.build(TrainerServices())
         for _ in range(3):
             trainer.update_once(trainer.progress(), Statistics())

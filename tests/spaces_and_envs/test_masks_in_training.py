@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cases import everyday
-from tiny_problems import Doors, HeavyDoors
+from tiny_problems import Doors, HeavyDoors, learn
 
-from maze_train import train
 from maze_train.errors import MazeTrainError
 
 if TYPE_CHECKING:
@@ -23,17 +22,9 @@ BOTH = pytest.mark.parametrize("algorithm", everyday(1, [PPO, A2C]), ids=["ppo",
 BEST = Doors.ROOMS
 
 
-def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], steps: int) -> Any:
+def trained(tmp_path: Path, env: Any, algorithm: dict[str, Any], steps: int) -> Any:
     """Train with an evaluation every 512 steps; one episode tells all, as nothing is random."""
-    return train(
-        env=env,
-        algorithm={**algorithm, "lr": 1e-3, "entropy_coef": 0.02},
-        evaluation={"n_episodes": 1},
-        tracking={"progress": "quiet", "plot": False, "tensorboard": False},
-        total_steps=steps,
-        seed=0,
-        run_dir=str(tmp_path / "run"),
-    )
+    return learn(tmp_path, env, {**algorithm, "lr": 1e-3, "entropy_coef": 0.02}, steps, 1)
 
 
 def steps_to_best(result: Any) -> float:
@@ -44,15 +35,18 @@ def steps_to_best(result: Any) -> float:
 
 @pytest.mark.learning
 @BOTH
-@pytest.mark.parametrize(("env", "steps"), [(Doors, 100_000), (HeavyDoors, 20_000)])
+@pytest.mark.parametrize(
+    ("env", "steps"),
+    [pytest.param(Doors, 100_000, marks=pytest.mark.exhaustive), (HeavyDoors, 20_000)],
+)
 def test_a_mask_is_obeyed_and_saves_steps(
     tmp_path: Path, env: Any, steps: int, algorithm: dict[str, Any]
 ) -> None:
     """No sampled action is illegal, which would be an error; the optimum comes sooner."""
-    masked = learn(tmp_path / "masked", env, algorithm, steps)
+    masked = trained(tmp_path / "masked", env, algorithm, steps)
     assert masked.summary.env_steps >= steps
     assert steps_to_best(masked) < 10_000
-    hidden = learn(tmp_path / "hidden", lambda: env(shows_mask=False), algorithm, 20_000)
+    hidden = trained(tmp_path / "hidden", lambda: env(shows_mask=False), algorithm, 20_000)
     assert 2 * steps_to_best(masked) <= steps_to_best(hidden)
 
 
@@ -62,4 +56,4 @@ def test_an_observation_without_legal_action_is_an_error(
 ) -> None:
     """The error names the step. After the end of an episode no action need be legal."""
     with pytest.raises(MazeTrainError, match=r"step 3 of the episode.*no action is legal"):
-        learn(tmp_path, lambda: Doors(locked_after=3), algorithm, 1_000)
+        trained(tmp_path, lambda: Doors(locked_after=3), algorithm, 1_000)

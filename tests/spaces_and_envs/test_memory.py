@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cases import everyday
-from tiny_problems import Recall
-
-from maze_train import train
+from tiny_problems import Recall, learn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,20 +26,12 @@ BOTH = pytest.mark.parametrize(
 GUESSING = 1 / Recall.SIGNALS
 
 
-def learn(
+def trained(
     tmp_path: Path, algorithm: dict[str, Any], steps: int, memory: dict[str, Any] | None
 ) -> Any:
     """Train with evaluations of 60 greedy episodes."""
-    return train(
-        env=Recall,
-        algorithm=algorithm,
-        model={"hidden_sizes": [32], "memory": memory},
-        evaluation={"n_episodes": 60, "concurrency": 20},
-        tracking={"progress": "quiet", "plot": False, "tensorboard": False},
-        total_steps=steps,
-        seed=0,
-        run_dir=str(tmp_path / "run"),
-    )
+    model = {"hidden_sizes": [32], "memory": memory}
+    return learn(tmp_path, Recall, algorithm, steps, 60, model=model)
 
 
 def play(policy: Any, seed: int) -> float:
@@ -62,7 +52,7 @@ def test_a_memory_recalls_the_signal(
     tmp_path: Path, cell: str, algorithm: dict[str, Any], steps: int
 ) -> None:
     """Every signal is named rightly in the end, also when the policy is asked step by step."""
-    result = learn(tmp_path, algorithm, steps, {"cell": cell, "size": 32})
+    result = trained(tmp_path, algorithm, steps, {"cell": cell, "size": 32})
     assert result.best_metric == 1.0
     assert [play(result.policy, seed) for seed in range(20)] == [1.0] * 20
 
@@ -72,4 +62,4 @@ def test_without_a_memory_it_can_only_be_guessed(
     tmp_path: Path, algorithm: dict[str, Any], steps: int
 ) -> None:
     """The best is to name the same signal always: 1 / 3, and what chance adds to 60 episodes."""
-    assert learn(tmp_path, algorithm, steps, None).best_metric < GUESSING + 0.15
+    assert trained(tmp_path, algorithm, steps, None).best_metric < GUESSING + 0.15

@@ -5,14 +5,35 @@ Each shows how an environment with such a space is written; the best return is `
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from maze_train import train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 STEPS = 3
 """Steps of an episode; each brings a reward of at most 1."""
+
+QUIET = {"progress": "quiet", "plot": False, "tensorboard": False}
+
+
+def learn(tmp_path: Path, env: Any, algorithm: Any, steps: int, episodes: int, **keys: Any) -> Any:
+    """Train on a problem with evaluations of so many greedy episodes."""
+    return train(
+        env=env,
+        algorithm=algorithm,
+        evaluation={"n_episodes": episodes, "concurrency": episodes},
+        tracking=QUIET,
+        total_steps=steps,
+        seed=0,
+        run_dir=str(tmp_path / "run"),
+        **keys,
+    )
 
 
 class Question(gymnasium.Env[Any, Any]):

@@ -6,6 +6,7 @@ import math
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -19,8 +20,7 @@ RUN = RunInfo(title="PPO on [CartPole]", total_env_steps=100_000, n_epochs=50)
 class Clock:
     """Time that passes when the test says so."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -37,6 +37,21 @@ def make_console(*, is_terminal: bool = False, width: int = 80) -> Console:
     return Console(file=StringIO(), force_terminal=is_terminal, width=width, legacy_windows=False)
 
 
+def started(
+    run: RunInfo = RUN,
+    mode: Any = "auto",
+    *,
+    is_terminal: bool = False,
+    width: int = 80,
+    **more: Any,
+) -> tuple[ConsoleWriter, Clock, Console]:
+    """A writer of a run that has begun."""
+    clock, console = Clock(), make_console(is_terminal=is_terminal, width=width)
+    writer = ConsoleWriter(mode, console=console, clock=clock, **more)
+    writer.start(run)
+    return writer, clock, console
+
+
 def output(console: Console) -> str:
     """What was printed."""
     assert isinstance(console.file, StringIO)
@@ -45,9 +60,7 @@ def output(console: Console) -> str:
 
 def test_lines_come_once_per_interval_and_at_the_end() -> None:
     """At most one line per second, the last epoch in any case, the best evaluation kept."""
-    clock, console = Clock(), make_console()
-    writer = ConsoleWriter(console=console, clock=clock)
-    writer.start(RUN)
+    writer, clock, console = started()
     for epoch in range(1, 6):
         clock.now += 0.4
         writer.write(make_row(epoch, train=10.0 * epoch, eval=100.0 - epoch))
@@ -62,9 +75,7 @@ def test_lines_come_once_per_interval_and_at_the_end() -> None:
 
 def test_without_a_limit_there_is_no_eta() -> None:
     """A run without limits shows no invented end, and a return that is NaN is left out."""
-    clock, console = Clock(), make_console()
-    writer = ConsoleWriter(console=console, clock=clock, line_interval_s=0)
-    writer.start(RunInfo())
+    writer, clock, console = started(RunInfo(), line_interval_s=0)
     clock.now += 1
     writer.write(make_row(3, train=math.nan))
     writer.close()
@@ -73,10 +84,8 @@ def test_without_a_limit_there_is_no_eta() -> None:
 
 def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
     """Steps made before the checkpoint are neither speed nor progress of this process."""
-    clock, console = Clock(), make_console()
     past = tuple(make_row(epoch, eval=float(epoch)) for epoch in range(1, 26))
-    writer = ConsoleWriter(console=console, clock=clock)
-    writer.start(RunInfo(total_env_steps=100_000, past_rows=past))
+    writer, clock, console = started(RunInfo(total_env_steps=100_000, past_rows=past))
     clock.now += 10
     writer.write(make_row(26))
     assert "200/s  eta 0:04:00  eval 25.00  best 25.00" in output(console)
@@ -101,9 +110,7 @@ def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_summary_is_aligned_and_says_what_happened() -> None:
     """Numbers of the summary win; the others come from the rows and the clock."""
-    clock, console = Clock(), make_console()
-    writer = ConsoleWriter(console=console, clock=clock, line_interval_s=0)
-    writer.start(RunInfo(run_dir=Path("runs/" + "x" * 100)))
+    writer, clock, console = started(RunInfo(run_dir=Path("runs/" + "x" * 100)), line_interval_s=0)
     empty = [text for _, text in writer._status.outcome({}, clock.now)][:5]
     assert empty == ["training ended", "0", "0", "0:00:00", "- steps/s"]
     clock.now += 65
@@ -126,9 +133,7 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_the_bar_fits_its_terminal(width: int) -> None:
     """One line at every width; the least important numbers give way."""
-    clock, console = Clock(), make_console(is_terminal=True, width=width)
-    writer = ConsoleWriter("bar", console=console, clock=clock)
-    writer.start(RUN)
+    writer, clock, _ = started(mode="bar", is_terminal=True, width=width)
     clock.now += 10
     writer.write(make_row(10, train=123.4, eval=234.5))
     plain = Console(file=StringIO(), width=width)
@@ -144,9 +149,7 @@ def test_the_bar_fits_its_terminal(width: int) -> None:
 
 def test_the_bar_moves_within_an_epoch_but_not_too_often() -> None:
     """`advance` shows steps between epochs, at most a few times a second."""
-    clock, console = Clock(), make_console(is_terminal=True, width=100)
-    writer = ConsoleWriter("auto", console=console, clock=clock)
-    writer.start(RunInfo(n_epochs=10))
+    writer, clock, console = started(RunInfo(n_epochs=10), is_terminal=True, width=100)
     before = len(output(console))
     writer.advance(0.1, 100)
     assert len(output(console)) == before
@@ -160,9 +163,7 @@ def test_the_bar_moves_within_an_epoch_but_not_too_often() -> None:
 def test_the_terminal_is_given_back() -> None:
     """After `close` the cursor is visible and standard output is the original, also in errors."""
     original = sys.stdout
-    console = make_console(is_terminal=True)
-    writer = ConsoleWriter("bar", console=console)
-    writer.start(RUN)
+    writer, _, console = started(mode="bar", is_terminal=True)
     assert sys.stdout is not original
     writer.close()
     writer.close()

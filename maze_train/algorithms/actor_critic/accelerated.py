@@ -18,16 +18,20 @@ from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.functional.returns import normalize_advantages
 from maze_train.learner.learner import Learner
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.nets.mlp_gradients import add_row_sum, forward_and_backward, has_gradients_by_hand
+from maze_train.nets.mlp_gradients import (
+    Backward,
+    add_row_sum,
+    forward_and_backward,
+    has_gradients_by_hand,
+)
 from maze_train.nets.policy_model import Policy
 from maze_train.nets.value_head import ValueHead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence, Set
 
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
-    from maze_train.nets.mlp_gradients import Backward
     from maze_train.types import Tensor, TensorTree
 
 AnyLearner: TypeAlias = "AcceleratedLearner[Any, Any]"
@@ -54,17 +58,12 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
     """Methods that this class defines itself and for which the gradients by hand are right, each
     with the settings that this takes. A subclass that overrides one of `METHODS` gets autograd,
     unless it declares the method too."""
-    config: Any
-    """Settings of an actor-critic."""
     entropy_coef = 0.0
     is_burning_in = False
     """Whether the critic alone learns."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.accelerated: set[str] = set()
-        """Modules whose gradients the next minibatch gets by hand."""
-        self._backward: list[Callable[[], None]] = []
-        super().__init__(*args, **kwargs)
+    accelerated: Set[str] = frozenset()
+    """Modules whose gradients the next minibatch gets by hand."""
+    _backward: Sequence[Callable[[], None]] = ()
 
     @abstractmethod
     def model(self, module_id: str) -> ActorCriticModel:
@@ -97,11 +96,11 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
         """The loss of each module; without a graph where `compute_gradients` does without."""
         ordinary = {key: part for key, part in minibatch.items() if key not in self.accelerated}
         losses = super().compute_losses(ordinary, statistics)
-        self._backward.clear()
+        self._backward = backward = []
         for key, batch in minibatch.items():
             if key in self.accelerated:
-                losses[key], backward = _loss_and_backward(self, key, batch, statistics)
-                self._backward.append(backward)
+                losses[key], add_gradients = _loss_and_backward(self, key, batch, statistics)
+                backward.append(add_gradients)
         return losses
 
     def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:

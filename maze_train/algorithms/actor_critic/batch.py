@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.types import Sequences, tree_leaves, tree_map
+from maze_train.types import Sequences, Tensor, TensorTree, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout, StoredTree
     from maze_train.nets.actor_critic import ActorCriticModel
-    from maze_train.types import Tensor, TensorTree
 
 __all__ = [
     "ActorCriticBatch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_between, check_one_of
+from maze_train.checks import check_at_least, check_between, check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
@@ -73,16 +73,14 @@ class ActorCriticConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        check_at_least("n_rollout_steps", self.n_rollout_steps, 1)
+        check_fields(self, 1, "n_rollout_steps")
         self._check_positive("lr")
         self._check_targets("optimizer")
         check_between("gamma", self.gamma, 0.0, 1.0)
         check_between("gae_lambda", self.gae_lambda, 0.0, 1.0)
-        self._check_at_least(0.0, "policy_loss_coef", "value_loss_coef", "max_grad_norm")
+        check_fields(self, 0.0, "policy_loss_coef", "value_loss_coef", "max_grad_norm")
+        check_fields(self, 0, "scaled_reward_clip", "sequence_length", "critic_burn_in_epochs")
         check_schedule("entropy_coef", self.entropy_coef, check_at_least, 0.0)
-        check_one_of("grad_clip_by", self.grad_clip_by, ("global_norm", "norm", "value"))
-        self._check_at_least(0.0, "scaled_reward_clip")
-        self._check_at_least(0, "sequence_length", "critic_burn_in_epochs")
         if self.sequence_length and self.n_rollout_steps % self.sequence_length:
             raise ConfigError(
                 "sequence_length",

@@ -10,6 +10,7 @@ import torch
 from maze_train.algorithms.actor_critic.accelerated import AcceleratedLearner, GradientsByHand
 from maze_train.algorithms.actor_critic.batch import (
     ActorCriticBatch,
+    EvaluatedRollout,
     PreparedRollout,
     evaluate_rollout,
     with_new_states,
@@ -24,19 +25,16 @@ from maze_train.functional.returns import (
     lambda_advantages,
     normalize_advantages,
 )
-from maze_train.learner.config import scheduled_value
+from maze_train.learner.config import Progress, scheduled_value
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.targets import locate
-from maze_train.types import tree_map
+from maze_train.types import Tensor, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from maze_train.algorithms.actor_critic.batch import EvaluatedRollout
     from maze_train.events import Statistics
-    from maze_train.learner.config import Progress
     from maze_train.learner.reward_scaling import RewardScaler
-    from maze_train.types import Tensor
 
 __all__ = ["ActorCriticLearner"]
 
@@ -58,6 +56,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         seed: Seed of the order of minibatches.
     """
 
+    config: Config
     needs_old_log_probs: ClassVar[bool] = True
     """Whether the loss compares the policy with the one that acted."""
     gradients_by_hand: ClassVar[GradientsByHand] = {
@@ -66,27 +65,10 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         "value_loss": {},
     }
 
-    def __init__(
-        self,
-        modules: ActorCriticModel | Mapping[str, ActorCriticModel],
-        config: Config,
-        *,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-    ) -> None:
-        self.config: Config = config
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._reward_scalers: dict[str, RewardScaler] = {}
         self._observed: dict[str, Rollout] = {}
-        super().__init__(
-            modules,
-            optimizer=config.optimizer,
-            lr=config.lr,
-            grad_clip=config.max_grad_norm,
-            grad_clip_by=config.grad_clip_by,
-            on_non_finite=config.on_non_finite,
-            device=device,
-            seed=seed,
-        )
 
     def model(self, module_id: str) -> ActorCriticModel:
         """A module under its type."""

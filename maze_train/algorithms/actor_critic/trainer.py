@@ -11,13 +11,10 @@ from maze_train.errors import TrainingError
 from maze_train.training.trainer import TimeEvents, Trainer
 
 if TYPE_CHECKING:
-    from maze_train.algorithms.actor_critic.config import ActorCriticConfig
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
-    from maze_train.learner.group import LearnerGroup
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.rollout.collector import RolloutCollector
-    from maze_train.training.services import TrainerServices
 
 __all__ = ["ActorCritic"]
 
@@ -33,23 +30,16 @@ class ActorCritic(Trainer):
         collector: Collects rollouts.
     """
 
-    def __init__(
-        self,
-        config: ActorCriticConfig,
-        learners: LearnerGroup,
-        model: ActorCriticModel,
-        services: TrainerServices,
-        *,
-        collector: RolloutCollector,
-    ) -> None:
-        super().__init__(config, learners, model, services)
+    model: ActorCriticModel
+
+    def __init__(self, *args: Any, collector: RolloutCollector) -> None:
+        super().__init__(*args)
         self.collector = collector
-        self._acting_model = model
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Collect one rollout and learn from it."""
         started = time.perf_counter()
-        rollout, episodes = self.collector.collect(self._acting_model)
+        rollout, episodes = self.collector.collect(self.model)
         collected = time.perf_counter()
         episodes.record(statistics)
         if episodes.lost and not rollout.num_samples:

@@ -11,13 +11,13 @@ from maze_train.algorithms.bc.metrics import parts_of
 from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.errors import DatasetError
 from maze_train.spaces.masks import mask_layout
+from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
     from gymnasium import spaces
 
     from maze_train.data.transition_data import TransitionData
     from maze_train.distributions.base import Distribution
-    from maze_train.types import TensorTree
 
 __all__ = ["check_legal", "warn_of_scale"]
 
@@ -62,7 +62,7 @@ def check_legal(
                     f"episode {episode}, step {step} of the data set: the mask of the observation "
                     f"forbids {name} that was recorded"
                 )
-        first += _num_rows(actions)
+        first += len(tree_leaves(actions)[0])
 
 
 def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
@@ -82,7 +82,3 @@ def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
             "model.distributions={Box: squashed_gaussian}",
             file=sys.stderr,
         )
-
-
-def _num_rows(actions: TensorTree) -> int:
-    return len(next(iter(actions.values()))) if isinstance(actions, dict) else len(actions)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.checks import check_at_least, check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
-__all__ = ["BOX_LOSSES", "BCAlgorithmConfig"]
-
-BOX_LOSSES = ("nll", "mse")
-STORAGES = ("auto", "memory", "disk")
+__all__ = ["BCAlgorithmConfig"]
 
 
 @dataclass(kw_only=True)
@@ -85,15 +82,11 @@ class BCAlgorithmConfig(AlgorithmConfig):
         check_at_least("batch_size", self.batch_size, 1)
         self._check_positive("lr")
         self._check_targets("optimizer", "loss")
-        check_one_of("box_loss", self.box_loss, BOX_LOSSES)
-        self._check_at_least(0.0, "entropy_coef", "max_grad_norm")
-        check_one_of("class_weights", self.class_weights, ("none", "balanced"))
+        check_fields(self, 0.0, "entropy_coef", "max_grad_norm")
         if not 0 <= self.validation_percentage < 100:
             raise ConfigError(
                 "validation_percentage", "expected [0, 100)", self.validation_percentage
             )
-        check_one_of("storage", self.storage, STORAGES)
-        check_one_of("on_damaged", self.on_damaged, ("raise", "skip"))
 
     def _check_epoch_length(self) -> None:
         check_at_least("epoch_length", self.epoch_length, 0)

@@ -9,7 +9,7 @@ import torch
 
 from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.learner.learner import Learner
-from maze_train.types import tree_map
+from maze_train.types import Tensor, TensorTree, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from maze_train.algorithms.bc.metrics import ImitationMetrics
     from maze_train.events import Statistics
     from maze_train.nets.policy_model import PolicyModel
-    from maze_train.types import Tensor, TensorTree
 
 __all__ = ["BCBatch", "BCLearner"]
 
@@ -47,7 +46,6 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         loss: The loss.
         metrics: Further metrics of the actions; None: no metrics.
         device: Where the policy and its updates live.
-        seed: Of no use: the loader shuffles.
     """
 
     most_empty_updates: ClassVar[int] = 100
@@ -60,18 +58,8 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         loss: BCLoss,
         metrics: ImitationMetrics | None = None,
         device: torch.device | str = "cpu",
-        seed: int = 0,
     ) -> None:
-        super().__init__(
-            module,
-            optimizer=config.optimizer,
-            lr=config.lr,
-            grad_clip=config.max_grad_norm,
-            on_non_finite=config.on_non_finite,
-            device=device,
-            seed=seed,
-        )
-        self.config = config
+        super().__init__(module, config, device=device)
         self.loss = loss
         self.metrics = metrics
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, MultiBinary
 
 from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.distributions.joint import JointDistribution
-from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.describe import choice_sizes, flat_spaces
+from maze_train.types import Tensor, TensorTree, leaves_by_key
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from gymnasium import Space
 
     from maze_train.distributions.base import Distribution
     from maze_train.events import Event
-    from maze_train.types import Tensor, TensorTree
 
 __all__ = ["ImitationMetrics", "parts_of", "split_parts"]
 
@@ -30,8 +28,7 @@ def parts_of(
     distribution: Distribution, params: Tensor, actions: TensorTree
 ) -> list[tuple[str, Distribution, Tensor, Tensor]]:
     """Key, distribution, parameters and actions of each part; the key of a lone one is empty."""
-    by_key = actions if isinstance(actions, dict) else {"": actions}
-    pieces = split_parts(distribution, params)
+    by_key, pieces = leaves_by_key(actions), split_parts(distribution, params)
     return [(key, part, own, by_key[key]) for key, part, own in pieces]
 
 
@@ -96,7 +93,7 @@ def _part_metrics(
         assert isinstance(recorded, torch.Tensor)
         deviation = (chosen.double() - recorded.double()).abs()
         return [(ImitationEvents.box_mean_abs_deviation, deviation.mean())]
-    sizes = torch.tensor(_choice_sizes(space))
+    sizes = torch.tensor(choice_sizes(space))
     ranks = _ranks(sizes.tolist(), part, params, actions)
     events = ImitationEvents
     found = [(events.discrete_accuracy, _share(ranks, 1))]
@@ -110,13 +107,6 @@ def _part_metrics(
 def _share(ranks: Tensor, k: int) -> Tensor:
     """Share of the ranks that are at most k."""
     return (ranks <= k).double().mean()
-
-
-def _choice_sizes(space: Space[Any]) -> list[int]:
-    if isinstance(space, Discrete):
-        return [int(space.n)]
-    assert isinstance(space, MultiDiscrete)
-    return [int(n) for n in space.nvec.flatten()]
 
 
 def _ranks(sizes: list[int], part: Distribution, params: Tensor, actions: Tensor) -> Tensor:

@@ -13,14 +13,9 @@ from maze_train.types import tree_leaves
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
-
-    from maze_train.algorithms.bc.config import BCAlgorithmConfig
     from maze_train.data.batch_loader import BatchLoader
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
-    from maze_train.learner.group import LearnerGroup
-    from maze_train.training.services import TrainerServices
 
 __all__ = ["BCTrainer"]
 
@@ -43,17 +38,8 @@ class BCTrainer(Trainer):
         fingerprints: Digests that tell the parts of the data from others.
     """
 
-    def __init__(
-        self,
-        config: BCAlgorithmConfig,
-        learners: LearnerGroup,
-        model: nn.Module,
-        services: TrainerServices,
-        *,
-        loader: BatchLoader,
-        fingerprints: Sequence[str] = (),
-    ) -> None:
-        super().__init__(config, learners, model, services)
+    def __init__(self, *args: Any, loader: BatchLoader, fingerprints: Sequence[str] = ()) -> None:
+        super().__init__(*args)
         self.loader = loader
         self._fingerprints = list(fingerprints)
 

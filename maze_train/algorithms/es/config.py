@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.checks import check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
-__all__ = ["FITNESS_SHAPING", "ESAlgorithmConfig"]
-
-FITNESS_SHAPING = ("centered_ranks", "normalized", "raw")
+__all__ = ["ESAlgorithmConfig"]
 
 
 @dataclass(kw_only=True)
@@ -82,19 +80,17 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        check_at_least("n_rollouts_per_update", self.n_rollouts_per_update, 2)
+        check_fields(self, 2, "n_rollouts_per_update", "noise_table_size")
         if self.n_rollouts_per_update % 2:
             raise ConfigError(
                 "n_rollouts_per_update",
                 "expected an even number, as each perturbation is tried with both signs",
                 self.n_rollouts_per_update,
             )
-        self._check_at_least(0, "n_timesteps_per_update", "max_steps")
-        self._check_at_least(0.0, "l2_penalty", "action_noise_stddev", "max_grad_norm")
+        check_fields(self, 0, "n_timesteps_per_update", "max_steps")
+        check_fields(self, 0.0, "l2_penalty", "action_noise_stddev", "max_grad_norm")
         self._check_positive("noise_stddev", "lr")
         self._check_targets("optimizer", "policy_wrapper")
-        check_one_of("fitness_shaping", self.fitness_shaping, FITNESS_SHAPING)
-        check_at_least("noise_table_size", self.noise_table_size, 2)
         if self.device not in ("cpu", "auto"):
             raise ConfigError(
                 "device",

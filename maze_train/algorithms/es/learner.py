@@ -16,8 +16,6 @@ from maze_train.nets.population import find_normalizer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch import nn
-
     from maze_train.algorithms.es.config import ESAlgorithmConfig
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
@@ -53,7 +51,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     Statistics of observations are those of all members, merged pair by pair after the update.
 
     Args:
-        module: The policy.
+        modules: The policy.
         config: Settings.
         device: `cpu`.
         seed: Of no use: the noise was drawn before.
@@ -63,27 +61,10 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
 
     most_empty_updates: ClassVar[int] = 100
     """An update has one step: without it nothing is left of the update."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        config: ESAlgorithmConfig,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            module,
-            optimizer=config.optimizer,
-            lr=config.lr,
-            grad_clip=config.max_grad_norm,
-            on_non_finite=config.on_non_finite,
-            device=device,
-            seed=seed,
-        )
-        self.config = config
-        self._has_gradient = True
-        self._before: list[Tensor] = []
-        self._moments: list[ObservationMoments] = []
+    config: ESAlgorithmConfig
+    _has_gradient = True
+    _before: Sequence[Tensor] = ()
+    _moments: Sequence[ObservationMoments] = ()
 
     def preprocess(
         self, module_id: str, experience: EvaluatedPopulation, statistics: Statistics
@@ -134,11 +115,11 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
             size = float(_norm(self._before))
             if size:
                 statistics.record(ESEvents.update_ratio, float(_norm(steps)) / size)
-            self._before = []
+            self._before = ()
         normalizer = find_normalizer(self.module)
         if normalizer is not None and self._moments:
             normalizer.merge(merged(self._moments))
-            self._moments = []
+            self._moments = ()
 
 
 def merged(parts: Sequence[ObservationMoments]) -> Moments:

@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, Any
 from maze_train.algorithms.es.events import ESEvents, PopulationEvents
 from maze_train.algorithms.es.learner import EvaluatedPopulation
 from maze_train.errors import TrainingError
-from maze_train.learner.config import scheduled_value
+from maze_train.learner.config import Progress, scheduled_value
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.training.trainer import TimeEvents, Trainer
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from maze_train.algorithms.es.config import ESAlgorithmConfig
     from maze_train.events import Statistics
-    from maze_train.learner.config import Progress
-    from maze_train.learner.group import LearnerGroup
     from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult
-    from maze_train.training.services import TrainerServices
 
 __all__ = ["ESTrainer"]
 
@@ -44,25 +39,18 @@ class ESTrainer(Trainer):
         rollouts: Where the population plays; has begun with `model`.
     """
 
-    def __init__(
-        self,
-        config: ESAlgorithmConfig,
-        learners: LearnerGroup,
-        model: nn.Module,
-        services: TrainerServices,
-        *,
-        rollouts: ESDistributedRollouts,
-    ) -> None:
-        super().__init__(config, learners, model, services)
+    algorithm_config: ESAlgorithmConfig
+
+    def __init__(self, *args: Any, rollouts: ESDistributedRollouts) -> None:
+        super().__init__(*args)
         self.rollouts = rollouts
-        self._config = config
-        self._expected = config.n_rollouts_per_update // 2
+        self._expected = self.algorithm_config.n_rollouts_per_update // 2
         self._trained_steps = 0
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Play the pairs of an iteration, and learn from them."""
         started = time.perf_counter()
-        noise_stddev = scheduled_value(self._config.noise_stddev, progress)
+        noise_stddev = scheduled_value(self.algorithm_config.noise_stddev, progress)
         episodes = FinishedEpisodes()
         pairs = self._play(noise_stddev, episodes)
         played = time.perf_counter()
@@ -80,7 +68,7 @@ class ESTrainer(Trainer):
 
     def _play(self, noise_stddev: float, episodes: FinishedEpisodes) -> list[ESRolloutResult]:
         """The pairs that the next update learns from."""
-        config = self._config
+        config = self.algorithm_config
         restarts = self.rollouts.worker_restarts
         pairs: list[ESRolloutResult] = []
         num_steps = lost = 0
@@ -110,9 +98,10 @@ class ESTrainer(Trainer):
 
     def _check_lost(self, lost: int, found: int) -> None:
         """Refuse to go on when nothing but lost episodes comes."""
-        if lost > MOST_LOST * max(self._config.n_rollouts_per_update, found):
+        needed = self.algorithm_config.n_rollouts_per_update
+        if lost > MOST_LOST * max(needed, found):
             raise TrainingError(
-                f"an update of {self._config.n_rollouts_per_update} episodes lost {lost} pairs of "
+                f"an update of {needed} episodes lost {lost} pairs of "
                 "them: the environments return numbers that are not finite, again and again"
             )
 

@@ -9,7 +9,8 @@ from maze_train.algorithms.actor_critic.build import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.rollout.actors import DistributedActors
 from maze_train.targets import locate
-from maze_train.training.environments import build_actor_env, close_quietly
+from maze_train.training.environments import build_vector_env, close_quietly
+from maze_train.workers.places import ThisProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,11 +39,11 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         context, config = self.context, self.algorithm
         actors = DistributedActors(
             partial(
-                build_actor_env,
-                context.env_factory,
+                build_vector_env,
+                [context.env_factory] * self.envs_per_actor,
                 context.env,
+                ThisProcess(),  # that of the actor
                 config.on_non_finite,
-                self.envs_per_actor,
             ),
             config.num_actors,
             self.envs_per_actor,

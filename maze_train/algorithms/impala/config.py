@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.checks import check_at_least, check_between, check_one_of
+from maze_train.checks import check_between, check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -80,8 +80,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
-        check_at_least("num_actors", self.num_actors, 1)
-        check_at_least("actors_batch_size", self.actors_batch_size, 1)
+        check_fields(self, 1, "num_actors", "actors_batch_size", "broadcast_interval")
         check_between("queue_out_of_sync_factor", self.queue_out_of_sync_factor, 0.0, 100.0)
         if self.queue_size + self.num_actors < self.actors_batch_size:
             least = 1 - self.num_actors / self.actors_batch_size
@@ -91,11 +90,9 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
                 "update can wait at the same time (actors_batch_size)",
                 self.queue_out_of_sync_factor,
             )
-        check_at_least("broadcast_interval", self.broadcast_interval, 1)
         bounds = ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
         self._check_positive(*bounds, "replay_proportion")
-        check_one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
-        check_at_least("replay_size", self.replay_size, 0)
+        check_fields(self, 0, "replay_size")
         if self.replay_size and self.num_replayed < 1:
             raise ConfigError(
                 "replay_proportion",

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from maze_train.algorithms.actor_critic.batch import (
+    ActorCriticBatch,
+    EvaluatedRollout,
+    PreparedRollout,
     evaluate_with_graph,
     with_new_states,
 )
@@ -19,11 +22,6 @@ from maze_train.functional.vtrace import importance_weights, vtrace
 
 if TYPE_CHECKING:
     from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
-    from maze_train.algorithms.actor_critic.batch import (
-        ActorCriticBatch,
-        EvaluatedRollout,
-        PreparedRollout,
-    )
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.impala.events import ActorEvents, ActorTimeEvents
-from maze_train.errors import TrainingError
 from maze_train.training.trainer import TimeEvents, Trainer
 
 if TYPE_CHECKING:
@@ -14,15 +13,9 @@ if TYPE_CHECKING:
     from maze_train.data.rollout_replay import RolloutReplay
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
-    from maze_train.learner.group import LearnerGroup
-    from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.rollout.actors import DistributedActors, GatheredRollouts
-    from maze_train.training.services import TrainerServices
 
 __all__ = ["IMPALA"]
-
-MOST_LOST_UPDATES = 1_000
-"""Updates in a row without a transition after which training ends."""
 
 
 class IMPALA(Trainer):
@@ -39,35 +32,28 @@ class IMPALA(Trainer):
         replay: Keeps rollouts to learn from again; None: none are kept.
     """
 
+    algorithm_config: ImpalaAlgorithmConfig
+
     def __init__(
-        self,
-        config: ImpalaAlgorithmConfig,
-        learners: LearnerGroup,
-        model: ActorCriticModel,
-        services: TrainerServices,
-        *,
-        actors: DistributedActors,
-        replay: RolloutReplay | None = None,
+        self, *args: Any, actors: DistributedActors, replay: RolloutReplay | None = None
     ) -> None:
-        super().__init__(config, learners, model, services)
+        super().__init__(*args)
         self.actors = actors
         self.replay = replay
-        self._config = config
-        self._lost_updates = 0
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Take a batch of rollouts, learn from it, and send the weights to the actors."""
-        started = time.perf_counter()
+        started, config = time.perf_counter(), self.algorithm_config
         if not self.actors.has_weights:
             self.actors.publish(self.learners.weights_seq_no)
-        gathered = self.actors.gather(self._config.actors_batch_size, self.interruption.check)
+        gathered = self.actors.gather(config.actors_batch_size, self.interruption.check)
         collected = time.perf_counter()
         gathered.episodes.record(statistics)
         rollout = gathered.rollout
-        self._check_lost(rollout.num_samples)
+        self.check_lost(rollout.num_samples)
         batch = rollout if self.replay is None else self.replay.mix(rollout)
         statistics.merge(self.learners.update(batch, progress))
-        if self.learners.weights_seq_no % self._config.broadcast_interval == 0:
+        if self.learners.weights_seq_no % config.broadcast_interval == 0:
             self.actors.publish(self.learners.weights_seq_no)
         ended = time.perf_counter()
         statistics.record(TimeEvents.collect_s, collected - started)
@@ -84,15 +70,6 @@ class IMPALA(Trainer):
         statistics.record(events.steps_made, float(counts.made))
         statistics.record(events.steps_dropped, float(counts.dropped))
         statistics.record(events.steps_in_flight, float(counts.in_flight))
-
-    def _check_lost(self, num_samples: int) -> None:
-        """Refuse to go on when nothing but lost episodes comes."""
-        self._lost_updates = 0 if num_samples else self._lost_updates + 1
-        if self._lost_updates == MOST_LOST_UPDATES:
-            raise TrainingError(
-                f"{MOST_LOST_UPDATES} updates in a row brought no transition: the environments "
-                "return numbers that are not finite at the beginning of each episode"
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that influences later numbers, but rollouts in flight."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_between, check_one_of
+from maze_train.checks import check_between, check_fields, check_one_of
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
@@ -129,19 +129,15 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        self._check_at_least(1, "n_rollout_steps", "batch_size", "n_step_returns")
-        self._check_at_least(1, "initial_buffer_size", "replay_buffer_size")
-        self._check_at_least(1, "initial_action_repeat", "target_update_interval")
+        check_fields(self, 1, "n_rollout_steps", "batch_size", "n_step_returns")
+        check_fields(self, 1, "initial_buffer_size", "replay_buffer_size")
+        check_fields(self, 1, "initial_action_repeat", "target_update_interval")
         self._check_positive("lr", "update_to_data_ratio", "tau")
         check_between("gamma", self.gamma, 0.0, 1.0)
         check_between("tau", self.tau, 0.0, 1.0)
-        check_at_least("max_grad_norm", self.max_grad_norm, 0.0)
-        check_one_of("grad_clip_by", self.grad_clip_by, ("global_norm", "norm", "value"))
-        check_one_of("matmul_precision", self.matmul_precision, ("highest", "high", "medium"))
-        storages = ("memory", "disk", "device")
-        check_one_of("replay_buffer_storage", self.replay_buffer_storage, storages)
+        check_fields(self, 0.0, "max_grad_norm")
         if isinstance(self.replay_buffer, str):
-            check_one_of("replay_buffer", self.replay_buffer, tuple(BUFFERS))
+            check_one_of("replay_buffer", self.replay_buffer, BUFFERS)
             self.replay_buffer = {TARGET: BUFFERS[self.replay_buffer]}
         self._check_targets("optimizer", "replay_buffer")
         self._check_targets("initial_sampling_policy", "initial_demonstration_trajectories")
@@ -222,7 +218,7 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
-        self._check_at_least(1, "num_critics", "policy_update_interval")
+        check_fields(self, 1, "num_critics", "policy_update_interval")
         self._check_positive("critic_lr")
 
     @property

@@ -10,15 +10,13 @@ import torch
 from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCriticsConfig
 from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
 from maze_train.data.transitions import Transitions
-from maze_train.functional.soft_actor_critic import critic_loss
+from maze_train.functional.losses import critic_loss
 from maze_train.learner.learner import DEFAULT_MODULE, Learner
 from maze_train.nets.policy_and_critics import PolicyAndCritics
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from torch import nn
 
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
@@ -54,29 +52,9 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     """
 
     most_empty_updates: ClassVar[int] = 100
-
-    def __init__(
-        self,
-        modules: nn.Module | Mapping[str, Any],
-        config: Config,
-        *,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-    ) -> None:
-        self.config = config
-        self.gradient_steps = 0
-        self.errors: Tensor | None = None
-        super().__init__(
-            modules,
-            optimizer=config.optimizer,
-            lr=config.lr,
-            grad_clip=config.max_grad_norm,
-            grad_clip_by=config.grad_clip_by,
-            on_non_finite=config.on_non_finite,
-            precision=config.matmul_precision,
-            device=device,
-            seed=seed,
-        )
+    config: Config
+    gradient_steps = 0
+    errors: Tensor | None = None
 
     def preprocess(
         self, module_id: str, experience: Transitions, statistics: Statistics

@@ -8,25 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
-from maze_train.errors import TrainingError
 from maze_train.training.trainer import TimeEvents, Trainer
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from maze_train.algorithms.off_policy.config import OffPolicyConfig
     from maze_train.data.transitions import BaseReplayBuffer
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
-    from maze_train.learner.group import LearnerGroup
     from maze_train.rollout.collector import RolloutCollector
     from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
-    from maze_train.training.services import TrainerServices
 
 __all__ = ["OffPolicy"]
-
-MOST_LOST_UPDATES = 1_000
-"""Updates in a row without a transition after which training ends."""
 
 
 class OffPolicy(Trainer):
@@ -47,28 +39,24 @@ class OffPolicy(Trainer):
         initial_policy: Policy that acts until the buffer holds `initial_buffer_size` transitions.
     """
 
+    algorithm_config: OffPolicyConfig
+    model: Any
+
     def __init__(
         self,
-        config: OffPolicyConfig,
-        learners: LearnerGroup,
-        model: nn.Module,
-        services: TrainerServices,
-        *,
+        *args: Any,
         collector: RolloutCollector,
         replay_buffer: BaseReplayBuffer,
         initial_policy: RandomPolicy | GivenPolicy,
     ) -> None:
-        super().__init__(config, learners, model, services)
+        super().__init__(*args)
         self.collector = collector
         self.replay_buffer = replay_buffer
         self.gradient_steps = 0
-        self._config = config
-        self._acting_model: Any = model
         self._initial_policy = initial_policy
         self._stored = len(replay_buffer)
         # Those among the stored transitions that gradient steps are due for.
         self._learned_from = 0
-        self._lost_updates = 0
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Step the environments, and learn meanwhile."""
@@ -82,9 +70,9 @@ class OffPolicy(Trainer):
         if self._fills_buffer:
             rollout, episodes = self.collector.collect(self._initial_policy)
         else:
-            rollout, episodes = self.collector.collect(self._acting_model, meanwhile=learn)
+            rollout, episodes = self.collector.collect(self.model, meanwhile=learn)
         episodes.record(statistics)
-        self._check_lost(rollout.num_samples)
+        self.check_lost(rollout.num_samples)
         self.replay_buffer.add_rollout(rollout)
         self._stored += rollout.num_samples
         if not self._fills_buffer:
@@ -95,24 +83,14 @@ class OffPolicy(Trainer):
         statistics.record(TimeEvents.update_s, update_s)
         return rollout.num_samples
 
-    def _check_lost(self, num_samples: int) -> None:
-        """Refuse to go on when nothing but lost episodes comes."""
-        self._lost_updates = 0 if num_samples else self._lost_updates + 1
-        if self._lost_updates == MOST_LOST_UPDATES:
-            raise TrainingError(
-                f"{MOST_LOST_UPDATES} updates in a row brought no transition: the environments "
-                "return numbers that are not finite, or their workers fail, at the beginning of "
-                "each episode"
-            )
-
     @property
     def _fills_buffer(self) -> bool:
-        return self._stored < self._config.initial_buffer_size
+        return self._stored < self.algorithm_config.initial_buffer_size
 
     @property
     def gradient_steps_due(self) -> int:
         """Gradient steps that are due for the transitions that were collected."""
-        due = int(self._learned_from * self._config.update_to_data_ratio)
+        due = int(self._learned_from * self.algorithm_config.update_to_data_ratio)
         return due - self.gradient_steps
 
     def _learn(self, progress: Progress, statistics: Statistics) -> float:
@@ -122,7 +100,7 @@ class OffPolicy(Trainer):
         buffer.set_progress(progress.fraction)
         for _ in range(self.gradient_steps_due):
             before = time.perf_counter()
-            batch = buffer.sample_batch(self._config.batch_size)
+            batch = buffer.sample_batch(self.algorithm_config.batch_size)
             sample_s += time.perf_counter() - before
             statistics.merge(self.learners.update(batch, progress))
             self.gradient_steps += 1
@@ -131,7 +109,7 @@ class OffPolicy(Trainer):
                 # Those of a gradient step that was left out are meaningless.
                 finite = errors.isfinite()
                 buffer.update_priorities(batch.indices[finite], errors[finite])
-        picks = self.gradient_steps * self._config.batch_size / self._stored
+        picks = self.gradient_steps * self.algorithm_config.batch_size / self._stored
         statistics.record(ReplayEvents.picks_per_transition, picks)
         statistics.record(ReplayTimeEvents.sample_s, sample_s)
         return time.perf_counter() - started

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.checks import check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -50,8 +51,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
-        self._check_at_least(1, "batch_size", "n_optimization_epochs")
-        self._check_at_least(0.0, "value_clip_range", "target_kl")
+        check_fields(self, 1, "batch_size", "n_optimization_epochs")
+        check_fields(self, 0.0, "value_clip_range", "target_kl")
         self._check_positive("clip_range")
 
     def check_concurrency(self, concurrency: int) -> None:

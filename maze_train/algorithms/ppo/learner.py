@@ -16,7 +16,7 @@ from maze_train.functional.losses import (
     clip_fraction,
     clipped_surrogate_loss,
 )
-from maze_train.learner.config import scheduled_value
+from maze_train.learner.config import Progress, scheduled_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
     from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
     from maze_train.events import Statistics
-    from maze_train.learner.config import Progress
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.types import Tensor
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
+from maze_train.checks import check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -45,7 +46,7 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
 
     def __post_init__(self) -> None:
         PolicyAndCriticsConfig.__post_init__(self)
-        self._check_at_least(0.0, "target_entropy_multiplier")
+        check_fields(self, 0.0, "target_entropy_multiplier")
         self._check_positive("entropy_coef", "entropy_coef_lr")
         if not self.entropy_tuning:
             for key, default in (("entropy_coef_lr", None), ("target_entropy_multiplier", 1.0)):

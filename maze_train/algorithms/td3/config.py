@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
+from maze_train.checks import check_fields
 
 __all__ = ["TD3AlgorithmConfig"]
 
@@ -46,7 +47,7 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
 
     def __post_init__(self) -> None:
         PolicyAndCriticsConfig.__post_init__(self)
-        self._check_at_least(0.0, "target_noise_stddev", "exploration_noise_stddev")
+        check_fields(self, 0.0, "target_noise_stddev", "exploration_noise_stddev")
         self._check_positive("target_noise_clip")
 
     @property

@@ -1,0 +1,103 @@
+"""Target networks: copies that follow the networks that are trained."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from maze_train.errors import ConfigError
+from maze_train.nets.policy_model import readable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from maze_train.nets.config import ModelConfig
+    from maze_train.nets.masking import ActionMasking
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.types import TensorTree
+
+__all__ = ["ModelWithTargets", "TargetNetwork", "refuse_settings"]
+
+
+class TargetNetwork:
+    """Moves the copy of a network towards it.
+
+    Args:
+        target: The copy.
+        source: The network that is trained.
+    """
+
+    def __init__(self, target: nn.Module, source: nn.Module) -> None:
+        self.network = target
+        # Looking for the parameters of a module takes longer than moving them.
+        self._params = tuple(zip(target.parameters(), source.parameters(), strict=True))
+        # Of buffers, the owners: another device or dtype replaces the buffers themselves.
+        owners = zip(target.modules(), source.modules(), strict=True)
+        self._owners = tuple((t, s) for t, s in owners if [*s.buffers(recurse=False)])
+
+    @torch.no_grad()
+    def update(self, tau: float) -> None:
+        """Move the copy: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
+        for param, source in self._params:
+            param.lerp_(source, tau)
+        for target, current in self._owners:
+            pairs = zip(target.buffers(recurse=False), current.buffers(recurse=False), strict=True)
+            for buffer, value in pairs:
+                buffer.copy_(value)
+
+
+class ModelWithTargets(nn.Module):
+    """Base of models whose networks have targets.
+
+    Args:
+        normalizer: Normalises observations, or None.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
+    """
+
+    def __init__(
+        self, normalizer: ObservationNormalizer | None, masking: ActionMasking | None
+    ) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+        self.masking = masking
+        self._targets: list[TargetNetwork] = []
+
+    def target_of(self, network: Any) -> Any:
+        """A copy of a network, without gradients, which `update_targets` moves towards it."""
+        copy = deepcopy(network).requires_grad_(False).eval()
+        self._targets.append(TargetNetwork(copy, network))
+        return copy
+
+    def train(self, mode: bool = True) -> ModelWithTargets:
+        """Switch between training and evaluation; targets are always evaluated."""
+        super().train(mode)
+        for target in self._targets:
+            target.network.eval()
+        return self
+
+    def inputs(self, obs: TensorTree) -> TensorTree:
+        """Inputs of the networks: no masks, normalised."""
+        return readable(obs, self.normalizer, self.masking is not None)
+
+    def update_targets(self, tau: float) -> None:
+        """Move the targets: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
+        for target in self._targets:
+            target.update(tau)
+
+
+def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:
+    """Refuse settings of networks that are built differently.
+
+    Args:
+        config: Model settings.
+        reasons: The settings, and why there is no use for each.
+
+    Raises:
+        ConfigError: If one of them is set.
+    """
+    for key, reason in reasons.items():
+        if getattr(config, key):
+            raise ConfigError(f"model.{key}", f"{reason}; leave it out", getattr(config, key))
