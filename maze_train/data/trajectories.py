@@ -204,6 +204,7 @@ def checked_trajectory(
     """
     arrays = {key: np.asarray(array) for key, array in arrays_of(trajectory).items()}
     check_shapes(name, arrays, specs, [trajectory.num_steps])
+    arrays = {key: arrays[key] for key in specs}  # those of an episode may be in another order
     for key, spec in specs.items():
         label, array = f"{name}: {key}", arrays[key]
         if spec.is_checked:

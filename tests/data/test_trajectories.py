@@ -25,11 +25,11 @@ def minus_one(actions):
 
 
 def episode(rng, length, end, space=BOX):
-    """A recorded episode of the given length."""
+    """A recorded episode of the given length, with keys in any order."""
     parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     obs = {
-        key: rng.integers(0, 9, (length + 1, *part.shape)).astype(part.dtype)
-        for key, part in parts.items()
+        key: rng.integers(0, 9, (length + 1, *parts[key].shape)).astype(parts[key].dtype)
+        for key in map(str, rng.permutation(list(parts)))
     }
     return Trajectory(
         obs=obs.get("", obs),
