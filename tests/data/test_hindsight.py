@@ -30,6 +30,7 @@ from maze_train import (
     RolloutCollector,
     SequentialVectorEnv,
     SquashedGaussian,
+    Trajectory,
     train,
 )
 from maze_train.data.hindsight import HindsightReplayBuffer
@@ -40,6 +41,7 @@ GAMMA = 0.9
 GOAL = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 SPACE = spaces.Dict({"observation": GOAL, "achieved_goal": GOAL, "desired_goal": GOAL})
 STRATEGIES = ("future", "final", "episode")
+GOALS = {"_target_": "goal_envs.PointToGoal"}
 
 
 class Task(gymnasium.Env):
@@ -156,9 +158,8 @@ def run(run_dir, **settings):
         evaluation={"n_episodes": 0},
         tracking={"progress": "quiet", "plot": False, "tensorboard": False},
         seed=0,
-        total_steps=480,
         run_dir=str(run_dir),
-        **settings,
+        **{"total_steps": 480, **settings},
     )
 
 
@@ -337,12 +338,41 @@ def test_where_environments_are_stepped_makes_no_difference(tmp_path):
     for runner in ({"name": "dev"}, {"name": "local", "n_workers": 2, "start_method": "fork"}):
         result = run(
             tmp_path / runner["name"],
-            env={"_target_": "goal_envs.PointToGoal", "kwargs": {"ends": True}},
+            env={**GOALS, "kwargs": {"ends": True}},
             runner={"concurrency": 3, **runner},
         )
         rows.append([{k: v for k, v in row.items() if "time/" not in k} for row in result.history])
     assert len(rows[0]) >= 2
     assert rows[0] == rows[1]
+
+
+def shown():
+    """Episodes that go straight to their goal."""
+    env = PointToGoal(length=60, ends=True)
+    for seed in range(6):
+        obs, actions, rewards, ended = [env.reset(seed=seed)[0]], [], [], (False, False)
+        while not any(ended):
+            actions.append(np.float32(obs[-1]["desired_goal"] - obs[-1]["achieved_goal"]))
+            observation, reward, *ended, _ = env.step(actions[-1])
+            obs.append(observation)
+            rewards.append(reward)
+        leaves = {key: np.stack([leaf[key] for leaf in obs]) for key in obs[0]}
+        ends = dict(zip(("terminated", "truncated"), ended, strict=True))
+        yield Trajectory(leaves, np.stack(actions).clip(-1.0, 1.0), np.array(rewards), **ends)
+
+
+def test_demonstrations_are_relabelled_too(tmp_path):
+    """They end with goals that were reached; several environments have them in columns."""
+    trajectories = list(shown())
+    assert {t.terminated for t in trajectories} == {True}
+    result = run(
+        tmp_path / "run",
+        env={**GOALS, "kwargs": {"ends": True}},
+        runner={"concurrency": 2},
+        algorithm={"initial_demonstration_trajectories": {"_target_": "test_hindsight.shown"}},
+        total_steps=80,
+    )
+    assert result.history[-1]["replay/size"] == 80 + sum(t.num_steps for t in trajectories)
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -433,7 +463,6 @@ def test_what_is_missing_is_named():
 
 
 SCALED = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 0.1}
-GOALS = {"_target_": "goal_envs.PointToGoal"}
 FLAT = {"_target_": "gymnasium.wrappers.FlattenObservation"}
 
 
