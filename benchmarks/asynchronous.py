@@ -43,8 +43,9 @@ SET_CHILD_SUBREAPER = 36
 
 def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
     """Transitions per second of this package, and the share of time without an update."""
-    from maze_train import Statistics, TrainerServices, load_config
     from maze_train.runners.factory import build_runner
+
+    from maze_train import Statistics, TrainerServices, load_config
 
     env_id, envs_per_actor = ENVS[env]
     config = load_config(

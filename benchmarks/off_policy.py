@@ -1,12 +1,14 @@
-"""Environment steps per second of SAC against Stable-Baselines3, same settings, in one run.
+"""Environment steps per second with replay against Stable-Baselines3, same settings, in one run.
 
-    python benchmarks/off_policy.py [--rounds 3] [--seconds 12] [--threads 1]
+    python benchmarks/off_policy.py [--algorithm sac] [--rounds 3] [--seconds 12] [--threads 1]
 
-One gradient step on 256 transitions per environment step, two hidden layers of 256 units, Adam,
-targets moved after each step, temperature tuned, one environment. Each measurement is a fresh
-process, ours and the peer's in turn. A measurement warms up for 300 gradient steps; start-up,
-evaluation and files are outside of it on both sides. The table shows medians over the rounds and
-the median of the ratios of neighbours.
+SAC and TD3: one gradient step on 256 transitions per environment step, two hidden layers of 256
+units, targets moved after each step of the policy, temperature tuned. DQN: one gradient step on 64
+transitions per 4 environment steps, two hidden layers of 64 units, without double Q-learning, a
+copy of the target every 250 gradient steps, gradients clipped to a norm of 10. All of them: Adam,
+one environment. Each measurement is a fresh process, ours and the peer's in turn. A measurement
+warms up; start-up, evaluation and files are outside of it on both sides. The table shows medians
+over the rounds and the median of the ratios of neighbours.
 """
 
 from __future__ import annotations
@@ -22,18 +24,37 @@ WARM_UP = 300
 STARTS = 1_000
 BUFFER = 100_000
 SIDES = ("SB3", "dev", "local", "dev medium", "local medium")
+ENVS = {"sac": "HalfCheetah-v5", "td3": "HalfCheetah-v5", "dqn": "CartPole-v1"}
+OURS = {
+    "dqn": {"double_q": False, "n_rollout_steps": 4, "epsilon": 0.05},
+    "td3": {"lr": 1e-3},
+}
+PEERS = {
+    "dqn": {
+        "target_update_interval": 1_000,
+        "exploration_initial_eps": 0.05,
+        "learning_rate": 3e-4,
+    },
+    "td3": {
+        "policy_kwargs": {"net_arch": [256, 256]},
+        "action_noise": 0.1,
+    },
+}
+"""Settings that are not the defaults; those of DQN are 64x64 on both sides."""
 
 
-def measure_ours(side: str, env: str, seconds: float) -> dict[str, float]:
+def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Steps per second of this package, and the share of time in updates."""
-    from maze_train import Statistics, TrainerServices, load_config
     from maze_train.runners.factory import build_runner
+
+    from maze_train import Statistics, TrainerServices, load_config
 
     runner_name, _, precision = side.partition(" ")
     config = load_config(
         {
             "env": env,
-            "algorithm": "sac",
+            "algorithm": algorithm,
+            **{f"algorithm.{key}": value for key, value in OURS.get(algorithm, {}).items()},
             "algorithm.initial_buffer_size": STARTS,
             "algorithm.replay_buffer_size": BUFFER,
             "algorithm.matmul_precision": precision or "highest",
@@ -56,11 +77,13 @@ def measure_ours(side: str, env: str, seconds: float) -> dict[str, float]:
     return {"rate": steps / elapsed, "update": times["time/update_s"] / elapsed}
 
 
-def measure_peer(env: str, seconds: float) -> dict[str, float]:
+def measure_peer(algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Steps per second of Stable-Baselines3 with the same settings."""
-    from stable_baselines3 import SAC
+    import numpy as np
+    import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.noise import NormalActionNoise
 
     class Clock(BaseCallback):
         """Starts after the warm-up, stops after the given time."""
@@ -76,13 +99,20 @@ def measure_peer(env: str, seconds: float) -> dict[str, float]:
                 self.steps = self.num_timesteps - STARTS - WARM_UP
             return not self.started or self.elapsed < seconds
 
-    model = SAC(
+    envs = make_vec_env(env, 1, seed=0)
+    settings = dict(PEERS.get(algorithm, {}))
+    if "action_noise" in settings:
+        zeros = np.zeros(envs.action_space.shape)
+        settings["action_noise"] = NormalActionNoise(zeros, zeros + settings["action_noise"])
+    model = getattr(stable_baselines3, algorithm.upper())(
         "MlpPolicy",
-        make_vec_env(env, 1, seed=0),
+        envs,
         buffer_size=BUFFER,
         learning_starts=STARTS,
+        batch_size=64 if algorithm == "dqn" else 256,
         device="cpu",
         seed=0,
+        **settings,
     )
     clock = Clock()
     model.learn(10**9, callback=clock)
@@ -92,7 +122,8 @@ def measure_peer(env: str, seconds: float) -> dict[str, float]:
 def run_process(side: str, arguments: argparse.Namespace) -> dict[str, float]:
     """One measurement in a fresh process."""
     command = [sys.executable, __file__, "--one", side, "--env", arguments.env]
-    command += ["--seconds", str(arguments.seconds), "--threads", str(arguments.threads)]
+    command += ["--algorithm", arguments.algorithm, "--seconds", str(arguments.seconds)]
+    command += ["--threads", str(arguments.threads)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     result: dict[str, float] = json.loads(output.splitlines()[-1])
     return result
@@ -101,11 +132,12 @@ def run_process(side: str, arguments: argparse.Namespace) -> dict[str, float]:
 def compare(arguments: argparse.Namespace) -> None:
     """Measure all sides in turn and print the table."""
     rounds = [
-        {side: run_process(side, arguments) for side in SIDES} for _ in range(arguments.rounds)
+        {side: run_process(side, arguments) for side in arguments.sides}
+        for _ in range(arguments.rounds)
     ]
-    print(f"{arguments.env}, {arguments.threads} thread(s)")
+    print(f"{arguments.algorithm}, {arguments.env}, {arguments.threads} thread(s)")
     print(f"{'side':14} {'steps/s':>9} {'ratio':>6}   share of time in updates")
-    for side in SIDES:
+    for side in arguments.sides:
         rate = statistics.median(r[side]["rate"] for r in rounds)
         ratio = statistics.median(r[side]["rate"] / r["SB3"]["rate"] for r in rounds)
         update = statistics.median(r[side]["update"] for r in rounds)
@@ -118,9 +150,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on both sides")
-    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--algorithm", choices=ENVS, default="sac")
+    parser.add_argument("--env", default="")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--one", choices=SIDES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.env = arguments.env or ENVS[arguments.algorithm]
     if arguments.one is None:
         compare(arguments)
         return
@@ -128,9 +163,9 @@ def main() -> None:
 
     torch.set_num_threads(arguments.threads)
     if arguments.one == "SB3":
-        result = measure_peer(arguments.env, arguments.seconds)
+        result = measure_peer(arguments.algorithm, arguments.env, arguments.seconds)
     else:
-        result = measure_ours(arguments.one, arguments.env, arguments.seconds)
+        result = measure_ours(arguments.one, arguments.algorithm, arguments.env, arguments.seconds)
     print(json.dumps(result))
 
 

@@ -45,9 +45,9 @@ def measure_ours(
 ) -> dict[str, float]:
     """Steps per second of this package, and how they divide into collecting and updating."""
     import torch
+    from maze_train.runners.factory import build_runner
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.runners.factory import build_runner
 
     config = load_config(
         {

@@ -19,6 +19,10 @@ from maze_train.algorithms.bc.learner import BCLearner as BCLearner
 from maze_train.algorithms.bc.loss import BCLoss as BCLoss
 from maze_train.algorithms.bc.metrics import ImitationMetrics as ImitationMetrics
 from maze_train.algorithms.bc.trainer import BCTrainer as BCTrainer
+from maze_train.algorithms.dqn.config import DQNAlgorithmConfig as DQNAlgorithmConfig
+from maze_train.algorithms.dqn.events import DQNEvents as DQNEvents
+from maze_train.algorithms.dqn.learner import DQNLearner as DQNLearner
+from maze_train.algorithms.dqn.trainer import DQN as DQN
 from maze_train.algorithms.es.build import ESBuilder as ESBuilder
 from maze_train.algorithms.es.config import ESAlgorithmConfig as ESAlgorithmConfig
 from maze_train.algorithms.es.events import ESEvents as ESEvents

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from maze_train.config.overrides import (
     overrides_of,
 )
 from maze_train.errors import ConfigError, nearest
+from maze_train.notices import tell
 from maze_train.training.outcome import Interrupted, Interruption
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         name = signal.Signals(number).name
-        _tell({"SIGINT": "interrupted", "SIGTERM": "terminated"}.get(name, f"ended by {name}"))
+        words = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
+        tell(f"{PROGRAM}: {words.get(name, f'ended by {name}')}")
         return 128 + number
     except SystemExit as stop:  # Hydra's own options end this way
         return stop.code if isinstance(stop.code, int) else FAILURE
@@ -138,11 +140,6 @@ def _process_with(arguments: list[str], variables: dict[str, str]) -> Iterator[N
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _tell(message: str) -> None:
-    with suppress(OSError):  # the terminal may be what was closed
-        print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

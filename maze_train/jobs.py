@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from maze_train.config.pipeline import configure
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
 from maze_train.config.train_config import AUTO
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, RunDirectoryError
+from maze_train.notices import tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ class Job:
         """The exit code of all jobs; prints how many jobs of a sweep failed."""
         failed = len(self.exit_codes)
         if failed and self.is_sweep:
-            print(f"{PROGRAM}: {failed} of {self.n_jobs} jobs failed", file=sys.stderr)
+            tell(f"{PROGRAM}: {failed} of {self.n_jobs} jobs failed")
         return min(self.exit_codes, default=DONE)
 
     def _may_go_on(self, settings: Any) -> bool:
@@ -210,5 +210,5 @@ def report(
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"
-    print(f"{PROGRAM}: error: {label}{text}", file=sys.stderr, flush=True)
+    tell(f"{PROGRAM}: error: {label}{text}")
     return CONFIGURATION_ERROR if is_configuration else FAILURE

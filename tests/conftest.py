@@ -50,6 +50,14 @@ def no_process_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    """Double precision for all that does not say otherwise."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def no_file_is_left(no_process_is_left: None) -> Iterator[None]:
     """Check that a test leaves no socket, pipe, or memory that processes share."""
     resource_tracker.ensure_running()  # They stay, whoever starts them.

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         *("errors", "extras", "checks", "targets", "seeding"),
-        *("types", "events", "files", "locks", "sealed", "versions"),
+        *("types", "events", "files", "locks", "sealed", "versions", "notices"),
     ),
     ("functional", "spaces", "workers"),
     ("distributions",),

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 from common import ENVS, LR, NOISE_STDDEV, POPULATION, Window, initial_parameters, parse_arguments
+from maze_train.runners.factory import build_runner
 from torch import nn
 
 from maze_train import Statistics, TrainerServices, load_config
-from maze_train.runners.factory import build_runner
 
 
 @torch.no_grad()

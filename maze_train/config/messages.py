@@ -59,7 +59,8 @@ def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> Co
     missing = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, slash, name = missing.partition("/")
     if not slash:
-        return ConfigError("-cn", f"there is no {missing}.yaml {_searched(folders)}", missing)
+        searched = ", ".join([*folders, str(shipped_root())])
+        return ConfigError("-cn", f"there is no {missing}.yaml in {searched}", missing)
     if group == "env":
         return _unknown_environment(name, folders)
     if group in group_names():
@@ -67,10 +68,6 @@ def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> Co
     group, _, name = missing.rpartition("/")
     available = ", ".join(error.options or ()) or "none"
     return ConfigError(group, f"no such option; available: {available}", name)
-
-
-def _searched(folders: Sequence[str]) -> str:
-    return f"in {', '.join([*folders, str(shipped_root())])}"
 
 
 def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:

@@ -16,21 +16,18 @@ from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from importlib.abc import Traversable
 
 __all__ = ["describe_options", "group_names", "list_options", "read_option", "shipped_root"]
 
-SUFFIX = ".yaml"
 
-
-def shipped_root() -> Traversable:
+def shipped_root() -> Path:
     """The folder `conf/` that comes with the package."""
-    return files("maze_train.conf")
+    return Path(str(files("maze_train.conf")))
 
 
-def group_names(root: Traversable | None = None) -> list[str]:
+def group_names(root: Path | None = None) -> list[str]:
     """The groups below `root` (by default the shipped ones): every folder is one."""
-    base = shipped_root() if root is None else root
+    base = root or shipped_root()
     if not base.is_dir():
         return []
     return sorted(
@@ -44,14 +41,17 @@ def list_options(group: str, folders: Iterable[str] = ()) -> list[str]:
     """The options of a group, shipped or in the user's `folders`; nested: `ppo/CartPole-v1`."""
     found: set[str] = set()
     for root in (shipped_root(), *map(Path, folders)):
-        found.update(_names_below(root.joinpath(*group.split("/")), ""))
+        folder = root / group
+        found.update(
+            path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
+        )
     return sorted(found)
 
 
 def read_option(group: str, name: str, folders: Iterable[str] = ()) -> str | None:
     """The text of an option, from the user's `folders` before the shipped one, or None."""
     for root in (*map(Path, folders), shipped_root()):
-        entry = root.joinpath(*group.split("/"), *f"{name}{SUFFIX}".split("/"))
+        entry = root.joinpath(*f"{group}/{name}.yaml".split("/"))
         if entry.is_file():
             return entry.read_text(encoding="utf-8")
     return None
@@ -63,26 +63,12 @@ def describe_options(group: str, folders: Iterable[str] = ()) -> dict[str, str]:
     return {name: _first_line(group, name, folders) for name in list_options(group, folders)}
 
 
-def _names_below(folder: Traversable, prefix: str) -> list[str]:
-    if not folder.is_dir():
-        return []
-    names: list[str] = []
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            names += _names_below(entry, f"{prefix}{entry.name}/")
-        elif entry.name.endswith(SUFFIX):
-            names.append(prefix + entry.name[: -len(SUFFIX)])
-    return names
-
-
 def _first_line(group: str, name: str, folders: list[str]) -> str:
     target = re.search(r"^_target_: *([\w.:]+) *$", read_option(group, name, folders) or "", re.M)
     if target is None:
         return ""
     try:
         text = locate(target[1]).__doc__ or ""
-    except (
-        MazeTrainError
-    ):  # someone's own file names a class that can not be found: still an option
+    except MazeTrainError:  # someone's own file names no class that is there: still an option
         return ""
     return text.strip().partition("\n")[0]

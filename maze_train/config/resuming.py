@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from maze_train.config.stored import PARTS, check_trust, read_settings, settings
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, TUPLE, config_to_dict
 from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.notices import tell
 from maze_train.targets import TARGET
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def continued(
         )
     ]
     if told:
-        print(f"changed since {place}: {', '.join(told)}", file=sys.stderr)
+        tell(f"changed since {place}: {', '.join(told)}")
     return config
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +107,11 @@ def policy_nearby(directory: Path) -> str:
 
 
 def plain_seeds(seeds: Any) -> Any:
-    """Seeds as a list of Python's integers; anything else stays, and is refused later."""
-    if hasattr(seeds, "tolist"):  # an array, which may also be a single number
-        seeds = seeds.tolist()
-    if isinstance(seeds, str | bytes | Mapping) or not isinstance(seeds, Iterable):
+    """Seeds as a list; anything that is none stays, such as an array that is a single number."""
+    is_text = isinstance(seeds, str | bytes | Mapping)
+    if is_text or not isinstance(seeds, Iterable) or getattr(seeds, "ndim", 1) == 0:
         return seeds
-    return [
-        int(seed) if isinstance(seed, Integral) and not isinstance(seed, bool) else seed
-        for seed in seeds
-    ]
+    return list(seeds)
 
 
 def joined_env(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

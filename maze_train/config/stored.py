@@ -71,11 +71,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
 they are needed; all other nodes with a target are settings, and built when they are read."""
 
 PARTS_OF_POLICY = (
-    "model.policy",
-    "model.critic",
-    "model.trunk",
-    "model.value_transform",
-    "model.distributions",
+    *(part for part in PARTS if part.startswith("model.")),
     "algorithm.policy_wrapper",
 )
 """Parts of a policy that acts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -30,6 +31,7 @@ __all__ = [
     "field_of_key",
     "join",
     "key_of_field",
+    "writable",
     "write_config",
 ]
 
@@ -95,11 +97,21 @@ def write_config(run_dir: Path, text: str) -> None:
         check_plain(text)
     except ValueError as error:
         raise ConfigError(CONFIG_FILE, f"could not be read again: it would be {error}") from error
+    with writable("run_dir", run_dir), atomic_write(run_dir / CONFIG_FILE) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def writable(key: str, directory: Path) -> Iterator[None]:
+    """Let errors of the disk be those of the setting that names a directory.
+
+    Raises:
+        ConfigError: If something can not be written within the block.
+    """
     try:
-        with atomic_write(run_dir / CONFIG_FILE) as file:
-            file.write(text.encode())
+        yield
     except OSError as error:
-        raise ConfigError("run_dir", f"can not be written: {error}", str(run_dir)) from error
+        raise ConfigError(key, f"can not be written: {error}", str(directory)) from error
 
 
 def check_plain(text: str) -> None:

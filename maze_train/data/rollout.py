@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import as_tensors, storage_dtype, zeros_for
 from maze_train.targets import locate
-from maze_train.types import tree_map
+from maze_train.types import as_tree, leaves_by_key, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -127,12 +128,12 @@ class Rollout:
             keys: Keys of a Dict observation; the key of a lone observation is empty.
         """
         obs, samples = self.flat_obs(), self.rewards.numel()
-        leaves = obs if isinstance(obs, dict) else {"": obs}
+        leaves = leaves_by_key(obs)
         found = {key: leaves[key][:samples] for key in keys}
         if self.valid is not None:
             rows = self.valid.flatten()
             found = {key: leaf[rows] for key, leaf in found.items()}
-        return found if isinstance(obs, dict) else found[""]
+        return as_tree(found, isinstance(obs, dict))
 
     def to(self, device: torch.device) -> Rollout:
         """The same rollout on a device (itself, if it is there already)."""
@@ -183,7 +184,7 @@ class RolloutStorage:
         self._reward_rows = list(self.rewards.numpy())
         self._terminated_rows = list(self.terminated.numpy())
         self._truncated_rows = list(self.truncated.numpy())
-        self._action_rows: list[TensorTree] = []
+        self._action_rows: list[dict[str, Tensor]] = []
         self._any_invalid = False
         self._final_positions: list[int] = []
         self._final_obs: list[ArrayTree] = []
@@ -216,15 +217,12 @@ class RolloutStorage:
         if self.actions is None:
             steps = self.num_steps
             self.actions = tree_map(lambda x: x.new_zeros((steps, *x.shape)).cpu(), actions)
-            self._action_rows = _rows(self.actions)
+            columns = {key: leaf.unbind(0) for key, leaf in leaves_by_key(self.actions).items()}
+            rows = zip(*columns.values(), strict=True)
+            self._action_rows = [dict(zip(columns, row, strict=True)) for row in rows]
         row = self._action_rows[step]
-        if isinstance(actions, dict):
-            assert isinstance(row, dict)
-            for key, action in actions.items():
-                row[key].copy_(action)
-        else:
-            assert isinstance(row, Tensor)
-            row.copy_(actions)
+        for key, action in leaves_by_key(actions).items():
+            row[key].copy_(action)
 
     def write_step(
         self,
@@ -270,10 +268,9 @@ class RolloutStorage:
     def _stacked_final_obs(self) -> TensorTree:
         if not self._final_obs:
             return zeros_for(self.space, (0,))
-        pieces = [as_tensors(self.space, obs) for obs in self._final_obs]
-        if isinstance(pieces[0], dict):
-            return {key: torch.stack([p[key] for p in pieces]) for key in pieces[0]}  # type: ignore[index]  # all pieces are alike
-        return torch.stack(pieces)  # type: ignore[arg-type]  # all pieces are alike
+        pieces = [leaves_by_key(as_tensors(self.space, obs)) for obs in self._final_obs]
+        leaves = {key: torch.stack([piece[key] for piece in pieces]) for key in pieces[0]}
+        return as_tree(leaves, "" not in leaves)
 
 
 class _Leaves:
@@ -288,21 +285,21 @@ class _Leaves:
     ) -> None:
         self._space = space
         self._is_single = not isinstance(space, spaces.Dict)
-        parts = {"": space} if self._is_single else dict(space.spaces)  # type: ignore[attr-defined]  # a Dict
+        parts = flat_spaces(space)
         self._stacks: dict[str, FrameMemory] = {
             key: locate(FRAME_MEMORY)(part, num_rows, num_envs)
             for key, part in parts.items()
             if key in frame_stack
         }
         self._whole = {
-            key: _tensor(zeros_for(part, (num_rows, num_envs)))
+            key: cast("Tensor", zeros_for(part, (num_rows, num_envs)))
             for key, part in parts.items()
             if key not in frame_stack
         }
         self._keys = list(parts)
         self._arrays = [(key, tensor.numpy()) for key, tensor in self._whole.items()]
         self._tensor_rows = {key: tensor.unbind(0) for key, tensor in self._whole.items()}
-        self._latest: dict[str, TensorTree] = {}
+        self._latest: dict[str, Tensor] = {}
 
     @property
     def nbytes(self) -> int:
@@ -310,7 +307,7 @@ class _Leaves:
         return whole + sum(memory.nbytes for memory in self._stacks.values())
 
     def start(self, obs: ArrayTree) -> None:
-        leaves = self._leaves_of(obs)
+        leaves = leaves_by_key(obs)
         for key, array in self._arrays:
             array[0] = leaves[key]
         for key, memory in self._stacks.items():
@@ -318,7 +315,7 @@ class _Leaves:
         self._remember(leaves)
 
     def write(self, row: int, obs: ArrayTree) -> None:
-        leaves = self._leaves_of(obs)
+        leaves = leaves_by_key(obs)
         for key, array in self._arrays:
             array[row] = leaves[key]
         if self._stacks:
@@ -327,21 +324,16 @@ class _Leaves:
             self._remember(leaves)
 
     def row(self, row: int) -> TensorTree:
-        if self._is_single:
-            rows = self._tensor_rows.get("")
-            return self._latest[""] if rows is None else rows[row]
-        found = {key: rows[row] for key, rows in self._tensor_rows.items()}
-        return {**found, **self._latest} if self._stacks else found  # type: ignore[dict-item]  # leaves are tensors
+        leaves = {key: rows[row] for key, rows in self._tensor_rows.items()}
+        leaves.update(self._latest)
+        return as_tree(leaves, not self._is_single)
 
     def tree(self) -> StoredTree:
         leaves: dict[str, Any] = {
             key: self._whole[key] if key in self._whole else self._stacks[key].stacks()
             for key in self._keys
         }
-        return leaves[""] if self._is_single else leaves
-
-    def _leaves_of(self, obs: ArrayTree) -> dict[str, Array]:
-        return obs if isinstance(obs, dict) else {"": obs}
+        return as_tree(leaves, not self._is_single)
 
     def _remember(self, leaves: dict[str, Array]) -> None:
         """Keep the current stacks as the environment gave them: to act on, they must be whole."""
@@ -350,16 +342,3 @@ class _Leaves:
             # A copy only of what tensors can not share: other dtypes and orders, read-only arrays.
             whole = np.require(leaves[key], storage_dtype(part), ["C", "W"])
             self._latest[key] = torch.from_numpy(whole)
-
-
-def _tensor(tree: TensorTree) -> Tensor:
-    assert isinstance(tree, Tensor)
-    return tree
-
-
-def _rows(tree: TensorTree) -> list[TensorTree]:
-    """Views of the rows of every tensor."""
-    if not isinstance(tree, dict):
-        return list(tree.unbind(0))
-    columns = [leaf.unbind(0) for leaf in tree.values()]
-    return [dict(zip(tree, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -12,9 +13,6 @@ from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import join_rollouts, select_envs
 from maze_train.data.rollout import Rollout
 from maze_train.types import StatePart
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["RolloutReplay"]
 
@@ -52,7 +50,8 @@ class RolloutReplay:
             picks = torch.randint(
                 len(self._rollouts), (self.num_replayed,), generator=self.generator
             )
-            kept = [_replayed(self._rollouts[i][1]) for i in picks.tolist()]
+            flags = torch.ones(self.num_envs, dtype=torch.bool)
+            kept = [replace(self._rollouts[i][1], replayed=flags) for i in picks.tolist()]
             batch = join_rollouts([rollout, *kept])
         for first in range(0, rollout.num_envs, self.num_envs):
             piece = select_envs(rollout, slice(first, first + self.num_envs))
@@ -66,7 +65,7 @@ class RolloutReplay:
             "generator": self.generator.get_state(),
             "added": self._added,
             "rollouts": {
-                str(number): StatePart(str(number), _reader(rollout))
+                str(number): StatePart(str(number), partial(_columns, rollout))
                 for number, rollout in self._rollouts
             },
         }
@@ -78,14 +77,6 @@ class RolloutReplay:
         self._rollouts.clear()
         for number, part in state["rollouts"].items():
             self._rollouts.append((int(number), _from_columns(part.read())))
-
-
-def _replayed(rollout: Rollout) -> Rollout:
-    return replace(rollout, replayed=torch.ones(rollout.num_envs, dtype=torch.bool))
-
-
-def _reader(rollout: Rollout) -> Callable[[], dict[str, Any]]:
-    return lambda: _columns(rollout)
 
 
 def _columns(rollout: Rollout) -> dict[str, Any]:

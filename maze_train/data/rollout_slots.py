@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
 from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import without_unused_frames
 from maze_train.data.rollout import Rollout
 from maze_train.errors import ShapeError
+from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import storage_dtype
 from maze_train.types import as_tree, leaves_by_key
 from maze_train.workers.memory import ArrayLayout, padded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gymnasium import spaces
 
     from maze_train.types import Array, Tensor, TensorTree
 
@@ -69,9 +71,7 @@ class RolloutLayout:
         num_positions, most_ends = rows[0] * num_envs, num_steps * num_envs
         integers, floats, flags = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
         specs: dict[Name, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        is_dict = isinstance(observation_space, spaces.Dict)
-        parts = dict(observation_space.spaces) if is_dict else {"": observation_space}  # type: ignore[attr-defined]  # a Dict
-        for key, part in parts.items():
+        for key, part in flat_spaces(observation_space).items():
             shape, dtype = tuple(part.shape or ()), storage_dtype(part)
             if key in (frame_stack or {}):
                 specs["obs", key, "numbers"] = (num_positions, shape[0]), integers

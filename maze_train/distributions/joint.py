@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -65,19 +66,19 @@ class JointDistribution(Distribution):
         draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]
         return torch.cat(draws, dim=-1)
 
-    def sample(self, params: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def sample(self, params: Tensor, noise: Tensor) -> dict[str, Any]:
         """Actions of every part, drawn independently."""
         return {
-            key: _tensor(part.sample(own, own_noise))
+            key: part.sample(own, own_noise)
             for (key, part), own, own_noise in zip(
                 self.parts.items(), self.split(params), self.split_noise(noise), strict=True
             )
         }
 
-    def mode(self, params: Tensor) -> dict[str, Tensor]:
+    def mode(self, params: Tensor) -> dict[str, Any]:
         """The most probable actions of every part."""
         pairs = zip(self.parts.items(), self.split(params), strict=True)
-        return {key: _tensor(part.mode(own)) for (key, part), own in pairs}
+        return {key: part.mode(own) for (key, part), own in pairs}
 
     def log_prob(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
         """Σ_k log p_k(a_k), [...]."""
@@ -103,13 +104,13 @@ class JointDistribution(Distribution):
         both = [part.log_prob_and_entropy(own, actions[key]) for (key, part), own in pairs]
         return _total([log_prob for log_prob, _ in both]), _total([entropy for _, entropy in both])
 
-    def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Any]:
         """Each part as the environment takes it, still flat."""
-        return {key: _tensor(part.to_env(actions[key])) for key, part in self.parts.items()}
+        return {key: part.to_env(actions[key]) for key, part in self.parts.items()}
 
-    def from_env(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def from_env(self, actions: Mapping[str, Tensor]) -> dict[str, Any]:
         """Each part as the agent has it, from flat actions of the environment."""
-        return {key: _tensor(part.from_env(actions[key])) for key, part in self.parts.items()}
+        return {key: part.from_env(actions[key]) for key, part in self.parts.items()}
 
     def split(self, params: Tensor) -> list[Tensor]:
         """The params of every part, each [..., param_size of the part], free ones last."""
@@ -129,15 +130,6 @@ class JointDistribution(Distribution):
         return list(noise.split_with_sizes(self._noise_sizes, -1))
 
 
-def _tensor(actions: Tensor | dict[str, Tensor]) -> Tensor:
-    """The actions of a part, which are one tensor because parts are not nested."""
-    assert isinstance(actions, torch.Tensor)
-    return actions
-
-
 def _total(terms: list[Tensor]) -> Tensor:
     """Sum of tensors of one shape, one operation for each after the first."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return reduce(torch.add, terms)

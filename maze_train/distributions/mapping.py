@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gymnasium.spaces import Dict, Tuple
@@ -27,35 +26,29 @@ __all__ = ["DEFAULTS", "FAMILIES", "Override", "distribution_for", "family_class
 Override: TypeAlias = str | Mapping[str, Any]
 """A family: its name, `{name: ..., **settings}`, or `{_target_: my_package.Family, **settings}`."""
 
-FAMILIES: Mapping[str, str] = MappingProxyType(
-    {
-        "bernoulli": "maze_train.distributions.bernoulli.Bernoulli",
-        "beta": "maze_train.distributions.beta.Beta",
-        "categorical": "maze_train.distributions.categorical.Categorical",
-        "diagonal_gaussian": "maze_train.distributions.gaussian.DiagonalGaussian",
-        "multi_categorical": "maze_train.distributions.categorical.MultiCategorical",
-        "squashed_gaussian": "maze_train.distributions.gaussian.SquashedGaussian",
-    }
-)
+FAMILIES: Mapping[str, str] = {
+    "bernoulli": "maze_train.distributions.bernoulli.Bernoulli",
+    "beta": "maze_train.distributions.beta.Beta",
+    "categorical": "maze_train.distributions.categorical.Categorical",
+    "diagonal_gaussian": "maze_train.distributions.gaussian.DiagonalGaussian",
+    "multi_categorical": "maze_train.distributions.categorical.MultiCategorical",
+    "squashed_gaussian": "maze_train.distributions.gaussian.SquashedGaussian",
+}
 """The families that configuration knows by name."""
 
-REMOVED: Mapping[str, str] = MappingProxyType(
-    {
-        "clipped_gaussian": "this second name was removed: use diagonal_gaussian",
-        "truncated_gaussian": "this family was removed: use beta or squashed_gaussian, which keep "
-        "to the bounds as well, or diagonal_gaussian, which clips to them",
-    }
-)
+REMOVED: Mapping[str, str] = {
+    "clipped_gaussian": "this second name was removed: use diagonal_gaussian",
+    "truncated_gaussian": "this family was removed: use beta or squashed_gaussian, which keep "
+    "to the bounds as well, or diagonal_gaussian, which clips to them",
+}
 """Names of earlier versions, and what to use in place of them."""
 
-DEFAULTS: Mapping[str, str] = MappingProxyType(
-    {
-        "Box": "diagonal_gaussian",
-        "Discrete": "categorical",
-        "MultiBinary": "bernoulli",
-        "MultiDiscrete": "multi_categorical",
-    }
-)
+DEFAULTS: Mapping[str, str] = {
+    "Box": "diagonal_gaussian",
+    "Discrete": "categorical",
+    "MultiBinary": "bernoulli",
+    "MultiDiscrete": "multi_categorical",
+}
 """The family of each type of space, unless it is overridden."""
 
 JOINT = "maze_train.distributions.joint.JointDistribution"

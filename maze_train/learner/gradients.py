@@ -153,12 +153,6 @@ def set_flat_parameters(module: nn.Module, vector: Tensor) -> None:
     if vector.shape != (total,):
         raise ValueError(f"the vector has shape {list(vector.shape)}, expected [{total}]")
     with torch.no_grad():
-        for param, piece in zip(params, _pieces(params, vector), strict=True):
-            param.copy_(piece)
-
-
-def _pieces(params: Iterable[nn.Parameter], vector: Tensor) -> Iterable[Tensor]:
-    start = 0
-    for param in params:
-        yield vector[start : start + param.numel()].view_as(param)
-        start += param.numel()
+        pieces = torch.split(vector, [param.numel() for param in params])
+        for param, piece in zip(params, pieces, strict=True):
+            param.copy_(piece.view_as(param))

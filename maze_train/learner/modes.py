@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["has_modes", "matmul_precision"]
 
-OWN = "maze_train.nets."
+OWN = ("maze_train.nets.", "maze_train.algorithms.")
 INDIFFERENT = (
     nn.Conv1d,
     nn.Conv2d,
@@ -44,8 +44,8 @@ INDIFFERENT = (
 def has_modes(module: nn.Module) -> bool:
     """Whether a module, or one within it, may do different things in training and evaluation.
 
-    Switching takes longer than a small network, so it is left out where it does nothing. Networks
-    of the package make no difference, nor do some layers of PyTorch; others may.
+    Switching takes longer than a small network, so it is left out where it does nothing. Models and
+    networks of the package make no difference, nor do some layers of PyTorch; others may.
     """
     return not all(
         type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)

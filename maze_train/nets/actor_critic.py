@@ -132,16 +132,7 @@ def build_actor_critic(
         head = ValueHead.from_config(config)
         part = compose_policy(config, observation_space, action_space)
         critic = _build_critic(config, input_space(flat_space(observation_space)), head)
-    model = ActorCriticModel(
-        part.policy,
-        critic,
-        head,
-        part.trunk,
-        memory=part.memory,
-        normalizer=part.normalizer,
-        masking=part.masking,
-    )
-    return model.eval()
+    return ActorCriticModel(part.policy, critic, head, **part.around).eval()
 
 
 def _build_critic(config: ModelConfig, space: spaces.Space[Any], head: ValueHead) -> nn.Module:

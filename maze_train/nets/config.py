@@ -77,8 +77,8 @@ class ModelConfig:
     """Units of each hidden layer of the critic; null: those of the policy."""
 
     activation: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = None
-    """Nonlinearity after each hidden layer. null: tanh, or relu for SAC and where observations hold
-    images."""
+    """Nonlinearity after each hidden layer. null: tanh, or relu with replay (SAC, TD3, DQN) and
+    where observations hold images."""
 
     shared_trunk: bool | None = None
     """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with a
@@ -104,7 +104,7 @@ class ModelConfig:
 
     orthogonal_init: bool | None = None
     """Orthogonal weights and zero biases (gains: sqrt(2) hidden, 0.01 policy head, 1 value head and
-    `impala`); false: the defaults of PyTorch. null: true, but false for SAC."""
+    `impala`); false: the defaults of PyTorch. null: true, but false with replay."""
 
     distributions: dict[str, Any] = field(default_factory=dict)
     """Action distribution by space type or by key of a Dict action space. A value is a name
@@ -155,17 +155,18 @@ class ModelConfig:
             node = getattr(self, name)
             if node is not None and "_target_" not in node:
                 raise ConfigError(name, "expected a mapping with the key _target_, or null", node)
+        shares = self.shared_trunk or self.memory is not None
         if self.memory is not None and self.shared_trunk is False:
             raise ConfigError("shared_trunk", "a memory belongs to a shared trunk", False)
-        if self.critic_hidden_sizes is not None and (self.shared_trunk or self.memory is not None):
+        if self.critic_hidden_sizes is not None and shares:
             raise ConfigError(
                 "critic_hidden_sizes",
                 "a shared trunk leaves the critic no layers of its own; leave it out",
                 self.critic_hidden_sizes,
             )
-        if self.trunk is not None and not (self.shared_trunk or self.memory is not None):
+        if self.trunk is not None and not shares:
             raise ConfigError("trunk", "needs model.shared_trunk=true")
-        if self.shared_trunk or self.memory is not None:
+        if shares:
             remedy = "" if self.memory is not None else ", or set model.shared_trunk=false"
             for name in ("policy", "critic"):
                 if getattr(self, name) is not None:

@@ -134,14 +134,11 @@ class ResidualBlock(nn.Module):
 
 
 def _nature_layers(channels: int) -> list[nn.Module]:
-    return [
-        nn.Conv2d(channels, 32, 8, 4),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(32, 64, 4, 2),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(64, 64, 3, 1),
-        nn.ReLU(inplace=True),
-    ]
+    layers: list[nn.Module] = []
+    for filters, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        layers += [nn.Conv2d(channels, filters, size, stride), nn.ReLU(inplace=True)]
+        channels = filters
+    return layers
 
 
 def _small_layers(channels: int, height: int, width: int) -> list[nn.Module]:

@@ -178,6 +178,12 @@ class PolicyModel(nn.Module):
         return self.policy.distribution
 
     @property
+    def around(self) -> dict[str, Any]:
+        """Everything but the policy, as arguments of a model like this one."""
+        names = ("trunk", "memory", "normalizer", "masking")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def state_size(self) -> int:
         """Size S of the memory of one environment; 0: there is none."""
         return 0 if self.memory is None else self.memory.state_size

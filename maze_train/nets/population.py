@@ -137,10 +137,8 @@ class BatchedPopulation(Population):
 
     def __init__(self, model: PolicyModel, count: int) -> None:
         super().__init__(model, row_blocks(count))
-        trunk = None if model.trunk is None else _batched(model.trunk, self._view)
-        net = _batched(model.policy.net, self._view)
-        assert net is not None
-        self._trunk, self._net = trunk, net
+        self._trunk = None if model.trunk is None else _batched(model.trunk, self._view)
+        self._net = _batched(model.policy.net, self._view)
         free = model.policy.free_params
         self._free = None if free is None else self._view(free)
 

@@ -51,10 +51,8 @@ class ValueHead:
         transform = None
         if config.value_transform is not None:
             transform = locate(BUILD_TRANSFORM)(config.value_transform)
-        support = None
-        if config.value_support is not None:
-            support = (config.value_support[0], config.value_support[1])
-        return cls(transform, support)
+        low_and_high = config.value_support
+        return cls(transform, None if low_and_high is None else (low_and_high[0], low_and_high[1]))
 
     def _transformed(self, raw: Tensor) -> Tensor:
         return raw.squeeze(-1) if self.support is None else self._expected(raw, self.support)

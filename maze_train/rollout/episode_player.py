@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from maze_train.rollout.video import (
     frames_per_second,
 )
 from maze_train.spaces.describe import flat_spaces
+from maze_train.types import as_tree, leaves_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,7 +66,7 @@ class EpisodeRecording:
             actions: As the environments get them, `[rows, ...]` by leaf.
             slot: Which row.
         """
-        columns = actions if isinstance(actions, dict) else {"": actions}
+        columns = leaves_by_key(actions)
         for key, taken in self._actions.items():
             taken.append(np.array(columns[key][slot], self._dtypes[key]))
 
@@ -86,19 +87,13 @@ class EpisodeRecording:
         obs = {key: np.stack([*found, last_obs[key]]) for key, found in self._obs.items()}
         actions = {key: np.stack(taken) for key, taken in self._actions.items()}
         return Trajectory(
-            obs=_tree(obs),
-            actions=_tree(actions),
+            obs=as_tree(obs, "" not in obs),
+            actions=as_tree(actions, "" not in actions),
             rewards=np.array(self._rewards, np.float64),
             terminated=terminated,
             truncated=truncated,
             seed=self._seed,
         )
-
-
-def _tree(columns: dict[str, Any]) -> ArrayTree:
-    """The lone leaf, or all by key."""
-    tree: ArrayTree = columns.get("", columns)
-    return tree
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,8 @@ class MemberActions:
 
     def _with_added(self, actions: TensorTree, noise: Tensor) -> TensorTree:
         """Actions with noise `[n, size]` added to those that are real numbers."""
-        parts = iter(torch.split(noise, self._sizes(actions), dim=1))
+        real = [leaf for leaf in tree_leaves(actions) if leaf.is_floating_point()]
+        parts = iter(torch.split(noise, [leaf[0].numel() for leaf in real], dim=1))
 
         def add(leaf: Tensor) -> Tensor:
             if not leaf.is_floating_point():
@@ -196,8 +197,3 @@ class MemberActions:
             return leaf + self._noise_stddev * next(parts).view_as(leaf)
 
         return tree_map(add, actions)
-
-    @staticmethod
-    def _sizes(actions: TensorTree) -> list[int]:
-        leaves = [leaf for leaf in tree_leaves(actions) if leaf.is_floating_point()]
-        return [leaf[0].numel() for leaf in leaves]

@@ -52,8 +52,11 @@ class SharedNoiseTable:
         self._array: Array = np.ndarray(count, np.float32, buffer=memory.buffer)
         self._numbers = torch.from_numpy(self._array)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _over, (self._memory, self.count, self.seed)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._memory, self.count, self.seed
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._lay_over(*state)
 
     @property
     def array(self) -> Array:
@@ -148,10 +151,3 @@ class SharedNoiseTable:
         own = self.state_dict()
         if state != own:
             raise TrainingError(f"the noise table is that of {own}, the state is that of {state}")
-
-
-def _over(memory: SharedMemory, count: int, seed: int) -> SharedNoiseTable:
-    """The table of another process, over the same memory."""
-    table = SharedNoiseTable.__new__(SharedNoiseTable)
-    table._lay_over(memory, count, seed)
-    return table

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import gymnasium
+    from typing_extensions import Self
 
     from maze_train.rollout.slot_agent import SlotAgent
     from maze_train.workers.places import Place
@@ -311,7 +312,7 @@ class RolloutPlayer(PlayerPool):
         if video_dir is not None:
             remove_leftovers(Path(video_dir))  # of processes that were killed
 
-    def __enter__(self) -> RolloutPlayer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -94,13 +94,7 @@ def acting_part(model: nn.Module) -> nn.Module:
     # The exact type: a subclass may act in another way.
     if type(model) is not ActorCriticModel:
         return model
-    return PolicyModel(
-        model.policy,
-        model.trunk,
-        memory=model.memory,
-        normalizer=model.normalizer,
-        masking=model.masking,
-    )
+    return PolicyModel(model.policy, **model.around)
 
 
 def first_observations(slots: EnvSlots, count: int) -> TensorTree:

@@ -40,7 +40,7 @@ __all__ = [
 RANDOM = "random"
 
 
-class RolloutGenerator:
+class RolloutGenerator(RolloutPlayer):
     """Plays episodes with a policy and records them.
 
         with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
@@ -95,23 +95,20 @@ class RolloutGenerator:
         if max_episode_steps is not None:
             check_at_least("max_episode_steps", max_episode_steps, 1)
             factory = BoundedEnvFactory(factory, max_episode_steps)
-        found = PlaySettings(record=True) if settings is None else settings
-        given = factory, agent_maker(policy, deterministic), found
         self._next_seed = seed
-        place = LocalProcesses(n_workers, **processes) if n_workers else ThisProcess()
-        self._player = RolloutPlayer(
-            *given, place, num_envs=concurrency, on_non_finite=on_non_finite
+        super().__init__(
+            factory,
+            agent_maker(policy, deterministic),
+            PlaySettings(record=True) if settings is None else settings,
+            LocalProcesses(n_workers, **processes) if n_workers else ThisProcess(),
+            num_envs=concurrency,
+            on_non_finite=on_non_finite,
         )
         try:
-            check_policy_spaces(spaces_of_policy(policy), self._player.spaces)
+            check_policy_spaces(spaces_of_policy(policy), self.spaces)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self._player.spaces
 
     def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
         """Play episodes and return them, without those that were lost.
@@ -126,7 +123,7 @@ class RolloutGenerator:
             WorkerError: If a process fails and is not started again.
         """
         check_at_least("n_episodes", n_episodes, 1)
-        if not self._player.settings.record:
+        if not self.settings.record:
             raise ConfigError(
                 "settings.record", "rollout() returns what is recorded: set it", False
             )
@@ -135,22 +132,12 @@ class RolloutGenerator:
             self._next_seed += n_episodes
         elif len(seeds) != n_episodes:
             raise ConfigError("seeds", f"expected {n_episodes} of them, one per episode", seeds)
-        played = self.episodes(seeds)
+        played = self.play(seeds)
         return [episode.trajectory for episode in played if episode.trajectory is not None]
 
     def episodes(self, seeds: Sequence[int]) -> Iterator[PlayedEpisode]:
         """Play an episode for each seed; see `RolloutPlayer.play`."""
-        return self._player.play(seeds)
-
-    def close(self) -> None:
-        """Close the environments; calling it again does nothing."""
-        self._player.close()
-
-    def __enter__(self) -> RolloutGenerator:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        return self.play(seeds)
 
 
 def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:

@@ -89,7 +89,7 @@ class _SharedWeights:
                 pass
 
 
-class WeightsWriter:
+class WeightsWriter(_SharedWeights):
     """The learner's side: publishes the weights of its model.
 
     Args:
@@ -100,8 +100,8 @@ class WeightsWriter:
     def __init__(self, model: nn.Module, memory: Any) -> None:
         self._model = model
         layout = _layout(model)
-        self._shared = _SharedWeights(layout.nbytes, memory)
-        self._views = [_tensors(layout, buffer.numpy()) for buffer in self._shared.buffers]
+        super().__init__(layout.nbytes, memory)
+        self._views = [_tensors(layout, buffer.numpy()) for buffer in self.buffers]
 
     @torch.no_grad()
     def publish(self, weights_seq_no: int) -> None:
@@ -123,27 +123,27 @@ class WeightsWriter:
 
     def _write(self, write: Callable[[int], object]) -> None:
         """Let `write` fill the buffer that is not the newest one, and make it that."""
-        shared, header = self._shared, self._shared.header
+        header = self.header
         target = 1 - int(header[CURRENT])
         header[STAMPS + target] += 1
-        shared.fence()
+        self.fence()
         write(target)
-        shared.fence()
+        self.fence()
         header[STAMPS + target] += 1
-        shared.fence()
+        self.fence()
         header[CURRENT] = target
 
     def state_dict(self) -> dict[str, Any]:
         """The weights that readers get now, which may be older than those of the model."""
-        current = int(self._shared.header[CURRENT])
-        return {"published": self._shared.buffers[current].clone()}
+        current = int(self.header[CURRENT])
+        return {"published": self.buffers[current].clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Publish the weights of `state`."""
-        self._write(lambda target: self._shared.buffers[target].copy_(state["published"]))
+        self._write(lambda target: self.buffers[target].copy_(state["published"]))
 
 
-class WeightsReader:
+class WeightsReader(_SharedWeights):
     """The actor's side: gives its model the newest weights.
 
     The parameters of the model become views of one piece of memory, into which the weights are
@@ -157,7 +157,7 @@ class WeightsReader:
     def __init__(self, model: nn.Module, memory: Any) -> None:
         self._model = model
         layout = _layout(model)
-        self._shared = _SharedWeights(layout.nbytes, memory)
+        super().__init__(layout.nbytes, memory)
         self._private = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._seen = (-1, -1)
         self.weights_seq_no = -1
@@ -172,7 +172,7 @@ class WeightsReader:
         for seen in self._newest():
             if seen == self._seen:
                 return self.weights_seq_no
-            self._private.copy_(self._shared.buffers[seen[0]])
+            self._private.copy_(self.buffers[seen[0]])
             if self._is_whole(seen):
                 self._seen = seen
                 break
@@ -185,16 +185,16 @@ class WeightsReader:
     def _newest(self) -> Iterator[tuple[int, int]]:
         """The newest buffer and its stamp, again and again."""
         while True:
-            current = int(self._shared.header[CURRENT])
-            self._shared.fence()
-            seen = (current, int(self._shared.header[STAMPS + current]))
-            self._shared.fence()
+            current = int(self.header[CURRENT])
+            self.fence()
+            seen = (current, int(self.header[STAMPS + current]))
+            self.fence()
             # Else the stamp may be that of weights that are written but not published yet.
-            if int(self._shared.header[CURRENT]) == current:
+            if int(self.header[CURRENT]) == current:
                 yield seen
 
     def _is_whole(self, seen: tuple[int, int]) -> bool:
         """Whether the buffer was not written again meanwhile."""
-        self._shared.fence()
+        self.fence()
         current, stamp = seen
-        return stamp % 2 == 0 and int(self._shared.header[STAMPS + current]) == stamp
+        return stamp % 2 == 0 and int(self.header[STAMPS + current]) == stamp

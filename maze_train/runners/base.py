@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +11,8 @@ from maze_train.config.pipeline import prepare
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
 from maze_train.locks import exclusive
-from maze_train.runners.notes import start_notes, tell
+from maze_train.notices import tell
+from maze_train.runners.notes import start_notes
 from maze_train.runners.parts import (
     TrainingResult,
     check_is_free,
@@ -76,8 +76,9 @@ class TrainingRunner:
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
         self.run_dir: Path | None = None
+        self.config_text = config_text(self.config)
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
-        self._tell_once = cache(tell)
+        self._tell_once = cache(lambda text: tell(f"note: {text}"))
         self._closing = contextlib.ExitStack()
         self.builder = make_builder(self._context())
 
@@ -147,7 +148,7 @@ class TrainingRunner:
             model = builder.build_model()
             builder.prepare(model)
             if base is not None:
-                print(base.take_over(model), file=sys.stderr)
+                tell(base.take_over(model))
             evaluator = self._build_evaluator()
             writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
@@ -182,7 +183,12 @@ class TrainingRunner:
             tracker=tracker,
             evaluator=evaluator,
             model_selection=selection,
-            limits=self._limits(),
+            limits=Limits(
+                n_epochs=config.algorithm.n_epochs,
+                total_steps=config.total_steps or 0,
+                patience=config.algorithm.patience,
+                max_wall_time_s=config.runner.max_wall_time_s,
+            ),
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
             checkpoints=saved.schedule(resumed) if saved and is_on else None,
@@ -195,7 +201,9 @@ class TrainingRunner:
             summary = self._train(trainer, tracker)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
-        missing, policy = missing_results(trainer, tracker, selection), self._trained_policy(model)
+        missing = missing_results(trainer, tracker, selection)
+        seed = self.seeds.integer("acting")
+        policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
     def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
@@ -213,7 +221,8 @@ class TrainingRunner:
             finally:
                 tracker.finish(trainer.summary().as_dict())
                 if trainer.stop_reason in ("interrupted", "error"):
-                    tell_stop(trainer, self._how_to_go_on)
+                    has_env = self.env_factory.maker is not None
+                    tell_stop(trainer, locate(HOW_TO_GO_ON)(self.run_dir, self.config, has_env))
         return trainer.summary()
 
     # -- parts -----------------------------------------------------------------------------------
@@ -264,31 +273,6 @@ class TrainingRunner:
             metric=self.builder.selection_metric,
             mode=self.selection_mode,
         )
-
-    def _limits(self) -> Limits:
-        config = self.config
-        return Limits(
-            n_epochs=config.algorithm.n_epochs,
-            total_steps=config.total_steps or 0,
-            patience=config.algorithm.patience,
-            max_wall_time_s=config.runner.max_wall_time_s,
-        )
-
-    def _trained_policy(self, model: nn.Module) -> TrainedPolicy:
-        seed = self.seeds.integer("acting")
-        policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
-        return policy
-
-    @property
-    def config_text(self) -> str:
-        """The configuration as YAML."""
-        return config_text(self.config)
-
-    @property
-    def _how_to_go_on(self) -> str:
-        has_env = self.env_factory.maker is not None
-        text: str = locate(HOW_TO_GO_ON)(self.run_dir, self.config, has_env)
-        return text
 
     @property
     def _parent(self) -> Path:

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +18,7 @@ from maze_train.config.writing import CONFIG_FILE
 from maze_train.distributions.mapping import DEFAULTS
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.nets.config import ModelConfig
+from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
 from maze_train.nets.policy_model import input_space
 from maze_train.nets.population import find_normalizer
 from maze_train.runners.saved_policies import SavedPolicy, load_weights, read_saved_policy
@@ -44,18 +45,8 @@ POLICY_PARTS = ("normalizer", "trunk", "memory", "policy")
 CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
 """Parts that judge. Nothing else is taken over: temperatures are settings of the new run."""
 
-POLICY_SETTINGS = (
-    "hidden_sizes",
-    "activation",
-    "shared_trunk",
-    "image_encoder",
-    "memory",
-    "normalization",
-    "branch_size",
-    "orthogonal_init",
-    "distributions",
-    "policy",
-    "trunk",
+POLICY_SETTINGS = tuple(
+    setting.name for setting in fields(ModelConfig) if setting.name not in SETTINGS_OF_CRITICS
 )
 """Settings of a model that describe its policy."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -20,16 +18,10 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
 
-__all__ = ["start_notes", "tell"]
+__all__ = ["start_notes"]
 
 LARGE_ONE_HOT = 10_000
 """Inputs of a one-hot observation from which on it is worth a line."""
-
-
-def tell(text: str) -> None:
-    """Print a line for people."""
-    with suppress(OSError):
-        print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def start_notes(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
 from maze_train.errors import ConfigError
+from maze_train.notices import tell
 
 if TYPE_CHECKING:
     from maze_train.tracking.tracker import Tracker
@@ -36,11 +35,9 @@ def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
     latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:
-        text = f"{stopped}; there is no checkpoint"
+        tell(f"{stopped}; there is no checkpoint")
     else:
-        text = f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}"
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        tell(f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}")
 
 
 def missing_results(
@@ -113,14 +110,11 @@ def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:
     Raises:
         ConfigError: If it can not be created.
     """
-    try:
+    with writable("run_dir", Path(run_dir or default_parent)):
         if run_dir is None:
             return new_directory(default_parent)
         Path(run_dir).mkdir(parents=True, exist_ok=True)
         return Path(run_dir)
-    except OSError as error:
-        problem = f"can not be written: {error}"
-        raise ConfigError("run_dir", problem, run_dir or str(default_parent)) from error
 
 
 def new_directory(parent: Path) -> Path:

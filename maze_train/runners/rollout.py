@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from maze_train.config.writing import CONFIG_FILE, config_to_dict
+from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.data.trajectory_parts import DatasetMetadata
 from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
+from maze_train.notices import tell, warn
 from maze_train.rollout.episode_player import PlayedEpisode, PlaySettings
 from maze_train.rollout.player import RolloutPlayer
 from maze_train.rollout.video import ffmpeg_path
@@ -29,7 +29,6 @@ from maze_train.runners.rollout_report import (
     RolloutFiles,
     RolloutProgress,
     RolloutSummary,
-    print_stop,
     summarise,
 )
 from maze_train.training.environments import close_quietly
@@ -177,7 +176,8 @@ class RolloutRunner:
                 spent = time.monotonic() - began
                 files.finish(self.episodes, self._content(reason, spent, player.worker_restarts))
                 if reason != FINISHED:
-                    print_stop(len(self.episodes), len(seeds), output_dir)
+                    count = f"{len(self.episodes):,} of {len(seeds):,} episodes"
+                    tell(f"stopped after {count}; results: {output_dir}")
         progress.say(self._outcome(output_dir))
 
     def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
@@ -241,17 +241,17 @@ class RolloutRunner:
             try:
                 close_all([env])
             except EnvError as error:  # it is not one of those that play
-                print(f"warning: {error}", file=sys.stderr)
+                warn(str(error))
 
     # -- files -----------------------------------------------------------------------------------
 
     def _make_output_dir(self) -> Path:
         """Create the directory of the results."""
         given = self.config.output_dir
-        try:
+        path = self._default_parent() if given is None else Path(given)
+        with writable("output_dir", path):
             if given is None:
-                return new_directory(self._default_parent())
-            path = Path(given)
+                return new_directory(path)
             taken = [CONFIG_FILE, ROLLOUT_FILE, EPISODES_FILE, SUMMARY_FILE, VIDEOS]
             if self.config.record_dir is None:
                 taken.append(TRAJECTORIES)
@@ -260,11 +260,7 @@ class RolloutRunner:
                 problem = f"holds results already ({found[0]}): name another directory, or null"
                 raise ConfigError("output_dir", problem, given)
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            problem = f"can not be written: {error}"
-            where = given or str(self._default_parent())
-            raise ConfigError("output_dir", problem, where) from error
-        return path
+            return path
 
     def _default_parent(self) -> Path:
         """The folder in which a directory named after the time is made."""
@@ -276,13 +272,8 @@ class RolloutRunner:
         """Write what repeats the rollout, in another directory."""
         config = replace(self.config, output_dir=None)
         text = yaml.safe_dump(config_to_dict(config), sort_keys=False)
-        try:
-            with atomic_write(output_dir / ROLLOUT_FILE) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise ConfigError(
-                "output_dir", f"can not be written: {error}", str(output_dir)
-            ) from error
+        with writable("output_dir", output_dir), atomic_write(output_dir / ROLLOUT_FILE) as file:
+            file.write(text.encode())
 
     def _trajectory_writer(self, directory: Path) -> TrajectoryWriter:
         """A data set for the episodes: a new one, or that of `record_dir`.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,6 @@ __all__ = [
     "RolloutFiles",
     "RolloutProgress",
     "RolloutSummary",
-    "print_stop",
     "summarise",
 ]
 
@@ -175,19 +173,6 @@ class RolloutFiles:
         except OSError as error:
             problem = f"{self._directory} can not be written: {error}"
             raise RunDirectoryError(problem) from error
-
-
-def print_stop(played: int, requested: int, output_dir: Path) -> None:
-    """Print where an unfinished rollout stopped.
-
-    Args:
-        played: Episodes that were played.
-        requested: Episodes that were asked for.
-        output_dir: Directory of the results.
-    """
-    count = f"{played:,} of {requested:,} episodes"
-    with suppress(OSError):
-        print(f"stopped after {count}; results: {output_dir}", file=sys.stderr, flush=True)
 
 
 class RolloutProgress:

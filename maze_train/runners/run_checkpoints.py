@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from typing import TYPE_CHECKING
 
 from maze_train.config.resuming import checkpoint_name
 from maze_train.config.stored import modules_to_trust
-from maze_train.config.writing import CHECKPOINTS
-from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.config.writing import CHECKPOINTS, writable
+from maze_train.errors import RunDirectoryError
 from maze_train.files import remove_leftovers
+from maze_train.notices import warn
 from maze_train.runners.parts import BEST, METRICS, new_directory
 from maze_train.tracking.rows import read_rows
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore
-from maze_train.training.config import CheckpointConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
     from maze_train.tracking.tracker import MetricsRow
+    from maze_train.training.config import CheckpointConfig
     from maze_train.training.trainer import Trainer
     from maze_train.types import Tensor
 
@@ -54,13 +54,8 @@ class RunCheckpoints:
         mode: str = "max",
         config_text: str = "",
     ) -> None:
-        self._config = config or CheckpointConfig()
         self._store = CheckpointStore(
-            run_dir / CHECKPOINTS,
-            keep_last=self._config.keep_last,
-            keep_best=self._config.keep_best,
-            mode=mode,
-            settings=config_text,
+            run_dir / CHECKPOINTS, config, mode=mode, settings=config_text
         )
         self._run_dir = run_dir
         self._name = checkpoint_name(resume)
@@ -99,7 +94,7 @@ class RunCheckpoints:
 
     def schedule(self, resumed: Checkpoint | None) -> Checkpoints:
         """Schedule the checkpoints of a run that continues from one, or begins."""
-        return Checkpoints(self._store, self._config, resumed)
+        return Checkpoints(self._store, resumed)
 
 
 def put_aside(run_dir: Path) -> None:
@@ -110,16 +105,13 @@ def put_aside(run_dir: Path) -> None:
     """
     if not (run_dir / METRICS).exists() and not (run_dir / BEST).exists():
         return
-    try:
+    with writable("run_dir", run_dir):
         aside = new_directory(run_dir / "before")
         for path in [path for name in RESULTS for path in sorted(run_dir.glob(name))]:
             path.rename(aside / path.name)
-    except OSError as error:
-        raise ConfigError("run_dir", f"can not be written: {error}", str(run_dir)) from error
-    print(
-        f"warning: {run_dir} has no checkpoint: the run begins again, at step 0; what it had "
-        f"written is in {aside}",
-        file=sys.stderr,
+    warn(
+        f"{run_dir} has no checkpoint: the run begins again, at step 0; what it had "
+        f"written is in {aside}"
     )
 
 
@@ -193,9 +185,9 @@ def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[Metric
         aside = table.with_suffix(".damaged.csv")
         os.replace(table, aside)
         kept = f"it is kept as {aside.name}, and a new one begins after {resumed.path.name}"
-        print(f"warning: {error}; {kept}", file=sys.stderr)
+        warn(f"{error}; {kept}")
         return ()
     if is_kept and len(rows) < resumed.epoch:
         missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
-        print(f"warning: metrics.csv lacks {missing} before {resumed.path.name}", file=sys.stderr)
+        warn(f"metrics.csv lacks {missing} before {resumed.path.name}")
     return tuple(rows)

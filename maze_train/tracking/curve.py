@@ -46,7 +46,7 @@ class LearningCurveWriter(MetricsWriter):
 
     def __init__(self, filename: str = "plots/learning_curve.png") -> None:
         self.filename = filename
-        self._run: RunInfo | None = None
+        self._run = RunInfo()
         self._rows: list[MetricsRow] = []
 
     def start(self, run: RunInfo) -> None:
@@ -61,35 +61,20 @@ class LearningCurveWriter(MetricsWriter):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Draw the picture."""
-        if self._run is None or self._run.run_dir is None:
-            return
-        figure = draw_learning_curve(
-            self._rows,
-            self._run.title,
-            self._run.mode == "max",
-            step_label=self._run.step_label,
-            draws_losses=self._run.metric.endswith("loss"),
-        )
-        with atomic_write(self._run.run_dir / self.filename) as file:
-            figure.savefig(file, format="png", dpi=150)
+        if self._run.run_dir is not None:
+            figure = draw_learning_curve(self._rows, self._run)
+            with atomic_write(self._run.run_dir / self.filename) as file:
+                figure.savefig(file, format="png", dpi=150)
 
 
-def draw_learning_curve(
-    rows: Sequence[Mapping[str, float]],
-    title: str = "",
-    larger_is_better: bool = True,
-    *,
-    step_label: str = "environment steps",
-    draws_losses: bool = False,
-) -> Figure:
+def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:
     """A figure of the returns of a run, without the global state of pyplot.
+
+    Where there are none, losses are drawn if one of them selects the best policy.
 
     Args:
         rows: Rows of metrics in the order of epochs.
-        title: Text above the figure.
-        larger_is_better: Whether the best evaluation is the one with the largest return.
-        step_label: Unit along the axis.
-        draws_losses: Whether losses are drawn where there are no returns.
+        run: Description of the run.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -97,21 +82,22 @@ def draw_learning_curve(
     figure = Figure(figsize=(8.0, 4.5), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=12, color=_TEXT_COLOR, fontweight="bold")
+    axes.set_title(run.title, loc="left", fontsize=12, color=_TEXT_COLOR, fontweight="bold")
     train = _points(rows, TRAIN_RETURN)
     evaluation = _points(rows, EVAL_RETURN)
-    losses = {name: _points(rows, name) for name in LOSSES} if draws_losses else {}
+    is_by_loss = run.metric.endswith("loss")
+    losses = {name: _points(rows, name) for name in LOSSES} if is_by_loss else {}
     if train or evaluation:
         if train:
             _line(axes, train, color=_TRAIN_COLOR, label="training episodes")
         if evaluation:
-            _draw_evaluation(axes, rows, evaluation, larger_is_better)
-        _decorate(axes, step_label, "episode return (mean)")
+            _draw_evaluation(axes, rows, evaluation, run.mode == "max")
+        _decorate(axes, run.step_label, "episode return (mean)")
     elif any(losses.values()):
         for (name, points), color in zip(losses.items(), (_TRAIN_COLOR, _EVAL_COLOR), strict=True):
             if points:
                 _line(axes, points, color=color, label=name)
-        _decorate(axes, step_label, "loss")
+        _decorate(axes, run.step_label, "loss")
     else:
         _say(axes, "Nothing to draw: this run recorded no episode return.")
         return figure

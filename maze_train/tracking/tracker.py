@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from maze_train.notices import warn
 from maze_train.targets import build_target, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from maze_train.tracking.config import TrackingConfig
 
@@ -134,21 +133,21 @@ class Tracker:
     Args:
         writers: Where metrics go.
         run_info: Description of the run for the writers.
-        warn: Takes the line about a dropped writer; None: it is printed to stderr.
+        warn: Takes the line about a dropped writer; by default it is printed on stderr.
     """
 
     def __init__(
         self,
         writers: Sequence[MetricsWriter],
         run_info: RunInfo,
-        warn: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] = warn,
     ) -> None:
         self.run_info = run_info
         self.history: list[MetricsRow] = [dict(row) for row in run_info.past_rows]
         self._writers = list(writers)
         self._failing: set[MetricsWriter] = set()
         self._dropped: list[MetricsWriter] = []
-        self._warn = warn or _print_to_stderr
+        self._warn = warn
 
     @property
     def missing(self) -> list[str]:
@@ -210,12 +209,7 @@ class Tracker:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _forward(self, call: str, *args: Any) -> None:
@@ -230,7 +224,7 @@ class Tracker:
                 elif writer not in self._failing:
                     self._failing.add(writer)
                     name = type(writer).__name__
-                    self._warn(f"warning: {name} could not write, and will try again: {error}")
+                    self._warn(f"{name} could not write, and will try again: {error}")
 
     def _drop(self, writer: MetricsWriter, error: OSError) -> None:
         self._writers.remove(writer)
@@ -242,13 +236,7 @@ class Tracker:
     def _report(self, writer: MetricsWriter, error: OSError) -> None:
         self._dropped.append(writer)
         name = type(writer).__name__
-        self._warn(f"warning: {name} is left out from here on; training continues: {error}")
-
-
-def _print_to_stderr(message: str) -> None:
-    # If the terminal itself is gone, nobody reads the message.
-    with contextlib.suppress(OSError):
-        print(message, file=sys.stderr, flush=True)
+        self._warn(f"{name} is left out from here on; training continues: {error}")
 
 
 CONSOLE = "maze_train.tracking.console.ConsoleWriter"

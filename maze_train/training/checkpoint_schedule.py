@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.training.checkpoints import Checkpoint, CheckpointStore
-    from maze_train.training.config import CheckpointConfig
     from maze_train.training.outcome import Position
 
 __all__ = ["Checkpoints"]
@@ -19,43 +18,31 @@ class Checkpoints:
     """Says when a checkpoint is due, and writes it.
 
     Args:
-        store: Where they are written.
-        config: The settings.
+        store: Where they are written; its settings say when.
         resumed: The checkpoint from which the run continues, which need not be written again.
     """
 
-    def __init__(
-        self, store: CheckpointStore, config: CheckpointConfig, resumed: Checkpoint | None = None
-    ) -> None:
+    def __init__(self, store: CheckpointStore, resumed: Checkpoint | None = None) -> None:
         self._store = store
-        self._config = config
         self._saved_at = time.monotonic()
-        self._latest = None if resumed is None else resumed.path
-        self._position: Position | None = resumed
-
-    @property
-    def latest(self) -> Path | None:
+        self.latest = None if resumed is None else resumed.path
         """The last checkpoint that was written, or from which the run continues."""
-        return self._latest
+        self._position: Position | None = resumed
 
     def is_due(self, epoch: int) -> bool:
         """Whether the epoch that just ended, the first is 1, ends with a checkpoint."""
-        interval = self._config.interval
+        interval = self._store.config.interval
         return (interval > 0 and epoch % interval == 0) or self.is_overdue()
 
     def is_overdue(self) -> bool:
         """Whether the last checkpoint is longer ago than the settings allow."""
-        minutes = self._config.interval_minutes
+        minutes = self._store.config.interval_minutes
         return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
 
     def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
         """Whether the last checkpoint was taken at this position."""
-        last = self._position
-        return last is not None and (epoch, updates, within_epoch) == (
-            last.epoch,
-            last.updates,
-            last.within_epoch,
-        )
+        last, here = self._position, (epoch, updates, within_epoch)
+        return last is not None and here == (last.epoch, last.updates, last.within_epoch)
 
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint.
@@ -70,5 +57,5 @@ class Checkpoints:
         path = self._store.save(state, position)
         self._saved_at = time.monotonic()
         if path is not None:
-            self._latest, self._position = path, position
+            self.latest, self._position = path, position
         return path

@@ -18,14 +18,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.checks import check_one_of
 from maze_train.errors import RunDirectoryError
 from maze_train.files import fsync_directory, process_runs, read_regular, write_synced
+from maze_train.notices import warn
 from maze_train.training.checkpoint_files import DamagedError, FilesWriter, Parts
+from maze_train.training.config import CheckpointConfig
 from maze_train.training.manifests import (
     MANIFEST,
     MIGRATIONS,
@@ -51,11 +52,6 @@ __all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointSt
 LATEST = "latest"
 
 
-def _print_warning(message: str) -> None:
-    with suppress(OSError):  # stderr may lie on the same full disk
-        print(f"warning: {message}", file=sys.stderr, flush=True)
-
-
 def _is_that(path: Path, name: str, sha256: str) -> bool:
     """Whether a checkpoint has a manifest of this digest."""
     with suppress(DamagedError, RunDirectoryError):
@@ -69,35 +65,30 @@ class CheckpointStore:
     Args:
         directory: `<run directory>/checkpoints`; made by the first `save` if the run directory is
             there.
-        keep_last: How many of the newest checkpoints are kept. >= 1.
-        keep_best: How many of those with the best scores are kept in addition. >= 0.
+        config: Which checkpoints are kept; None: the usual ones.
         mode: `max` if larger scores are better, `min` if smaller ones are.
         settings: Configuration of the run as text, which every checkpoint keeps.
-        warn: Takes what went wrong without ending the run; None: it is printed on stderr.
+        warn: Takes what went wrong without ending the run; by default it is printed on stderr.
 
     Raises:
-        ConfigError: If a number or the mode is out of range.
+        ConfigError: If there is no such mode.
     """
 
     def __init__(
         self,
         directory: Path,
+        config: CheckpointConfig | None = None,
         *,
-        keep_last: int = 2,
-        keep_best: int = 0,
         mode: str = "max",
         settings: str = "",
-        warn: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] = warn,
     ) -> None:
-        check_at_least("keep_last", keep_last, 1)
-        check_at_least("keep_best", keep_best, 0)
         check_one_of("mode", mode, ("max", "min"))
         self.directory = directory
-        self._keep_last = keep_last
-        self._keep_best = keep_best
+        self.config = config or CheckpointConfig()
         self._settings = settings
         self._sign = 1.0 if mode == "max" else -1.0
-        self._warn = warn or _print_warning
+        self._warn = warn
         self._parts: Parts = {}
         """Parts of the checkpoint that was written or loaded last."""
 
@@ -207,7 +198,10 @@ class CheckpointStore:
         newest = sorted(infos, key=lambda info: (info.path.name == last.name, *info.order))
         scored = [info for info in infos if info.score is not None]
         best = sorted(scored, key=lambda info: (-self._sign * (info.score or 0.0), info.order))
-        kept = {info.path for info in (*newest[-self._keep_last :], *best[: self._keep_best])}
+        kept = {
+            info.path
+            for info in (*newest[-self.config.keep_last :], *best[: self.config.keep_best])
+        }
         for path in self._directories():
             if path not in kept | unknown and (problem := self._discard(path)):
                 self._warn(f"the old checkpoint {path} could not be removed: {problem}")

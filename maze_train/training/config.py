@@ -72,6 +72,9 @@ class AlgorithmConfig:
     default_total_steps: ClassVar[int] = 100_000
     """Environment steps after which training stops, unless `total_steps` says it; 0: no limit."""
 
+    least_epoch_length: ClassVar[int] = 1
+    """Least value of `epoch_length`."""
+
     learns_from: ClassVar[Literal["env", "dataset"]] = "env"
     """Source of experience: an environment, or recorded episodes; with these, an environment serves
     evaluations only and may be missing."""
@@ -95,13 +98,10 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, 0, "n_epochs", "patience")
-        self._check_epoch_length()
+        check_fields(self, self.least_epoch_length, "epoch_length")
         check_choices(self)
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
-
-    def _check_epoch_length(self) -> None:
-        check_at_least("epoch_length", self.epoch_length, 1)
 
     def _check_positive(self, *keys: str) -> None:
         """Refuse numbers that are not above 0; schedules may end there, None is none."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import EnvError
+from maze_train.notices import warn
 from maze_train.targets import locate
 
 if TYPE_CHECKING:
@@ -72,4 +72,4 @@ def close_quietly(env: Any) -> None:
     try:
         env.close()
     except EnvError as error:
-        print(f"warning: {error}", file=sys.stderr)
+        warn(str(error))

@@ -196,8 +196,7 @@ def own_evaluators(config: EvaluationConfig) -> list[Evaluator]:
     Raises:
         ConfigError: If one can not be built, or is none.
     """
-    evaluators: list[Evaluator] = []
-    for i, node in enumerate(config.evaluators):
-        key = f"evaluation.evaluators[{i}]"
-        evaluators.append(build_target(node, key=key, kind=Evaluator))
-    return evaluators
+    return [
+        build_target(node, key=f"evaluation.evaluators[{i}]", kind=Evaluator)
+        for i, node in enumerate(config.evaluators)
+    ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_one_of
+from maze_train.notices import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,8 +109,7 @@ class BestModelSelection(ModelSelectionBase):
             except OSError as error:
                 # The copy in memory remains, and training is worth more than a file.
                 self.missing.append(directory)
-                with suppress(OSError):  # stderr may lie on the same disk
-                    print(f"warning: {directory} could not be written: {error}", file=sys.stderr)
+                warn(f"{directory} could not be written: {error}")
 
     def patience_is_exhausted(self, patience: int) -> bool:
         """Whether the last `patience` scores brought no new best; never for 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -134,11 +134,9 @@ class Interruption:
         if self._noted:
             raise Interrupted(self._noted)
 
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         """Within this block a first signal is noted, and nothing else happens."""
-        with self._switched(True):
-            yield
+        return self._switched(True)
 
     @contextmanager
     def immediate(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
 from maze_train.files import atomic_write, read_regular
+from maze_train.notices import warn
 from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.masks import mask_layout
@@ -119,7 +119,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 @cache  # a run asks for its base more than once
 def _warn_no_digest(path: Path) -> None:
     problem = f"{path.with_name(SCORE)} has no {DIGEST} of {WEIGHTS}, as earlier versions wrote it"
-    print(f"warning: {problem}: damage can not be noticed", file=sys.stderr)
+    warn(f"{problem}: damage can not be noticed")
 
 
 def read_score(directory: Path) -> dict[str, Any]:

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["TrainerServices"]
 
 
-def _silent_tracker() -> Tracker:
-    return Tracker([], RunInfo())
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainerServices:
     """Everything around training that does not depend on the algorithm.
@@ -35,7 +31,7 @@ class TrainerServices:
         interruption: Tells whether a signal came; None: no signals are taken.
     """
 
-    tracker: Tracker = field(default_factory=_silent_tracker)
+    tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))
     evaluator: Evaluator | None = None
     model_selection: BestModelSelection | None = None
     limits: Limits | None = None

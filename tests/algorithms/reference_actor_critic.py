@@ -1,24 +1,26 @@
-"""One update of A2C or PPO, written from the papers: loops over episodes and over samples.
+"""Updates of A2C, PPO and IMPALA, written from the papers: sums over episodes and over samples.
 
-Nothing of the package is called but the networks: log-probabilities, entropies, advantages, losses
-and the decoding of the critic are formulas for one sample. Gradients are those of autograd,
-clipping and steps those of torch.
+Nothing of the package is called but the networks, one step of one environment at a time:
+log-probabilities, entropies, advantages, losses and the decoding of the critic are formulas for one
+sample. Gradients are those of autograd, clipping and most steps those of torch.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 
 from maze_train.spaces.describe import flat_spaces
 
-if TYPE_CHECKING:
-    from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-    from maze_train.data.rollout import Rollout
+sys.path.append(str(Path(__file__).parents[1] / "functional"))
+from reference_vtrace import Steps, slow_vtrace
 
 
 @dataclass
@@ -125,45 +127,6 @@ def element(tree, *index):
     return {k: x[index] for k, x in tree.items()} if isinstance(tree, dict) else tree[index]
 
 
-def slow_targets(model, rollout, config, critic):
-    """Advantage, target and old value (on the scale of the critic) of sample t * B + b.
-
-    Each episode is cut out and its advantages are sums over its remaining steps.
-    """
-    steps, num_envs = rollout.rewards.shape
-    with torch.no_grad():
-        value = [
-            [critic.value(model(at(rollout.obs, t, b))[1][0]) for b in range(num_envs)]
-            for t in range(steps + 1)
-        ]
-        final = {
-            int(place): critic.value(model(at(rollout.final_obs, k))[1][0])
-            for k, place in enumerate(rollout.final_positions)
-        }
-    result = {}
-    for b in range(num_envs):
-        start = 0
-        while start < steps:
-            end = start
-            while end < steps - 1 and not (rollout.terminated[end, b] | rollout.truncated[end, b]):
-                end += 1
-            deltas = []
-            for t in range(start, end + 1):
-                following = value[t + 1][b]
-                if rollout.terminated[t, b]:
-                    following = 0.0
-                elif rollout.truncated[t, b]:
-                    following = final[t * num_envs + b]
-                deltas.append(float(rollout.rewards[t, b]) + config.gamma * following - value[t][b])
-            for t in range(start, end + 1):
-                rate = config.gamma * config.gae_lambda
-                advantage = sum(rate**k * d for k, d in enumerate(deltas[t - start :]))
-                target = critic.h(advantage + value[t][b])
-                result[t * num_envs + b] = (advantage, target, critic.h(value[t][b]))
-            start = end + 1
-    return [result[i] for i in range(steps * num_envs)]
-
-
 def normalized(advantages):
     """Mean 0 and sample standard deviation 1; a single advantage stays."""
     n = len(advantages)
@@ -174,126 +137,252 @@ def normalized(advantages):
     return [(a - mean) / (std + 1e-8) for a in advantages]
 
 
-@dataclass
-class Coefficients:
-    """What schedules may change, and the clip range of PPO (None: the loss of A2C)."""
+class Step(NamedTuple):
+    """What the networks say about one step; all but `value` has a gradient."""
 
-    lr: float
-    entropy: float
-    clip: float | None = None
+    log_prob: torch.Tensor
+    entropy: torch.Tensor
+    raw: torch.Tensor
+    value: float
 
 
-def make_optimizer(model, config, lr):
-    """The optimizer of torch that the settings name, with the epsilon of the field."""
-    settings = {k: v for k, v in config.optimizer.items() if k != "_target_"}
-    optimizer_class = getattr(torch.optim, config.optimizer["_target_"].rsplit(".", 1)[1])
-    if optimizer_class is not torch.optim.SGD:
+class Sample(NamedTuple):
+    """What the loss takes as given; target and old value are on the scale of the critic."""
+
+    advantage: float
+    target: float
+    old_value: float
+
+
+class SlowRMSprop:
+    """RMSProp of TensorFlow 1: the mean square starts at 1, epsilon is under the root."""
+
+    def __init__(self, params, lr, alpha, eps, momentum=0.0):
+        self.params, self.eps, self.alpha, self.momentum = list(params), eps, alpha, momentum
+        self.param_groups = [{"lr": lr}]
+        self.squares = [torch.ones_like(param) for param in self.params]
+        self.moves = [torch.zeros_like(param) for param in self.params]
+
+    def zero_grad(self):
+        for param in self.params:
+            param.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        lr = self.param_groups[0]["lr"]
+        for param, square, move in zip(self.params, self.squares, self.moves, strict=True):
+            square.copy_(self.alpha * square + (1 - self.alpha) * param.grad**2)
+            step = lr * param.grad / (square + self.eps).sqrt()
+            move.copy_(self.momentum * move + step)
+            param -= move
+
+
+def make_optimizer(model, config):
+    """The optimizer that the settings name, with the epsilon of the field."""
+    settings = {"lr": 0.0, **config.optimizer}
+    name = settings.pop("_target_").rsplit(".", 1)[1]
+    if name == "RMSpropTF":
+        return SlowRMSprop(model.parameters(), **settings)
+    if name != "SGD":
         settings = {"eps": 1e-5, **settings}
-    return optimizer_class(model.parameters(), lr=lr, **settings)
+    return getattr(torch.optim, name)(model.parameters(), **settings)
 
 
-@dataclass
-class Sums:
-    """Sums over the samples of one minibatch."""
-
-    policy_loss: torch.Tensor | float = 0.0
-    value_loss: torch.Tensor | float = 0.0
-    entropy: torch.Tensor | float = 0.0
-    kl: float = 0.0
-
-    def add_policy(self, log_prob, old_log_prob, advantage, clip):
-        """Take in the policy loss of one sample: that of A2C without a clip range, else of PPO."""
-        if clip is None:
-            self.policy_loss = self.policy_loss - log_prob * advantage
-            return
-        log_ratio = log_prob - old_log_prob
-        ratio = log_ratio.exp()
-        terms = [ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage]
-        self.policy_loss = self.policy_loss - min(terms, key=lambda x: x.item())
-        self.kl += ratio.item() - 1 - log_ratio.item()
-
-
-@dataclass
-class SlowUpdate:
-    """One update; `run` changes the weights of the model.
+class SlowLearner:
+    """A learner that keeps its optimizer from one update to the next.
 
     Args:
-        model: Any actor-critic network.
-        rollout: T steps of B environments.
+        model: Any actor-critic network; its weights change.
         action_space: The action space.
-        config: Settings of the algorithm; of these lr, entropy_coef and clip_range are not read.
-        now: Current values of the settings that may be scheduled.
+        config: Settings of the algorithm.
         critic: Meaning of the critic's output.
-        critic_only: Whether the policy burns in.
     """
 
-    model: torch.nn.Module
-    rollout: Rollout
-    action_space: spaces.Space
-    config: ActorCriticConfig
-    now: Coefficients
-    critic: Critic
-    critic_only: bool
+    def __init__(self, model, action_space, config, critic=None):
+        self.model, self.space, self.config = model, action_space, config
+        self.critic = critic or Critic()
+        self.optimizer = make_optimizer(model, config)
+        # Ratios to the policy that acted, which for A2C and PPO is the one that learns.
+        self.has_ratios = hasattr(config, "vtrace_clip_rho_threshold")
 
-    def run(self, orders):
-        """Take steps until a minibatch moves too far; returns how many."""
-        target_kl = getattr(self.config, "target_kl", 0.0)
-        optimizer = make_optimizer(self.model, self.config, self.now.lr)
-        self.samples = slow_targets(self.model, self.rollout, self.config, self.critic)
-        with torch.no_grad():
-            self.old_log_probs = [self.evaluate(i)[0].item() for i in range(len(self.samples))]
-        taken = 0
+    # -- networks --------------------------------------------------------------------------------
+
+    def inputs(self, obs):
+        """What networks read: without masks, normalised by the formula."""
+        if isinstance(obs, dict):
+            obs = {key: x for key, x in obs.items() if key != "action_mask"}
+        normalizer = self.model.normalizer
+        if normalizer is None:
+            return obs
+
+        def scaled(x):
+            x = (x - normalizer.mean) / (normalizer.var + 1e-8).sqrt()
+            return x.clamp(-normalizer._clip, normalizer._clip)
+
+        return {key: scaled(x) for key, x in obs.items()} if isinstance(obs, dict) else scaled(obs)
+
+    def features(self, obs, state):
+        """Features of one observation, and what is remembered after it."""
+        x = self.inputs(obs)
+        if self.model.trunk is not None:
+            x = self.model.trunk(x)
+        return (x, None) if self.model.memory is None else self.model.memory.step(x, state)
+
+    def policy_terms(self, params, obs, action):
+        """Log-probability and entropy; with a mask, of the legal actions alone."""
+        if not isinstance(obs, dict) or "action_mask" not in obs:
+            return slow_log_prob_and_entropy(self.space, params, action)
+        legal = obs["action_mask"][0].bool()
+        assert bool(legal[action])
+        probabilities = params[legal].exp() / params[legal].exp().sum()
+        log_prob = (params[action].exp() / params[legal].exp().sum()).log()
+        return log_prob, -(probabilities * probabilities.log()).sum()
+
+    def run(self, rollout, stored):
+        """Steps by place, under the current weights; values of all rows, and of last observations.
+
+        Sequences of `sequence_length` steps, through which gradients flow, begin with the memory
+        that is stored there, or with the one that these networks have from the first row on.
+        """
+        steps, self.values, self.finals = {}, {}, {}
+        positions = rollout.final_positions.tolist()
+        for b in range(rollout.num_envs):
+            state = None if rollout.hidden_states is None else rollout.hidden_states[0, b : b + 1]
+            for t in range(rollout.num_steps + 1):
+                if state is not None and t % self.length(rollout) == 0:
+                    state = rollout.hidden_states[t, b : b + 1] if stored else state.detach()
+                obs = at(rollout.obs, t, b)
+                x, state = self.features(obs, state)
+                raw = self.model.critic(x)[0]
+                self.values[t, b] = value = self.critic.value(raw)
+                if t == rollout.num_steps:
+                    break
+                action = element(rollout.actions, t, b)
+                terms = self.policy_terms(self.model.policy(x)[0], obs, action)
+                steps[t, b] = Step(*terms, raw, value)
+                if t * rollout.num_envs + b in positions:
+                    k = positions.index(t * rollout.num_envs + b)
+                    last, _ = self.features(at(rollout.final_obs, k), state)
+                    self.finals[t, b] = self.critic.value(self.model.critic(last)[0])
+                if state is not None and begins_after(rollout, t, b):
+                    state = torch.zeros_like(state)
+        return steps
+
+    def length(self, rollout):
+        """Steps of a sequence."""
+        return self.config.sequence_length or rollout.num_steps
+
+    def units(self, rollout):
+        """The places of each unit that minibatches are made of: transitions, or sequences."""
+        length = 1 if rollout.hidden_states is None else self.length(rollout)
+        return [
+            places
+            for start in range(0, rollout.num_steps, length)
+            for b in range(rollout.num_envs)
+            if (places := transitions(rollout, range(start, start + length), [b]))
+        ]
+
+    # -- targets ---------------------------------------------------------------------------------
+
+    def samples(self, rollout, ratios):
+        """V-trace in episodes that are cut apart; with ratios of 1 it is GAE."""
+        config, columns = self.config, np.zeros((6, rollout.num_steps, rollout.num_envs))
+        for (t, b), ratio in ratios.items():
+            following = self.finals[t, b] if (t, b) in self.finals else self.values[t + 1, b]
+            discount = 0.0 if rollout.terminated[t, b] else config.gamma
+            trace = 0.0 if is_last(rollout, t, b) else config.gae_lambda
+            values = self.values[t, b], following
+            columns[:, t, b] = math.log(ratio), discount, rollout.rewards[t, b], *values, trace
+        rho_bar = getattr(config, "vtrace_clip_rho_threshold", None)
+        pg_rho_bar = getattr(config, "vtrace_clip_pg_rho_threshold", None)
+        c_bar = 1.0 if rho_bar is None else min(1.0, rho_bar)
+        targets, advantages = slow_vtrace(Steps(*columns), rho_bar, pg_rho_bar, c_bar)
+        h = self.critic.h
+        return {p: Sample(advantages[p], h(targets[p]), h(self.values[p])) for p in ratios}
+
+    # -- the update ------------------------------------------------------------------------------
+
+    def update(self, rollout, orders, critic_only=False, **changes):
+        """Take steps until a minibatch moves too far; returns their number and first the ratios.
+
+        `orders` holds, for each pass, its minibatches as lists of numbers of units; `changes` are
+        the current values of settings that are scheduled.
+        """
+        now = {**vars(self.config), **changes}
+        self.optimizer.param_groups[0]["lr"] = now["lr"]
+        steps, units = self.run(rollout, stored=False), self.units(rollout)
+        self.old = {place: step.log_prob.item() for place, step in steps.items()}
+        ratios = {
+            place: math.exp(self.old[place] - rollout.log_probs[place]) if self.has_ratios else 1.0
+            for place in transitions(rollout)
+        }
+        samples, taken = self.samples(rollout, ratios), 0
         for number, minibatches in enumerate(orders):
-            if number and getattr(self.config, "recompute_advantages", False):
-                self.samples = slow_targets(self.model, self.rollout, self.config, self.critic)
+            if number and now.get("recompute_advantages"):
+                self.run(rollout, stored=False)
+                samples = self.samples(rollout, ratios)
             for minibatch in minibatches:
-                sums = self.sums_over(minibatch)
-                if 0 < target_kl < sums.kl / len(minibatch):
-                    return taken
-                self.step(optimizer, sums, len(minibatch))
+                places = [place for unit in minibatch for place in units[unit]]
+                steps = self.run(rollout, stored=not self.has_ratios)
+                loss, kl = self.loss({p: (steps[p], samples[p]) for p in places}, now, critic_only)
+                if 0 < now.get("target_kl", 0.0) < kl:
+                    return ratios, taken
+                self.step(loss)
                 taken += 1
-        return taken
+        return ratios, taken
 
-    def evaluate(self, i):
-        """Log-probability, entropy and raw value of sample i under the current weights."""
-        t, b = divmod(i, self.rollout.rewards.shape[1])
-        params, raw = self.model(at(self.rollout.obs, t, b))
-        action = element(self.rollout.actions, t, b)
-        return (*slow_log_prob_and_entropy(self.action_space, params[0], action), raw[0])
-
-    def sums_over(self, minibatch):
-        """The losses of the samples of one minibatch, summed up."""
-        sums, advantages = Sums(), [self.samples[i][0] for i in minibatch]
-        value_clip = getattr(self.config, "value_clip_range", 0.0)
-        if self.config.normalize_advantage:
+    def loss(self, batch, now, critic_only):
+        """The loss of a minibatch, and how far the policy has moved."""
+        total, kl, clip = torch.zeros(()), 0.0, now.get("clip_range")
+        advantages = [sample.advantage for _, sample in batch.values()]
+        if now["normalize_advantage"]:
             advantages = normalized(advantages)
-        for i, advantage in zip(minibatch, advantages, strict=True):
-            log_prob, entropy, raw = self.evaluate(i)
-            _, target, old_value = self.samples[i]
-            sums.add_policy(log_prob, self.old_log_probs[i], advantage, self.now.clip)
-            sums.value_loss = sums.value_loss + self.critic.loss(raw, target, old_value, value_clip)
-            sums.entropy = sums.entropy + entropy
-        return sums
+        for (place, (step, sample)), advantage in zip(batch.items(), advantages, strict=True):
+            value_clip = now.get("value_clip_range", 0.0)
+            error = self.critic.loss(step.raw, sample.target, sample.old_value, value_clip)
+            total = total + now["value_loss_coef"] * error
+            if critic_only:
+                continue
+            gain = step.log_prob * advantage
+            if clip is not None:
+                log_ratio = step.log_prob - self.old[place]
+                ratio = log_ratio.exp()
+                terms = [ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage]
+                gain = min(terms, key=lambda x: x.item())
+                kl += (ratio.item() - 1 - log_ratio.item()) / len(batch)
+            total = total - now["policy_loss_coef"] * gain - now["entropy_coef"] * step.entropy
+        return total / len(batch) if now.get("loss_reduction", "mean") == "mean" else total, kl
 
-    def step(self, optimizer, sums, n):
-        """One step on the weighted means."""
-        config = self.config
-        loss = config.value_loss_coef * sums.value_loss / n
-        if not self.critic_only:
-            loss = loss + config.policy_loss_coef * sums.policy_loss / n
-            loss = loss - self.now.entropy * sums.entropy / n
-        optimizer.zero_grad()
+    def step(self, loss):
+        """One step of the optimizer."""
+        self.optimizer.zero_grad()
         loss.backward()
-        if config.max_grad_norm > 0:
+        if self.config.max_grad_norm > 0:
             params = [p for p in self.model.parameters() if p.grad is not None]
-            torch.nn.utils.clip_grad_norm_(params, config.max_grad_norm)
-        optimizer.step()
+            torch.nn.utils.clip_grad_norm_(params, self.config.max_grad_norm)
+        self.optimizer.step()
 
 
-def slow_update(model, rollout, action_space, config, orders, now, critic=None, critic_only=False):
-    """Change the weights of `model` as one update should; returns the number of gradient steps.
+def is_ignored(rollout, t, b):
+    """Whether the row is no transition."""
+    return rollout.valid is not None and not bool(rollout.valid[t, b])
 
-    `orders` holds, for each pass, its minibatches as lists of sample indices; see `SlowUpdate`.
-    """
-    update = SlowUpdate(model, rollout, action_space, config, now, critic or Critic(), critic_only)
-    return update.run(orders)
+
+def begins_after(rollout, t, b):
+    """Whether row t + 1 is the first one of an episode."""
+    ended = rollout.terminated[t, b] or rollout.truncated[t, b]
+    return bool(ended) or is_ignored(rollout, t, b)
+
+
+def is_last(rollout, t, b):
+    """Whether nothing after step t belongs to it: its episode ended or was lost, or row T."""
+    last_row = t == rollout.num_steps - 1
+    return last_row or begins_after(rollout, t, b) or is_ignored(rollout, t + 1, b)
+
+
+def transitions(rollout, steps=None, envs=None):
+    """Places (t, b) of transitions, in order of time: all of them, or those of some."""
+    every = (
+        (t, b) for t in steps or range(rollout.num_steps) for b in envs or range(rollout.num_envs)
+    )
+    return [place for place in every if not is_ignored(rollout, *place)]

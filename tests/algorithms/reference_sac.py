@@ -118,6 +118,26 @@ def row_of(tree, i):
     return tree[i : i + 1]
 
 
+def step_each(losses):
+    """Steps of optimizers on losses of their own; all gradients are those before the steps."""
+    groups = [optimizer.param_groups[0]["params"] for optimizer, _ in losses]
+    gradients = [
+        torch.autograd.grad(loss, params, retain_graph=True)
+        for (_, loss), params in zip(losses, groups, strict=True)
+    ]
+    for (optimizer, _), params, own in zip(losses, groups, gradients, strict=True):
+        for param, gradient in zip(params, own, strict=True):
+            param.grad = gradient
+        optimizer.step()
+
+
+@torch.no_grad()
+def move(target, source, tau):
+    """A target towards the network that is trained."""
+    for a, b in zip(target.parameters(), source.parameters(), strict=True):
+        a.copy_((1 - tau) * a + tau * b)
+
+
 class SlowSAC:
     """A copy of a model with three plain optimizers; `step` is one gradient step."""
 
@@ -174,29 +194,13 @@ class SlowSAC:
                     target_entropy(part, row.detach())
                 )
                 temperature_loss = temperature_loss + model.log_temperatures[k] * gap / n
-        self._apply(critic_loss, policy_loss, temperature_loss)
-        return tuple(float(x.detach()) for x in (critic_loss, policy_loss, temperature_loss))
-
-    def _apply(self, critic_loss, policy_loss, temperature_loss):
-        """Each gradient reaches what it belongs to only, at the weights before the step."""
-        config, model = self.config, self.model
-        learns = self.steps % config.policy_update_interval == 0
-        pairs = [(self.critics, critic_loss, list(model.critics.parameters()))]
-        if learns:
-            pairs.append((self.policy, policy_loss, list(model.policy.parameters())))
-            if config.entropy_tuning:
-                pairs.append((self.temperature, temperature_loss, [model.log_temperatures]))
-        gradients = [
-            torch.autograd.grad(loss, params, retain_graph=True) for _, loss, params in pairs
-        ]
-        for (optimizer, _, params), values in zip(pairs, gradients, strict=True):
-            for param, value in zip(params, values, strict=True):
-                param.grad = value
-            optimizer.step()
+        losses = [(self.critics, critic_loss)]
+        if self.steps % self.config.policy_update_interval == 0:
+            losses.append((self.policy, policy_loss))
+            if self.config.entropy_tuning:
+                losses.append((self.temperature, temperature_loss))
+        step_each(losses)
         self.steps += 1
-        if self.steps % config.target_update_interval == 0:
-            with torch.no_grad():
-                for target, source in zip(
-                    model.target_critics.parameters(), model.critics.parameters(), strict=True
-                ):
-                    target.copy_((1 - config.tau) * target + config.tau * source)
+        if self.steps % self.config.target_update_interval == 0:
+            move(model.target_critics, model.critics, self.config.tau)
+        return tuple(float(x.detach()) for x in (critic_loss, policy_loss, temperature_loss))

@@ -23,6 +23,8 @@ BUFFER = "maze_train.UniformReplayBuffer"
 def load(algorithm: str, **settings: Any) -> Any:
     """The settings of an algorithm on CartPole, some of them given."""
     own = {f"algorithm.{key}": value for key, value in settings.items()}
+    if algorithm == "bc":
+        own["runner.dataset"] = "anywhere"
     return load_config({"env": "CartPole-v1", "algorithm": algorithm, **own}).algorithm
 
 
@@ -106,6 +108,19 @@ REFUSED: list[tuple[Any, ...]] = [
         *("sac", "initial_action_repeat", 2, "initial_sampling_policy"),
         {"initial_sampling_policy": {"_target_": "own_parts.AlwaysFirst"}},
     ),
+    ("bc", "batch_size", 0, ">= 1"),
+    ("bc", "lr", 0.0, "> 0"),
+    ("bc", "box_loss", "huber", "nll, mse"),
+    ("bc", "validation_percentage", 100.0, ""),
+    ("bc", "validation_percentage", -1.0, ""),
+    ("bc", "entropy_coef", -0.1, ">= 0"),
+    ("bc", "class_weights", "some", ""),
+    ("bc", "epoch_length", -1, ">= 0"),
+    ("bc", "max_grad_norm", -1.0, ">= 0"),
+    ("bc", "storage", "cloud", ""),
+    ("bc", "on_damaged", "repair", ""),
+    ("bc", "optimizer", {"lr": 1.0}, "the key _target_"),
+    ("bc", "loss", {}, "the key _target_"),
     ("td3", "num_critics", 0, ">= 1"),
     ("td3", "policy_update_interval", 0, ">= 1"),
     ("td3", "target_noise_stddev", -0.1, ">= 0"),
@@ -113,6 +128,9 @@ REFUSED: list[tuple[Any, ...]] = [
     ("td3", "exploration_noise_stddev", -1.0, ">= 0"),
     ("td3", "critic_lr", -1.0, ""),
     ("td3", "entropy_coef", 0.1, "unknown"),
+    ("dqn", "epsilon", 1.5, "1"),
+    ("dqn", "loss", "absolute", "huber, squared"),
+    ("dqn", "num_critics", 2, "unknown"),
 ]
 
 
@@ -146,11 +164,8 @@ def test_what_is_made_from_other_settings_is_refused() -> None:
     """In the arguments of optimizers and replay buffers, with the setting that counts."""
     node = {"_target_": "maze_train.Adam", "lr": 0.5}
     for algorithm in ("es", "sac", "ppo", "bc"):
-        given = {"algorithm": algorithm, "algorithm.optimizer": node, "env": "CartPole-v1"}
-        if algorithm == "bc":
-            given["runner.dataset"] = "anywhere"
         with pytest.raises(ConfigError, match=r"optimizer\.lr = 0\.5: set algorithm\.lr instead"):
-            load_config(given)
+            load(algorithm, optimizer=node)
     for key, origin in {
         "gamma": r"algorithm\.gamma",
         "n_steps": r"algorithm\.n_step_returns",
@@ -183,17 +198,12 @@ def test_both_ends_of_ranges_are_accepted() -> None:
 
 def test_a_configuration_is_yaml() -> None:
     """What is written is what was read, with the defaults filled in."""
-    text = """
-        env: {id: CartPole-v1}
-        algorithm:
-          name: es
-          noise_stddev: linear_0.1
-          lr: {points: [[0, 0.5], [100, 0]], by: updates}
-          optimizer: {_target_: maze_train.SGD, momentum: 0.5}
-          policy_wrapper: {_target_: my_package.MyWrapper, place: 1.5}
-        runner: {name: local, n_workers: 3}
-    """
-    config = load_config(yaml.safe_load(text))
+    own = {
+        "noise_stddev": "linear_0.1",
+        "lr": {"points": [[0, 0.5], [100, 0]], "by": "updates"},
+        "policy_wrapper": {"_target_": "my_package.MyWrapper", "place": 1.5},
+    }
+    config = load_config({"env": {"id": "CartPole-v1"}, "algorithm": {"name": "es", **own}})
     assert isinstance(config.algorithm, ESAlgorithmConfig)
     assert config.algorithm.noise_stddev == Schedule(start=0.1, end=0.0)
     assert config.algorithm.lr == Schedule(points=[[0, 0.5], [100, 0]], by="updates")

@@ -21,7 +21,6 @@ KEYS = spaces.MultiDiscrete([3, 2])
 BITS = spaces.MultiBinary(3)
 ARM = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
 HYBRID = spaces.Dict(OrderedDict(arm=ARM, grip=GRIP, keys=KEYS, bits=BITS))
-ALL = {"grip": GRIP, "keys": KEYS, "bits": BITS, "arm": ARM, "hybrid": HYBRID}
 FAMILIES = ("diagonal_gaussian", "squashed_gaussian", "beta")
 
 
@@ -34,34 +33,41 @@ def drawn(space, n=6, **families):
     return distribution, params, distribution.sample(params, noise)
 
 
-def test_discrete_is_the_cross_entropy():
-    """-log softmax at the recorded choice."""
-    distribution, params, actions = drawn(GRIP)
-    expected = F.cross_entropy(params, actions)
-    torch.testing.assert_close(BCLoss(distribution)(params, actions), expected)
+def slow_likelihood(space, params, actions, weights):
+    """Minus the log-probability of each action, summed over samples and, by weight, over choices.
+
+    A diagonal Gaussian has the deviations behind the means.
+    """
+    if isinstance(space, spaces.Box):
+        mean, log_std = params.chunk(2, 1)
+        terms = ((actions - mean) / log_std.exp()) ** 2 / 2 + log_std + 0.5 * math.log(2 * math.pi)
+        return terms.sum()
+    if isinstance(space, spaces.MultiBinary):
+        each = F.binary_cross_entropy_with_logits(params, actions.double(), reduction="none")
+        of_bits = weights.view(-1, 2)[torch.arange(space.n), actions.long()]
+        return (of_bits * each).sum()
+    sizes = [int(n) for n in getattr(space, "nvec", [getattr(space, "n", 0)])]
+    pieces = zip(params.split(sizes, 1), weights.split(sizes), strict=True)
+    return sum(
+        F.cross_entropy(logits, column, weight=weight, reduction="sum")
+        for (logits, weight), column in zip(pieces, actions.reshape(len(params), -1).T, strict=True)
+    )
 
 
-def test_multi_discrete_sums_over_its_choices():
-    """One cross-entropy for each of the choices that are made at once."""
-    distribution, params, actions = drawn(KEYS)
-    expected = F.cross_entropy(params[:, :3], actions[:, 0])
-    expected = expected + F.cross_entropy(params[:, 3:], actions[:, 1])
-    torch.testing.assert_close(BCLoss(distribution)(params, actions), expected)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_likelihood(weighted):
+    """Cross-entropies summed over choices and bits, that of a Gaussian, and sums over parts.
 
-
-def test_multi_binary_is_the_binary_cross_entropy():
-    """Summed over bits."""
-    distribution, params, actions = drawn(BITS)
-    loss = F.binary_cross_entropy_with_logits(params, actions.double(), reduction="none")
-    torch.testing.assert_close(BCLoss(distribution)(params, actions), loss.sum(1).mean())
-
-
-def test_gaussian_likelihood():
-    """Σ_i (a_i - μ_i)² / 2σ_i² + log σ_i + ½ log 2π, with deviations that are free parameters."""
-    distribution, params, actions = drawn(ARM, Box="diagonal_gaussian")
-    mean, log_std = params[:, :2], params[:, 2:]
-    terms = ((actions - mean) / log_std.exp()) ** 2 / 2 + log_std + 0.5 * math.log(2 * math.pi)
-    torch.testing.assert_close(BCLoss(distribution)(params, actions), terms.sum(1).mean())
+    Every choice has a weight of its own.
+    """
+    distribution, params, actions = drawn(HYBRID, n=40)
+    weights, total, own = {}, 0.0, iter(distribution.split(params))
+    for key, part in distribution.parts.items():
+        weights[key] = torch.linspace(1.0, 1.0 + weighted, part.num_choices)
+        total += slow_likelihood(HYBRID[key], next(own), actions[key], weights[key].double())
+    del weights["arm"]
+    loss = BCLoss(distribution, class_weights=weights if weighted else None)(params, actions)
+    torch.testing.assert_close(loss, total / 40)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,14 +93,13 @@ def test_mean_squared_error_of_scaled_actions(family):
 def test_hybrid_actions_sum_over_their_parts():
     """The loss of a Dict is the sum of the losses of its leaves, also with mixed kinds of loss."""
     distribution, params, actions = drawn(HYBRID)
-    for box_loss in ("nll", "mse"):
-        total = torch.zeros((), dtype=torch.float64)
+    total = sum(
+        BCLoss(part, box_loss="mse")(own, actions[key])
         for (key, part), own in zip(
             distribution.parts.items(), distribution.split(params), strict=True
-        ):
-            total = total + BCLoss(part, box_loss=box_loss)(own, actions[key])
-        loss = BCLoss(distribution, box_loss=box_loss)(params, actions)
-        torch.testing.assert_close(loss, total)
+        )
+    )
+    torch.testing.assert_close(BCLoss(distribution, box_loss="mse")(params, actions), total)
 
 
 def gradient_of(loss, params, actions):
@@ -103,61 +108,28 @@ def gradient_of(loss, params, actions):
     return torch.autograd.grad(loss(leaf, actions), leaf)[0]
 
 
-def test_class_weights_of_a_discrete_action():
-    """Each sample counts as its choice does."""
-    distribution, params, actions = drawn(GRIP, n=40)
-    weights = torch.tensor([0.5, 2.0, 1.0, 0.0])
-    loss = BCLoss(distribution, class_weights={"": weights})
-    expected = F.cross_entropy(params, actions, weight=weights.double(), reduction="sum") / 40
-    torch.testing.assert_close(loss(params, actions), expected)
-
-
-def test_class_weights_of_choices_made_at_once():
-    """Every choice, and every bit, has weights of its own."""
-    distribution, params, actions = drawn(spaces.Dict(OrderedDict(keys=KEYS, bits=BITS)), n=20)
-    keys = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.1])
-    bits = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    loss = BCLoss(distribution, class_weights={"keys": keys, "bits": bits})
-    own_keys, own_bits = distribution.split(params)
-    expected = F.cross_entropy(own_keys[:, :3], actions["keys"][:, 0], weight=keys[:3].double(),
-                               reduction="sum")  # fmt: skip
-    expected += F.cross_entropy(own_keys[:, 3:], actions["keys"][:, 1], weight=keys[3:].double(),
-                                reduction="sum")  # fmt: skip
-    places = distribution.parts["bits"].choices(actions["bits"])
-    each = F.binary_cross_entropy_with_logits(own_bits, actions["bits"].double(), reduction="none")
-    expected += (bits.double()[places] * each).sum()
-    torch.testing.assert_close(loss(params, actions), expected / 20)
-
-
 def test_balanced_weights_give_every_choice_the_same_say():
-    """Weights are total / (K n): the mean over the data is 1; what was never chosen has none."""
-    distribution = distribution_for(spaces.Discrete(4), {})
-    batches = [torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 2, 1])]
-    weights = balanced_weights(distribution, batches)[""]
-    torch.testing.assert_close(weights, torch.tensor([8 / 15, 8 / 6, 8 / 3, 0.0]))
-    data = torch.cat(batches)
-    assert float(weights[data].mean()) == pytest.approx(1.0)
+    """Weights are total / (K n), those of what was never chosen 0; a Box has none.
 
-
-def test_balanced_weights_of_several_kinds():
-    """Choices made at once are balanced among themselves, bits as well; a Box has no weights."""
+    Choices made at once are balanced among themselves, bits as well: the mean over the data is 1.
+    """
     distribution = distribution_for(HYBRID, {})
     actions = {
-        "arm": torch.zeros(4, 2),
-        "grip": torch.tensor([0, 0, 0, 3]),
-        "keys": torch.tensor([[0, 0], [1, 0], [1, 1], [1, 1]]),
-        "bits": torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 1], [0, 1, 0]]).to(
+        "arm": torch.zeros(8, 2),
+        "grip": torch.tensor([0, 0, 0, 1, 0, 0, 2, 1]),
+        "keys": torch.tensor([[0, 0], [1, 0], [1, 1], [1, 1]] * 2),
+        "bits": torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 1], [0, 1, 0]] * 2).to(
             distribution.parts["bits"].action_dtype
         ),
     }
-    weights = balanced_weights(distribution, [actions])
+    halves = [{k: x[half] for k, x in actions.items()} for half in (slice(0, 3), slice(3, 8))]
+    weights = balanced_weights(distribution, halves)
     assert set(weights) == {"grip", "keys", "bits"}
-    torch.testing.assert_close(weights["grip"], torch.tensor([4 / 6, 0.0, 0.0, 2.0]))
+    torch.testing.assert_close(weights["grip"], torch.tensor([8 / 15, 8 / 6, 8 / 3, 0.0]))
     torch.testing.assert_close(weights["keys"], torch.tensor([2.0, 4 / 6, 0.0, 1.0, 1.0]))
-    for key, part in distribution.parts.items():
-        if key in weights:
-            chosen = weights[key][part.choices(actions[key])]
-            torch.testing.assert_close(chosen.mean(0), torch.ones_like(chosen.mean(0)))
+    for key, own in weights.items():
+        chosen = own[distribution.parts[key].choices(actions[key])]
+        torch.testing.assert_close(chosen.mean(0), torch.ones_like(chosen.mean(0)))
 
 
 def test_illegal_choices_take_no_part():
@@ -217,20 +189,6 @@ def test_recorded_actions_at_and_beyond_the_bounds(family, box_loss):
     gradient = gradient_of(loss, params, actions)
     assert torch.isfinite(gradient).all()
     assert gradient.abs().sum() > 0
-
-
-def test_own_loss_of_actions():
-    """A subclass with another loss per sample gets the gradient of that loss."""
-
-    class Doubled(BCLoss):
-        def per_sample(self, params, actions):
-            return 2 * super().per_sample(params, actions)
-
-    distribution, params, actions = drawn(GRIP)
-    once, twice = BCLoss(distribution), Doubled(distribution)
-    torch.testing.assert_close(
-        gradient_of(twice, params, actions), 2 * gradient_of(once, params, actions)
-    )
 
 
 def test_wrong_settings():

@@ -19,53 +19,43 @@ def measured(space, params, actions, **families):
     return {event.tag: float(value) for event, value in metrics(params, actions)}
 
 
-def test_accuracy_and_rank_of_a_discrete_action():
-    """Shares of first places, and mean places; few choices have no top 5."""
-    params = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
-    found = measured(spaces.Discrete(3), params, torch.tensor([0, 2, 2]))
-    assert found == {
-        "train/discrete_accuracy": pytest.approx(2 / 3),
-        "train/discrete_action_rank": pytest.approx((1 + 3 + 1) / 3),
+@pytest.mark.parametrize(
+    "space",
+    [
+        *(spaces.Discrete(n) for n in (3, 11, 25)),
+        *(spaces.MultiDiscrete(sizes) for sizes in ([2, 3], [11, 2], [12, 30, 4])),
+    ],
+    ids=str,
+)
+def test_places_among_the_choices(space):
+    """Shares of first places, and mean places, of which equal choices have one each.
+
+    With more than 10 choices the first 5 count, with more than 20 the first 10 too: what has few
+    alternatives would always be among them.
+    """
+    sizes = [int(n) for n in getattr(space, "nvec", [getattr(space, "n", 0)])]
+    generator = torch.Generator().manual_seed(0)
+    params = torch.randint(0, 6, (40, sum(sizes)), generator=generator).float()
+    columns = [torch.randint(0, n, (40,), generator=generator) for n in sizes]
+    ranks = np.array(
+        [
+            [
+                1 + sum((-row[j], j) < (-row[a], a) for j in range(len(row)))
+                for a, row in zip(column.tolist(), piece.tolist(), strict=True)
+            ]
+            for column, piece in zip(columns, params.split(sizes, 1), strict=True)
+        ]
+    )
+    actions = columns[0] if isinstance(space, spaces.Discrete) else torch.stack(columns, 1)
+    expected = {
+        "train/discrete_accuracy": (ranks == 1).mean(),
+        "train/discrete_action_rank": ranks.mean(),
     }
-
-
-def test_top_places_of_many_choices():
-    """With more than 10 choices the first 5 count, with more than 20 the first 10 too."""
-    places = torch.arange(25.0).flip(0).expand(25, 25)  # choice k has place k + 1
-    found = measured(spaces.Discrete(25), places, torch.arange(25))
-    assert found["train/discrete_accuracy"] == pytest.approx(1 / 25)
-    assert found["train/discrete_top_5_accuracy"] == pytest.approx(5 / 25)
-    assert found["train/discrete_top_10_accuracy"] == pytest.approx(10 / 25)
-    assert found["train/discrete_action_rank"] == pytest.approx(13)
-    twelve = measured(spaces.Discrete(12), places[:12, :12], torch.arange(12))
-    assert "train/discrete_top_5_accuracy" in twelve
-    assert "train/discrete_top_10_accuracy" not in twelve
-
-
-def test_of_equal_choices_one_is_the_most_likely():
-    """A policy that knows nothing is not always right: the mode is one of the choices."""
-    params = torch.zeros(4, 4)
-    found = measured(spaces.Discrete(4), params, torch.arange(4))
-    assert found["train/discrete_accuracy"] == pytest.approx(1 / 4)
-
-
-def test_accuracy_over_choices_made_at_once():
-    """Every choice of a MultiDiscrete counts alike, whatever the number of alternatives."""
-    space = spaces.MultiDiscrete([2, 3])
-    params = torch.tensor([[1.0, 0.0, 0.0, 1.0, 2.0], [0.0, 1.0, 3.0, 2.0, 1.0]])
-    found = measured(space, params, torch.tensor([[0, 1], [1, 0]]))
-    assert found["train/discrete_accuracy"] == pytest.approx(3 / 4)
-    assert found["train/discrete_action_rank"] == pytest.approx((1 + 2 + 1 + 1) / 4)
-
-
-def test_top_places_of_large_choices_alone():
-    """What has few alternatives would always be among the first five."""
-    space = spaces.MultiDiscrete([11, 2])
-    params = torch.cat([torch.arange(11.0).flip(0), torch.zeros(2)])[None]
-    found = measured(space, params, torch.tensor([[10, 0]]))
-    assert found["train/discrete_top_5_accuracy"] == 0.0
-    assert "train/discrete_top_10_accuracy" not in found
-    assert found["train/discrete_action_rank"] == pytest.approx((11 + 1) / 2)
+    for k, least in ((5, 10), (10, 20)):
+        large = [n > least for n in sizes]
+        if any(large):
+            expected[f"train/discrete_top_{k}_accuracy"] = (ranks[large] <= k).mean()
+    assert measured(space, params, actions) == pytest.approx(expected)
 
 
 def test_bits():

@@ -16,8 +16,8 @@ from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.bc.learner import BCBatch, BCLearner
 from maze_train.algorithms.bc.loss import BCLoss
 from maze_train.algorithms.bc.metrics import ImitationMetrics
-from maze_train.errors import ConfigError, TrainingError
-from maze_train.learner.config import Progress, Schedule
+from maze_train.errors import TrainingError
+from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 
@@ -113,18 +113,6 @@ def test_updates_equal_a_plain_loop(name):
         torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-10)
 
 
-def test_learning_rate_follows_its_schedule():
-    """The rate of each update is that of the progress of the run."""
-    model = make_model(spaces.Discrete(3))
-    config = BCAlgorithmConfig(lr=Schedule(start=0.1, end=0.0))
-    learner = BCLearner(model, config, BCLoss(model.distribution))
-    rates = [
-        learner.update(batch, Progress(fraction=k / UPDATES)).reduce()["train/learning_rate"]
-        for k, batch in enumerate(batches(model))
-    ]
-    assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
-
-
 def test_metrics_of_some_minibatches():
     """Of those that are to be measured: looking takes time."""
     model = make_model(spaces.Discrete(3))
@@ -152,32 +140,6 @@ def test_a_bad_number_ends_training_or_is_left_out():
     row = learner.update(bad, Progress()).reduce()
     assert row["train/skipped_steps"] == 1
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"batch_size": 0}, "batch_size"),
-        ({"lr": 0.0}, "lr"),
-        ({"box_loss": "huber"}, "box_loss"),
-        ({"validation_percentage": 100}, "validation_percentage"),
-        ({"validation_percentage": -1}, "validation_percentage"),
-        ({"entropy_coef": -0.1}, "entropy_coef"),
-        ({"class_weights": "some"}, "class_weights"),
-        ({"epoch_length": -1}, "epoch_length"),
-        ({"max_grad_norm": -1.0}, "max_grad_norm"),
-        ({"storage": "cloud"}, "storage"),
-        ({"on_damaged": "repair"}, "on_damaged"),
-        ({"optimizer": {"lr": 1.0}}, "optimizer"),
-        ({"optimizer": {"_target_": "torch.optim.Adam", "lr": 1.0}}, "optimizer.lr"),
-        ({"loss": {}}, "loss"),
-    ],
-)
-def test_wrong_settings(settings, key):
-    """Each is refused with its key."""
-    with pytest.raises(ConfigError) as caught:
-        BCAlgorithmConfig(**settings)
-    assert caught.value.key == key
 
 
 def test_legal_settings():

@@ -18,22 +18,6 @@ from maze_train.workers.places import LocalProcesses, ThisProcess
 
 FORK = {"runner": "local", "runner.start_method": "fork"}
 ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
-PARTS = {
-    "a2c": (
-        "algorithms.actor_critic.build.ActorCriticBuilder",
-        "nets.actor_critic.ActorCriticModel",
-    ),
-    "ppo": (
-        "algorithms.actor_critic.build.ActorCriticBuilder",
-        "nets.actor_critic.ActorCriticModel",
-    ),
-    "impala": ("algorithms.impala.build.ImpalaBuilder", "nets.actor_critic.ActorCriticModel"),
-    "sac": (
-        "algorithms.off_policy.build.OffPolicyBuilder",
-        "nets.soft_actor_critic.SoftActorCriticModel",
-    ),
-    "es": ("algorithms.es.build.ESBuilder", "nets.policy_model.PolicyModel"),
-}
 
 
 def make(**settings: Any) -> Any:
@@ -49,21 +33,21 @@ def prepare(runner: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("algorithm", PARTS)
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "es"])
 def test_one_runner_builds_every_algorithm_in_every_place(algorithm: str) -> None:
     """The settings name builder, learner and trainer; the runner names the place."""
-    builder, model_class = (locate(f"maze_train.{path}") for path in PARTS[algorithm])
-    size = {"algorithm.noise_table_size": 1000} if algorithm == "es" else {}
+    settings = ES if algorithm == "es" else {"algorithm": algorithm}
     for runner, place in (("dev", ThisProcess), ("local", LocalProcesses)):
-        made = make(algorithm=algorithm, runner=runner, **size)
-        assert type(made.builder) is builder
+        made = make(runner=runner, **settings)
         assert type(made.builder.context.place) is place
-    with make(algorithm=algorithm, **size) as made:
-        assert type(made.builder.build_model()) is model_class
+    with make(**settings) as made:
+        config = made.config.algorithm
         trainer = made.builder.build(TrainerServices())
-        assert type(trainer) is locate(made.config.algorithm.trainer_class)
         (learner,) = trainer.learners.foreach_learner(lambda learner: learner)
-        assert type(learner) is locate(made.config.algorithm.learner_class)
+        found = [type(made.builder), type(trainer), type(learner)]
+        named = [config.builder_class, config.trainer_class, config.learner_class]
+        assert found == [locate(path) for path in named]
+        assert len({part.__module__ for part in found}) == 3
 
 
 def test_a_model_is_built_without_effects() -> None:

@@ -100,20 +100,3 @@ def test_sequences(windows, num_envs, share, seed, length):
         assert batch.sequences.resets.squeeze(1).tolist() == resets
         seen += batch.actions.tolist()
     assert sorted(seen) == sorted(kept)
-
-
-def test_several_sequences_side_by_side():
-    """Step l of sequence i is row l * n + i."""
-    rollout = numbered_rollout(4, 3, 0, memory=True)
-    batch = PreparedRollout(rollout, columns_of(rollout), 2).select(torch.tensor([4, 0]))
-    assert batch.obs["position"].tolist() == [7, 0, 10, 3]
-    assert batch.sequences.hidden_state.tolist() == [[70.0], [0.0]]
-    assert batch.sequences.valid is None
-
-
-def test_other_columns():
-    """Columns can be replaced; the rest stays."""
-    rollout = numbered_rollout(2, 2, 0)
-    prepared = PreparedRollout(rollout, columns_of(rollout)).with_columns(torch.zeros(4, 4))
-    assert prepared.whole().advantages.tolist() == [0.0] * 4
-    assert prepared.rollout is rollout

@@ -16,7 +16,6 @@ from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.transitions import Transitions
-from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
@@ -103,20 +102,6 @@ def test_errors_for_priorities_are_means_of_sizes(monkeypatch):
     )
     learner.update(replace(batch(), weights=torch.ones(N)), Progress())
     assert learner.errors.tolist() == [1.0, 2.5]
-
-
-def test_steps_that_are_left_out_end_the_run_only_in_a_row():
-    """One finite step begins the count anew."""
-    learner = make_learner(on_non_finite="skip")
-    bad = batch(reward=float("nan"))
-    for _ in range(2):
-        for _ in range(learner.most_empty_updates - 1):
-            learner.update(bad, Progress())
-        learner.update(batch(), Progress())
-    for _ in range(learner.most_empty_updates - 1):
-        learner.update(bad, Progress())
-    with pytest.raises(TrainingError, match="not finite"):
-        learner.update(bad, Progress())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files may be sparse elsewhere")

@@ -147,9 +147,6 @@ def test_gradient_steps_follow_transitions(
         assert samples == [num_envs * n_rollout_steps] * len(samples)
         assert len(trainer.replay_buffer) == sum(samples)
     assert taken == gradient_steps_after(samples, 10, ratio)
-    initial = next(i for i in range(len(samples)) if sum(samples[: i + 1]) >= 10)
-    after = [max(0, sum(samples[initial + 1 : i + 1])) for i in range(len(samples))]
-    assert taken == [math.floor(Fraction(ratio) * count) for count in after]
     assert taken[-1] > 0
 
 
@@ -285,13 +282,6 @@ def actions_of(updates: int, resumed_after: int | None = None, **changes: Any) -
                 update(other)
             later = [env.actions[n:] for env, n in zip(others, played, strict=True)]
             return np.array([a + b for a, b in zip(actions, later, strict=True)])
-
-
-def test_the_first_actions_follow_from_the_seed() -> None:
-    """The same run has them twice; another seed has others."""
-    ours = actions_of(8)
-    assert np.array_equal(ours, actions_of(8))
-    assert not (ours == actions_of(8, seed=4)).any()
 
 
 @pytest.mark.parametrize("resumed_after", [1, 2, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -11,21 +12,20 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from reference_sac import row_of
-from update_problems import BOX, PARTS, random_obs
+from reference_sac import move, row_of, step_each
+from update_problems import BOX, PARTS, make_transitions, perturbed
 
 from maze_train import load_policy, train
 from maze_train.algorithms.td3.actions import NoisyActions
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
-from maze_train.data.transitions import Transitions
 from maze_train.errors import MazeTrainError, SpaceError
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig
-from maze_train.spaces.describe import flat_space, flat_spaces
+from maze_train.types import tree_map
 
-N, SEED = 6, 3
+N, SEED = 7, 3
 REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float64)
 ARM = spaces.Tuple((REACH, spaces.Dict({"turn": spaces.Box(-1.0, 1.0, (1, 2), np.float64)})))
 SETTINGS: dict[str, Any] = {
@@ -42,42 +42,10 @@ DDPG: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def _float64():
-    """Everything in double precision."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def make_model(observation_space, action_space, num_critics):
-    """A small model whose weights have a size, and whose targets differ from the networks."""
-    config = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
-    model = build_td3(config, observation_space, action_space, 1, num_critics).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(0.3 * torch.randn(param.shape, generator=generator))
-    return model
-
-
-def make_batch(observation_space, action_space, seed, weights):
-    """Transitions of which the first ended, and the others go on (or were cut off)."""
-    generator = torch.Generator().manual_seed(seed)
-    space = flat_space(observation_space)
-    parts = {
-        key: 2.0 * torch.rand(N, *leaf.shape, generator=generator) - 1.0
-        for key, leaf in flat_spaces(action_space).items()
-    }
-    return Transitions(
-        obs=random_obs(space, (N,), generator),
-        actions=parts.get("", parts),
-        rewards=torch.randn(N, generator=generator),
-        discounts=torch.tensor([0.0] + [0.9] * (N - 1)),
-        next_obs=random_obs(space, (N,), generator),
-        indices=torch.arange(N),
-        weights=torch.rand(N, generator=generator) if weights else None,
-    )
+def make_batch(observation_space, action_space, seed, weighted):
+    """Transitions whose actions lie between the bounds."""
+    batch = make_transitions(observation_space, action_space, seed, weighted)
+    return replace(batch, actions=tree_map(torch.tanh, batch.actions))
 
 
 class SlowTD3:
@@ -99,7 +67,7 @@ class SlowTD3:
         with torch.no_grad():
             action = torch.tanh(self.frozen.policy(next_obs))
             for j in range(action.shape[1] if config.target_noise_stddev else 0):
-                e = float(noise[i, j]) * config.target_noise_stddev
+                e = float(noise[i, j] * config.target_noise_stddev)  # rounded as noise is
                 e = max(-config.target_noise_clip, min(config.target_noise_clip, e))
                 action[0, j] = max(-1.0, min(1.0, float(action[0, j]) + e))
             lowest = min(float(q) for q in self.frozen.critics(next_obs, action).flatten())
@@ -120,33 +88,18 @@ class SlowTD3:
             values.append(self.online.critics(obs, torch.tanh(self.online.policy(obs)))[0, 0, 0])
         self.t += 1
         policy_loss = -sum(values) / N
-        parts = [(self.critic, critic_loss, self.online.critics)]
+        losses = [(self.critic, critic_loss)]
         if learns := self.t % self.config.policy_update_interval == 0:
-            parts.append((self.actor, policy_loss, self.online.policy))
-        # Both gradients are taken at the same weights.
-        gradients = [
-            torch.autograd.grad(loss, [*net.parameters()], retain_graph=True)
-            for _, loss, net in parts
-        ]
-        for (optimizer, _, net), own in zip(parts, gradients, strict=True):
-            for param, gradient in zip(net.parameters(), own, strict=True):
-                param.grad = gradient
-            optimizer.step()
+            losses.append((self.actor, policy_loss))
+        step_each(losses)
         interval = self.config.policy_update_interval * self.config.target_update_interval
         if self.t % interval == 0:
-            self.move_targets(self.config.tau)
+            for name in ("policy", "critics"):
+                move(getattr(self.frozen, name), getattr(self.online, name), self.config.tau)
         return float(critic_loss.detach()), float(policy_loss.detach()) if learns else None
 
-    @torch.no_grad()
-    def move_targets(self, tau):
-        """Towards the networks that are trained."""
-        for name in ("policy", "critics"):
-            nets = (getattr(self.frozen, name), getattr(self.online, name))
-            for a, b in zip(*(net.parameters() for net in nets), strict=True):
-                a.copy_((1 - tau) * a + tau * b)
 
-
-@pytest.mark.usefixtures("_float64")
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("spaces_of", "settings", "weights"),
     [
@@ -160,7 +113,8 @@ class SlowTD3:
 def test_updates_are_those_of_the_paper(spaces_of, settings, weights):
     """Losses, and every parameter and target after each of five gradient steps."""
     config = TD3AlgorithmConfig(**{**SETTINGS, **settings})
-    model = make_model(*spaces_of, config.num_critics)
+    sizes = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
+    model = perturbed(build_td3(sizes, *spaces_of, 1, config.num_critics).double())
     reference, learner = SlowTD3(model, config), TD3Learner(model, config, seed=SEED)
     generator = torch.Generator().manual_seed(SEED)
     for step in range(5):

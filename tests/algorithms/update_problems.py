@@ -1,15 +1,25 @@
-"""Small rollouts and models of every kind, in float64."""
+"""Small rollouts and models of every kind in float64, and updates beside the reference."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from reference_actor_critic import SlowLearner
 from torch import nn
 
+from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
+from maze_train.algorithms.a2c.learner import A2CLearner
+from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
+from maze_train.algorithms.impala.learner import ImpalaLearner
+from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.data.rollout import Rollout
+from maze_train.data.transitions import Transitions
+from maze_train.learner.config import Progress
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.template import TemplateNet
@@ -27,10 +37,19 @@ PROBLEMS = {
     "multi_discrete": (BOX, spaces.MultiDiscrete([2, 3])),
     "dict_obs": (PARTS, spaces.Discrete(3)),
     "dict_obs_tuple_action": (PARTS, ARM),
+    "dict_action": (BOX, spaces.Dict({"gear": spaces.Discrete(3), "force": ARM.spaces[1]})),
 }
 
 # Numbers whose float32 form is exact: rounding of settings is no part of these tests.
 SETTINGS = {"gamma": 0.96875, "gae_lambda": 0.9375, "n_rollout_steps": T}
+SEED = 7
+LR = {"a2c": 0.0078125, "ppo": 0.0625, "impala": 0.0078125}
+LEARNERS = {
+    "a2c": (A2CLearner, A2CAlgorithmConfig, {}),
+    # Steps are long enough for ratios to be clipped.
+    "ppo": (PPOLearner, PPOAlgorithmConfig, {"batch_size": 8, "n_optimization_epochs": 2}),
+    "impala": (ImpalaLearner, ImpalaAlgorithmConfig, {}),
+}
 
 
 class OwnNet(nn.Module):
@@ -62,10 +81,15 @@ def make_model(observation_space, action_space, seed=1, **settings):
     torch.set_default_dtype(torch.float32)  # Own networks are tried out on stored observations.
     model = build_actor_critic(config, observation_space, action_space, seed).double()
     torch.set_default_dtype(default)
+    return perturbed(model, seed)
+
+
+@torch.no_grad()
+def perturbed(model, seed=1, size=0.3):
+    """The model with parameters that have a size."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(0.3 * torch.randn(param.shape, generator=generator))
+    for param in model.parameters():
+        param.add_(size * torch.randn(param.shape, generator=generator))
     return model
 
 
@@ -73,6 +97,12 @@ def random_obs(space, shape, generator):
     """Random observations of a flat space, [*shape, ...]."""
 
     def leaf(part):
+        if part.dtype == np.uint8:
+            return torch.randint(0, 20, (*shape, *part.shape), generator=generator).byte()
+        if isinstance(part, spaces.MultiBinary):  # a mask
+            mask = torch.randint(0, 2, (*shape, part.n), generator=generator).to(torch.int8)
+            mask[..., 1] = 1
+            return mask
         if isinstance(part, spaces.Discrete):
             low = int(part.start)
             return torch.randint(low, low + int(part.n), shape, generator=generator)
@@ -91,11 +121,32 @@ def random_actions(space, shape, generator):
             return 2.0 * torch.randn(*shape, *part.shape, generator=generator)
         if isinstance(part, spaces.Discrete):
             return torch.randint(0, int(part.n), shape, generator=generator)
+        if isinstance(part, spaces.MultiBinary):
+            return torch.randint(0, 2, (*shape, part.n), generator=generator).float()
         columns = [torch.randint(0, int(n), shape, generator=generator) for n in part.nvec]
         return torch.stack(columns, -1)
 
     parts = {key: leaf(part) for key, part in flat_spaces(space).items()}
     return parts[""] if list(parts) == [""] else parts
+
+
+def make_transitions(observation_space, action_space, seed=0, weighted=False):
+    """Seven transitions that were never made, some of them terminal."""
+    generator, n = torch.Generator().manual_seed(seed), 7
+    obs, next_obs = (random_obs(flat_space(observation_space), (n,), generator) for _ in range(2))
+    actions = random_actions(action_space, (n,), generator)
+    if isinstance(obs, dict) and "action_mask" in obs:
+        actions = torch.ones_like(actions)
+    terminated = torch.rand(n, generator=generator) < 0.3
+    return Transitions(
+        obs=obs,
+        actions=actions,
+        rewards=torch.randn(n, generator=generator),
+        discounts=torch.where(terminated, 0.0, 0.9),
+        next_obs=next_obs,
+        indices=torch.arange(n),
+        weights=torch.rand(n, generator=generator) if weighted else None,
+    )
 
 
 def make_rollout(observation_space, action_space, seed=0):
@@ -118,12 +169,91 @@ def make_rollout(observation_space, action_space, seed=0):
     )
 
 
-def make_problem(name, **model_settings):
-    """Model, a copy of it for the reference, rollout and action space."""
-    observation_space, action_space = PROBLEMS[name]
-    model = make_model(observation_space, action_space, **model_settings)
-    rollout = make_rollout(observation_space, action_space)
-    return model, copy.deepcopy(model), rollout, action_space
+def normal(*shape, seed=5):
+    """Normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def log_probs_of(model, rollout):
+    """Log-probabilities of the actions under a model without a memory, `[T, B]`."""
+    obs = {k: x[:-1] for k, x in rollout.obs.items()} if isinstance(rollout.obs, dict) else (
+        rollout.obs[:-1]
+    )  # fmt: skip
+    with torch.no_grad():
+        return model.distribution.log_prob(model.policy_params(obs), rollout.actions)
+
+
+def with_others(model, rollout):
+    """The rollout of a policy that had other log-probabilities, up to a factor of about 5."""
+    return replace(rollout, log_probs=log_probs_of(model, rollout) + 0.8 * normal(T, B))
+
+
+def with_ignored(rollout):
+    """The rollout with rows that are no transitions, full of garbage.
+
+    After a terminal step, after a truncated one, in the first row, and where an episode was lost.
+    """
+    ignored = torch.zeros(T, B, dtype=torch.bool)
+    ignored[3, 0] = ignored[2, 1] = ignored[0, 2] = ignored[3, 2] = True
+    assert not bool((ignored & rollout.ended).any())
+    return replace(
+        rollout,
+        valid=~ignored,
+        rewards=torch.where(ignored, 1e6, rollout.rewards),
+        log_probs=torch.where(ignored, -1e3, rollout.log_probs),
+    )
+
+
+def replayed(rollout, count=1):
+    """The rollout whose last environments were learned from before; their weights are oldest."""
+    seq_nos = torch.tensor([7] * (B - count) + [0] * count)
+    return replace(rollout, weights_seq_no=seq_nos, replayed=torch.arange(B) >= B - count)
+
+
+def make_problem(name="discrete", ignoring=False, **model_settings):
+    """Model, a rollout of another policy, and action space."""
+    model = make_model(*PROBLEMS[name], **model_settings)
+    rollout = with_others(model, make_rollout(*PROBLEMS[name]))
+    return model, with_ignored(rollout) if ignoring else rollout, PROBLEMS[name][1]
+
+
+def make_config(algorithm, **settings):
+    """Settings whose numbers are exact in float32."""
+    _, config_class, own = LEARNERS[algorithm]
+    defaults = {"lr": LR[algorithm], "entropy_coef": 0.03125}
+    return config_class(**{**SETTINGS, **defaults, **own, **settings})
+
+
+def make_learner(algorithm, model, **settings):
+    """A learner of a model."""
+    return LEARNERS[algorithm][0](model, make_config(algorithm, **settings), seed=SEED)
+
+
+def orders(slow, rollout, generator):
+    """The minibatches of each pass: all units, or permutations of them that are cut in pieces."""
+    config, count = slow.config, len(slow.units(rollout))
+    if not hasattr(config, "batch_size"):
+        yield [range(count)]
+        return
+    size = config.batch_size // (1 if rollout.hidden_states is None else slow.length(rollout))
+    for _ in range(config.n_optimization_epochs):
+        order = torch.randperm(count, generator=generator)
+        yield [piece.tolist() for piece in order.split(size)]
+
+
+def compare(algorithm, problem, critic=None, progress=None, now=None, updates=1, **settings):
+    """Updates of model and reference alike; returns the last statistics and importance weights."""
+    model, rollout, action_space = problem
+    reference, before = copy.deepcopy(model), snapshot(model)
+    learner = make_learner(algorithm, model, **settings)
+    slow = SlowLearner(reference, action_space, learner.config, critic)
+    generator = torch.Generator().manual_seed(SEED)
+    for _ in range(updates):
+        row = learner.update(rollout, progress or Progress()).reduce()
+        ratios, steps = slow.update(rollout, orders(slow, rollout, generator), **(now or {}))
+        assert row["train/gradient_steps"] == steps
+    assert_same_weights(model, reference, before)
+    return row, ratios
 
 
 def assert_same_weights(model, reference, before=None):

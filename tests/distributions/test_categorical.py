@@ -1,4 +1,4 @@
-"""Categorical and MultiCategorical against enumeration and torch.distributions."""
+"""Categorical, MultiCategorical and Bernoulli where logits are large, and legal choices few."""
 
 from __future__ import annotations
 
@@ -91,16 +91,6 @@ def test_nothing_legal_is_no_choice() -> None:
     assert Categorical(Discrete(3)).max_entropy(params).tolist() == [0.0]
 
 
-def test_places_of_several_choices() -> None:
-    """Actions of several choices are counted through, in the row-major order of `nvec`."""
-    family = MultiCategorical(MultiDiscrete([[2, 3], [4, 1]]))
-    assert family.choices(torch.tensor([[1, 2], [3, 0]])).tolist() == [1, 4, 8, 9]
-    bits = Bernoulli(MultiBinary(3))
-    assert bits.choices(torch.tensor([[0, 1, 1]], dtype=torch.int8)).tolist() == [[0, 3, 5]]
-    probs, _ = bits.choice_probs(torch.tensor([0.0, 50.0, -50.0]))
-    assert probs.tolist() == pytest.approx([0.5, 0.5, 0.0, 1.0, 1.0, 0.0])
-
-
 @pytest.mark.parametrize(
     ("family", "params"),
     [
@@ -134,3 +124,23 @@ def test_a_divergence_from_what_never_happens_is_infinite() -> None:
     p, q = torch.zeros(3), torch.tensor([0.0, 0.0, -math.inf])
     assert family.kl(p, q) == math.inf
     assert float(family.kl(q, p)) == pytest.approx(math.log(3 / 2))
+
+
+@sweep("dtype", [torch.float32, torch.float64])
+def test_large_logits_of_bits(dtype: torch.dtype) -> None:
+    """At logits of 1000 values and gradients are finite, exact, and the bits are certain."""
+    family = Bernoulli(MultiBinary(4))
+    logits = torch.tensor([-1000.0, 1000.0, -50.0, 50.0], dtype=dtype, requires_grad=True)
+    unlikely = torch.tensor([1, 0, 0, 1], dtype=torch.int8)
+    log_prob, entropy = family.log_prob_and_entropy(logits, unlikely)
+    assert log_prob.item() == -2000.0
+    assert entropy.item() == pytest.approx(2 * 51 * math.exp(-50), rel=1e-5, abs=0.0)
+    kl = family.kl(logits, -logits)
+    assert kl.item() == pytest.approx(2100.0)
+    (log_prob + entropy + kl).backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    noise = family.draw_noise((10_000,), torch.Generator().manual_seed(0))
+    assert noise.isfinite().all()
+    bits = family.sample(logits.detach().to(torch.float32).expand(10_000, 4), noise)
+    assert (bits == torch.tensor([0, 1, 0, 1])).all()

@@ -55,26 +55,18 @@ def test_defaults(space: Any, family: type) -> None:
     assert type(distribution_for(space)) is family
 
 
-def test_override_by_type() -> None:
-    """A type's override holds for every part of that type, with its settings."""
+def test_overrides() -> None:
+    """That of a type holds for every part of the type, with its settings; one of a part wins."""
     override = {"Box": {"name": "squashed_gaussian", "state_dependent_std": False}}
-    joint = distribution_for(NESTED, override)
-    assert isinstance(joint, JointDistribution)
-    assert [type(part) for part in joint.parts.values()] == [
-        SquashedGaussian,
-        Categorical,
-        SquashedGaussian,
-    ]
-    assert joint.free_param_size == 4
-
-
-def test_override_by_part_wins() -> None:
-    """A part's own override wins over that of its type."""
-    overrides = {"Box": "squashed_gaussian", "a/0": "diagonal_gaussian"}
-    joint = distribution_for(NESTED, overrides)
-    assert isinstance(joint, JointDistribution)
-    assert type(joint.parts["a/0"]) is DiagonalGaussian
-    assert type(joint.parts["steer"]) is SquashedGaussian
+    squashed, gaussian = SquashedGaussian, DiagonalGaussian
+    for more, families in (
+        ({}, [squashed, Categorical, squashed]),
+        ({"a/0": "diagonal_gaussian"}, [gaussian, Categorical, squashed]),
+    ):
+        joint = distribution_for(NESTED, {**override, **more})
+        assert isinstance(joint, JointDistribution)
+        assert [type(part) for part in joint.parts.values()] == families
+        assert joint.free_param_size == 4
 
 
 def test_family_of_a_user() -> None:
@@ -173,26 +165,20 @@ def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("space", "modules"),
-    [
-        ("Discrete(3)", "base categorical mapping"),
-        ("Dict(a=Discrete(3))", "base categorical joint mapping"),
-    ],
-)
-def test_only_families_in_use_are_imported(space: str, modules: str) -> None:
+def test_only_families_in_use_are_imported() -> None:
     """A fresh interpreter imports the families that a space asks for, and no other."""
     code = (
         "import sys; from gymnasium.spaces import *; "
-        "from maze_train.distributions.mapping import distribution_for; "
-        f"distribution_for({space}); print(*sorted(m for m in sys.modules))"
+        "from maze_train.distributions.mapping import distribution_for\n"
+        "for space in (Discrete(3), Dict(a=Discrete(3))):\n"
+        "    distribution_for(space); prefix = 'maze_train.distributions.'\n"
+        "    print(*sorted(m.removeprefix(prefix) for m in sys.modules if m.startswith(prefix)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
-    prefix = "maze_train.distributions."
-    found = [m.removeprefix(prefix) for m in result.stdout.split() if m.startswith(prefix)]
-    assert found == modules.split()
+    expected = ["base categorical mapping", "base categorical joint mapping"]
+    assert result.stdout.splitlines() == expected
 
 
 @pytest.mark.parametrize("space", [Text(4), Dict({"x": Text(4)})])

@@ -62,16 +62,6 @@ def test_log_scale_makes_densities_over_the_unit_box(case: str) -> None:
     assert abs(inverse.mean().item() - volume) < 5 * inverse.std().item() / 20_000**0.5
 
 
-# The sampler of Beta has the derivative of its quantile, not that of accepted proposals.
-@pytest.mark.parametrize("case", [case for case in CONTINUOUS if not case.startswith("beta")])
-def test_gradient_of_reparameterized(case: str) -> None:
-    """The gradient of autograd is the numerical one."""
-    family, _ = build(case)
-    noise = family.draw_noise((6,), torch.Generator().manual_seed(2)).double()
-    leaf = (0.7 * randn(6, family.param_size)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda p: family.reparameterized(p, noise), (leaf,))
-
-
 @pytest.mark.parametrize("case", DISCRETE)
 @sweep("batch", [(), (0,), (5,), (2, 3)])
 def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int, ...]) -> None:
@@ -114,14 +104,6 @@ def test_largest_entropy_is_that_of_equal_logits(case: str) -> None:
     family, _ = build(case)
     params = randn(4, family.param_size)
     torch.testing.assert_close(family.max_entropy(params), family.entropy(torch.zeros_like(params)))
-
-
-@pytest.mark.parametrize("case", DISCRETE)
-def test_gradient_of_choices(case: str) -> None:
-    """The gradient of autograd is the numerical one."""
-    family, _ = build(case)
-    leaf = randn(6, family.param_size).requires_grad_()
-    assert torch.autograd.gradcheck(family.choice_probs, (leaf,))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -47,35 +47,26 @@ def test_sizes_are_sums_and_free_params_come_last() -> None:
 
 
 def test_values_are_the_sums_over_parts() -> None:
-    """log_prob, entropy and KL are the sums of the parts' own."""
+    """Samples and modes are those of the parts, by slices of params and noise."""
     joint, p, q = make(), randn(4, 3, 17), randn(4, 3, 17, seed=1)
-    actions = joint.sample(p, joint.draw_noise((4, 3)))
-    mine, other = own_params(p), own_params(q)
-    assert all(torch.equal(a, b) for a, b in zip(joint.split(p), mine.values(), strict=True))
-    parts = joint.parts.items()
+    noise = joint.draw_noise((4, 3), torch.Generator().manual_seed(0))
+    assert torch.equal(noise, joint.draw_noise((4, 3), torch.Generator().manual_seed(0)))
+    actions, modes = joint.sample(p, noise), joint.mode(p)
+    slices = noise.split([2, 3, 1, 1, 6], -1)
+    expected = torch.zeros(3, 4, 3, dtype=torch.float64)
+    for (key, part), own_noise in zip(joint.parts.items(), slices, strict=True):
+        mine, other = own_params(p)[key], own_params(q)[key]
+        assert torch.equal(actions[key], part.sample(mine, own_noise))
+        assert torch.equal(modes[key], part.mode(mine))
+        assert actions[key].shape == (4, 3, *part.action_shape)
+        log_prob = part.log_prob(mine, actions[key])
+        expected += torch.stack([log_prob, part.entropy(mine), part.kl(mine, other)])
     log_prob, entropy = joint.log_prob_and_entropy(p, actions)
-    torch.testing.assert_close(
-        log_prob, sum(part.log_prob(mine[key], actions[key]) for key, part in parts)
-    )
-    torch.testing.assert_close(entropy, sum(part.entropy(mine[key]) for key, part in parts))
-    torch.testing.assert_close(
-        joint.kl(p, q), sum(part.kl(mine[key], other[key]) for key, part in parts)
-    )
+    torch.testing.assert_close(torch.stack([log_prob, entropy, joint.kl(p, q)]), expected)
     assert torch.equal(log_prob, joint.log_prob(p, actions))
     assert torch.equal(entropy, joint.entropy(p))
-
-
-def test_samples_and_modes_are_those_of_the_parts() -> None:
-    """Every part uses its own slice of params and noise."""
-    joint, params = make(), randn(5, 17)
-    noise = joint.draw_noise((5,), torch.Generator().manual_seed(0))
-    assert torch.equal(noise, joint.draw_noise((5,), torch.Generator().manual_seed(0)))
-    actions, modes = joint.sample(params, noise), joint.mode(params)
-    slices = dict(zip(joint.parts, noise.split([2, 3, 1, 1, 6], -1), strict=True))
-    for key, part in joint.parts.items():
-        assert torch.equal(actions[key], part.sample(own_params(params)[key], slices[key]))
-        assert torch.equal(modes[key], part.mode(own_params(params)[key]))
-        assert actions[key].shape == (5, *part.action_shape)
+    split = zip(joint.split(p), own_params(p).values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in split)
 
 
 def test_env_actions_are_in_the_space() -> None:

@@ -95,6 +95,7 @@ def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
             ]
             torch.testing.assert_close(*slopes)
     torch.testing.assert_close(soft.neg_log_probs(sample), torch.stack(entropies, -1))
+    assert soft.part_keys == list(getattr(distribution, "parts", [""]))
     assert sample.features.shape == (n, soft.critic_input_size)
     assert sample.probs.shape == (n, soft.num_choices)
     assert soft.target_entropies(params, 1.0, 1.0).shape == (n, len(soft.parts))
@@ -102,29 +103,6 @@ def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
     choices = soft.choices(actions)
     assert choices.dtype == torch.int64
     torch.testing.assert_close(sample.choice_log_probs.gather(1, choices).sum(1), chosen)
-
-
-def test_what_the_parts_are() -> None:
-    """Keys, kinds and sizes follow the order of the parts."""
-    soft = SoftActions(JOINT["all"])
-    assert soft.part_keys == list(SINGLE)
-    discrete = {"bernoulli", "categorical", "multi_categorical"}
-    assert soft.is_discrete == [key in discrete for key in SINGLE]
-    assert (soft.critic_input_size, soft.num_choices) == (8, 4 + 4 + 5)
-    single = SoftActions(SINGLE["categorical"])
-    assert (single.part_keys, single.is_discrete) == ([""], [True])
-    assert (single.critic_input_size, single.num_choices) == (0, 4)
-
-
-def test_choices_count_through_the_parts() -> None:
-    """The choices of a part begin where those of the discrete parts before it end."""
-    soft = SoftActions(JointDistribution({key: SINGLE[key] for key in sorted(SINGLE)}))
-    actions = {key: torch.zeros(2, *part.action_shape) for key, part in SINGLE.items()}
-    actions["bernoulli"] = torch.tensor([[0, 1], [1, 1]], dtype=torch.int8)
-    actions["categorical"] = torch.tensor([3, 0])
-    actions["multi_categorical"] = torch.tensor([[0, 2], [1, 0]])
-    assert soft.choices(actions).tolist() == [[0, 3, 7, 8, 12], [1, 3, 4, 9, 10]]
-    assert SoftActions(SINGLE["squashed"]).choices(torch.zeros(3, 2, 1)).shape == (3, 0)
 
 
 def test_target_entropies() -> None:
@@ -140,41 +118,6 @@ def test_target_entropies() -> None:
     torch.testing.assert_close(targets, torch.tensor(expected))
     single = SoftActions(SINGLE["squashed"]).target_entropies(randn(3, 4), 1.5, 0.8)
     assert single.tolist() == [[-3.0]] * 3
-
-
-@sweep("alpha", [0.0, 0.2, 1e6])
-def test_masked_choices_add_nothing(alpha: float) -> None:
-    """Illegal choices have no share in loss and gradient, and nothing overflows in float32."""
-    joint = JointDistribution({"gear": SINGLE["categorical"], "aim": SINGLE["gaussian"]})
-    soft = SoftActions(joint)
-    params, noise = (tensor.float() for tensor in draw(joint, 6))
-    params[:, 1:3] = impossible_logit(torch.float32)
-    sample = soft.sample(params.requires_grad_(), noise)
-    q = randn(6, 4).float()
-    costs = alpha * sample.choice_log_probs - q
-    assert (sample.probs * costs).isfinite().all()
-    assert (sample.probs * costs)[:, 1:3].eq(0).all()
-    (result,) = torch.autograd.grad((sample.probs * costs).sum(), params, retain_graph=True)
-    assert result.isfinite().all()
-    assert result[:, 1:3].eq(0).all()
-    two = torch.log_softmax(params[:, [0, 3]].double(), -1)
-    expected = two.exp() * (alpha * two - q[:, [0, 3]])
-    torch.testing.assert_close(
-        (sample.probs * costs)[:, [0, 3]].double(), expected, rtol=1e-4, atol=1e-5
-    )
-    torch.testing.assert_close(
-        soft.neg_log_probs(sample)[:, 0].double(), -(two.exp() * two).sum(-1), rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("family", [SINGLE["squashed"], SINGLE["squashed, free std"]])
-def test_saturated_actions_are_finite(family: Distribution) -> None:
-    """At |u| = 50 and a log std beyond its limits, float32 values and gradients are finite."""
-    params = torch.tensor([[-50.0, 50.0, -30.0, 1.0], [20.0, -20.0, 9.0, -9.0]])
-    sample = SoftActions(family).sample(params.requires_grad_(), torch.ones(2, 2))
-    (result,) = torch.autograd.grad(sample.features.sum() + sample.log_probs.sum(), params)
-    assert sample.log_probs.isfinite().all()
-    assert result.isfinite().all()
 
 
 def test_families_without_either_are_named() -> None:

@@ -281,29 +281,23 @@ def test_final_observation_of_a_truncated_game():
     "case",
     [
         ({}, (4, 84, 84)),
-        ({"obs_type": "rgb"}, (4, 84, 84)),
-        ({"frameskip": 1}, (4, 84, 84)),
-        ({"obs_type": "ram"}, (128,)),
-        ({"obs_type": "grayscale"}, (210, 160)),
+        ({"id": "ale_py:ALE/Pong-v5"}, (4, 84, 84)),
+        ({"id": "PongNoFrameskip-v4", "preprocessing": "atari"}, (4, 84, 84)),
+        ({"kwargs": {"obs_type": "rgb"}}, (4, 84, 84)),
+        ({"kwargs": {"frameskip": 1}}, (4, 84, 84)),
+        ({"kwargs": {"obs_type": "ram"}}, (128,)),
+        ({"kwargs": {"obs_type": "grayscale"}}, (210, 160)),
+        ({"preprocessing": "none"}, (210, 160, 3)),
     ],
 )
-def test_auto_is_for_the_screen_in_colour(case):
-    """Who asks for other observations gets these, without anything for training."""
-    kwargs, shape = case
-    env = game("Pong", **kwargs)()
+def test_preprocessing_is_for_the_screen_in_colour(case):
+    """Who asks for other observations, or for none, gets these, without what is for training."""
+    settings, shape = case
+    env = EnvFactory(EnvConfig(**{"id": "ALE/Pong-v5", **settings}))()
     assert env.observation_space.shape == shape
-    assert ("MonitoringWrapper" in layers(env)) is (len(shape) == 3)
-
-
-def test_none_and_other_ids():
-    """`none` gives the game as it is; `atari` is also for the ids of old."""
-    raw = EnvFactory(EnvConfig(id="ALE/Pong-v5", preprocessing="none"))()
-    assert raw.observation_space.shape == (210, 160, 3)
-    assert raw.unwrapped.ale.getFloat("repeat_action_probability") == 0.25
-    old = EnvFactory(EnvConfig(id="PongNoFrameskip-v4", preprocessing="atari"))()
-    assert old.observation_space.shape == (4, 84, 84)
-    module = EnvFactory(EnvConfig(id="ale_py:ALE/Pong-v5"))()
-    assert module.observation_space.shape == (4, 84, 84)
+    assert ("MonitoringWrapper" in layers(env)) is (shape == (4, 84, 84))
+    if settings.get("preprocessing") == "none":
+        assert env.unwrapped.ale.getFloat("repeat_action_probability") == 0.25
 
 
 def make_pong(frameskip=1, **kwargs):
@@ -378,33 +372,30 @@ def ended(env, steps):
     return seen
 
 
-def test_the_last_life_does_not_end_an_episode():
-    """Lives at 0 mean that the game is about to end; gained lives are no end either."""
-    env = EpisodicLifeWrapper(LivesEnv([2, 3, 2, 2, 1, 1, 0, 0], length=7))
-    assert ended(env, 5) == [
-        (1, False, False),
-        (2, True, False),
-        3,
-        (4, True, False),
-        5,
-        (6, False, False),
-        (7, True, False),
-        0,
-    ]
+ON, LOST = (False, False), (True, False)
 
 
-def test_a_life_lost_at_the_time_limit():
-    """It is a termination, and the next reset begins a new game."""
-    env = EpisodicLifeWrapper(LivesEnv([3, 3, 2], length=2, truncate=True))
-    assert ended(env, 2) == [(1, False, False), (2, True, True), 0]
-    assert env.unwrapped.seeds == [0, 2]
-
-
-def test_a_game_that_ends_in_the_reset_after_a_life():
-    """The reset begins a new game then, with its seed."""
-    env = EpisodicLifeWrapper(LivesEnv([3, 2, 2], length=2))
-    assert ended(env, 1) == [(1, True, False), 0]
-    assert env.unwrapped.seeds == [0, 1]
+@sweep(
+    "case",
+    [
+        # Lives at 0 mean that the game is about to end; gained lives are no end either.
+        (
+            LivesEnv([2, 3, 2, 2, 1, 1, 0, 0], length=7),
+            [(1, *ON), (2, *LOST), 3, (4, *LOST), 5, (6, *ON), (7, *LOST), 0],
+            [0, 7],
+        ),
+        # A life lost at the time limit is a termination; the next reset begins a new game.
+        (LivesEnv([3, 3, 2], 2, truncate=True), [(1, *ON), (2, True, True), 0], [0, 2]),
+        # The game ends in the reset after a life, which begins a new one then, with its seed.
+        (LivesEnv([3, 2, 2], length=2), [(1, *LOST), 0], [0, 1]),
+    ],
+)
+def test_lost_lives(case):
+    """They end episodes, but for the last, and the game goes on with the next one."""
+    env, expected, seeds = case
+    steps = sum(type(seen) is tuple for seen in expected)
+    assert ended(EpisodicLifeWrapper(env), steps) == expected
+    assert env.seeds == seeds
 
 
 def test_resets_without_the_loss_of_a_life():

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from cases import everyday
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -77,8 +78,9 @@ def balance(obs: Any) -> Any:
     return (obs[:, 2] + obs[:, 3] > 0.0).astype(np.int64)
 
 
+@pytest.mark.parametrize("policy", everyday(1, [lean, balance]))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cartpole_plays_like_the_single_version(backend):
+def test_cartpole_plays_like_the_single_version(backend, policy):
     """Returns of a fixed policy come from the same distribution: a two-sample test, 320 episodes.
 
     Kolmogorov and Smirnov: 1.63 sqrt(2 / n) is exceeded in 1 of 100 cases.
@@ -87,7 +89,7 @@ def test_cartpole_plays_like_the_single_version(backend):
     single = SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * 32)
     samples = []
     for vector in (single, make(backend, "CartPole-v1", 32)):
-        samples.append(np.sort(episodes(vector, lean, 10, seed=3)[0]))
+        samples.append(np.sort(episodes(vector, policy, 10, seed=3)[0]))
         vector.close()
     shares = [np.searchsorted(x, np.sort(samples).ravel(), side="right") / 320 for x in samples]
     assert np.abs(shares[0] - shares[1]).max() < 1.63 * np.sqrt(2.0 / 320)
@@ -210,7 +212,7 @@ def play(vector: Any, steps: int, seed: int = 0) -> list[list[Any]]:
     return found
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=everyday(1, BACKENDS))
 def breakout(request: Any) -> tuple[str, list[list[Any]], list[list[Any]]]:
     """Breakout as it is evaluated and as it is trained, under the same actions."""
     needs(request.param, "ALE/")
@@ -253,7 +255,7 @@ def test_atari_training_changes_ends_and_rewards_only(breakout):
     assert lives_lost >= 16
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_atari_same_step_equals_next_step():
     """Both autoreset modes of ale-py give the same transitions, final observations included."""
     pytest.importorskip("ale_py")

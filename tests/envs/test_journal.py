@@ -18,6 +18,7 @@ from vector_cases import (
     assert_same,
     here,
     play,
+    state_after,
     workers,
 )
 
@@ -25,7 +26,6 @@ from maze_train import EnvConfig, EnvFactory
 from maze_train.envs.journal import Journal
 from maze_train.envs.repair import episode_seed
 from maze_train.errors import EnvError
-from maze_train.seeding import EpisodeSeeds
 
 pytestmark = [
     FORKS,
@@ -98,18 +98,7 @@ def assert_go_on_equally(one, others, steps):
         actions = actions_for(one)
         expected = one.step(actions)
         for other in others:
-            given = other.step(actions)
-            for a, b in zip(expected[:4], given[:4], strict=True):
-                assert_same(a, b)
-            assert expected[4].keys() == given[4].keys()
-
-
-def state_after(factories, steps, seed=5):
-    """The state of environments in this process after some random steps."""
-    with here(factories) as one:
-        one.reset(seed=seed)
-        play(one, steps)
-        return one.state_dict()
+            assert_equal_steps(expected, other.step(actions))
 
 
 def is_plain(value):
@@ -396,13 +385,6 @@ def test_memory_is_given_back():
     assert 32 < longest < 200
 
 
-def test_seed_of_an_episode():
-    """It is the one that the environment was reset with."""
-    seeds = EpisodeSeeds(7, 2, 5)
-    drawn = [seeds.next() for _ in range(40)]
-    assert [episode_seed(7, 2, 5, k + 1) for k in range(40)] == drawn
-
-
 @pytest.mark.parametrize("make", PLACES)
 def test_own_state_instead_of_actions(make):
     """No action is played again, the journal begins at the state, and episodes go on."""
@@ -469,5 +451,4 @@ def test_own_state_through_wrappers(is_known):
         assert len(state["envs"][0]["actions"][""]) == (0 if is_known else 5)
         assert (state["envs"][0]["own"] is not None) is is_known
         assert_same(two.load_state_dict(state)[0], one._observations())
-        for _ in range(20):
-            assert_equal_steps(one.step([0, 0]), two.step([0, 0]))
+        assert_go_on_equally(one, [two], 20)

@@ -21,6 +21,7 @@ from vector_cases import (
     assert_equal_steps,
     here,
     restarted,
+    state_after,
     workers,
 )
 
@@ -253,7 +254,7 @@ def test_a_long_replay_is_no_hang():
             time.sleep(0.05)
             return super().step(action)
 
-    state = state_after(20)
+    state = state_after([lambda: CountingEnv(10**6)], 20)
     with workers([lambda: Slow(100)], n_workers=1, timeout_s=0.5) as vector:
         assert vector.load_state_dict(state)[0][0, 1] == 20.0
     with (
@@ -263,18 +264,9 @@ def test_a_long_replay_is_no_hang():
         vector.load_state_dict(state)
 
 
-def state_after(steps):
-    """The state of an environment in this process after some steps."""
-    with here([lambda: CountingEnv(10**6)]) as one:
-        one.reset(seed=1)
-        for _ in range(steps):
-            one.step([0])
-        return one.state_dict()
-
-
 def test_a_worker_that_stands_still_blocks_nobody():
     """However large a state is, handing it to a worker that hangs takes no longer than its time."""
-    state = state_after(1)
+    state = state_after([lambda: CountingEnv(10**6)], 1)
     state["envs"][0]["actions"][""] = np.zeros(10**6, np.int64)
     with workers([CountingEnv], n_workers=1, timeout_s=1.0) as vector:
         os.kill(vector._pool.processes[0].pid, signal.SIGSTOP)

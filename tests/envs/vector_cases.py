@@ -62,6 +62,14 @@ def play(vector: Any, steps: int) -> None:
         vector.step(actions_for(vector))
 
 
+def state_after(factories: Any, steps: int) -> Any:
+    """The state of environments in this process after some random steps."""
+    with here(factories) as one:
+        one.reset(seed=5)
+        play(one, steps)
+        return one.state_dict()
+
+
 def assert_same(one: Any, other: Any) -> None:
     """Equal keys, dtypes and bytes."""
     assert columns(one).keys() == columns(other).keys()

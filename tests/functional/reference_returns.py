@@ -7,7 +7,6 @@ n-step returns, and an episode end is a `break`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,36 +30,19 @@ class Trajectory:
         """One column as a tensor."""
         return torch.from_numpy(getattr(self, name).copy())
 
-    def rows(self, start: int, stop: int) -> Trajectory:
-        """A cut in time."""
-        return Trajectory(*(column[start:stop] for column in vars(self).values()))
 
-    def actors(self, order: npt.NDArray[Any]) -> Trajectory:
-        """Another order of the batch."""
-        return Trajectory(*(column[:, order] for column in vars(self).values()))
-
-
-def make_trajectory(
-    num_steps: int,
-    num_envs: int,
-    *,
-    terminated: tuple[int, ...] = (),
-    truncated: tuple[int, ...] = (),
-    seed: int = 0,
-) -> Trajectory:
-    """Random rewards and values; the flags are set in the given rows of environment 0.
+def make_trajectory(num_steps: int, num_envs: int, seed: int = 0) -> Trajectory:
+    """Random rewards and values; a fourth of the rows is terminal, a fourth is truncated.
 
     Inside of episodes the next value is the value of the next row; at an end it is the value of
     a last observation that appears in no row.
     """
     rng = np.random.default_rng(seed)
     rewards, values, next_values = rng.normal(size=(3, num_steps, num_envs))
-    flags = np.zeros((2, num_steps, num_envs), dtype=np.bool_)
-    flags[0, list(terminated), 0] = True
-    flags[1, list(truncated), 0] = True
-    goes_on = ~(flags[0] | flags[1])[:-1]
+    terminated, truncated = rng.random((2, num_steps, num_envs)) < 0.25
+    goes_on = ~(terminated | truncated)[:-1]
     next_values[:-1][goes_on] = values[1:][goes_on]
-    return Trajectory(rewards, values, next_values, flags[0], flags[1])
+    return Trajectory(rewards, values, next_values, terminated, truncated)
 
 
 def slow_recurrence(inputs: FloatArray, decays: FloatArray) -> FloatArray:

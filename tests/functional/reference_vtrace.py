@@ -1,4 +1,4 @@
-"""V-trace written from the paper, as sums; and policies and values of a small decision process.
+"""V-trace written from the paper, as sums.
 
 The sums share no formula with the package, which computes a recursion.
 """
@@ -6,13 +6,11 @@ The sums share no formula with the package, which computes a recursion.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -67,53 +65,3 @@ def slow_vtrace(
                 q += lam[s] * (targets[n, s + 1] - v[s + 1])
             advantages[n, s] = _clipped(rho[s], pg_rho_bar) * (r[s] + gamma[s] * q - v[s])
     return targets.T.reshape(shape), advantages.T.reshape(shape)
-
-
-GAMMA = 0.8
-MOVES = np.array(
-    [
-        [[0.7, 0.3, 0.0, 0.0], [0.2, 0.0, 0.8, 0.0]],
-        [[0.9, 0.0, 0.1, 0.0], [0.0, 0.1, 0.0, 0.9]],
-        [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.4, 0.6]],
-    ]
-)
-REWARDS = np.array([[0.0, -1.0], [0.5, 1.0], [-2.0, 3.0]])
-BEHAVIOUR = np.array([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5]])
-TARGET = np.array([[0.2, 0.8], [0.6, 0.4], [0.1, 0.9]])
-"""A chain of three states and a terminal one, [state, action, next state]; its rewards and two
-policies, [state, action]."""
-
-
-def policy_between(rho_bar: float | None) -> FloatArray:
-    """pi_rho of section 4.1: proportional to min(rho_bar * mu, pi)."""
-    weights = TARGET if rho_bar is None else np.minimum(rho_bar * BEHAVIOUR, TARGET)
-    policy: FloatArray = weights / weights.sum(1, keepdims=True)
-    return policy
-
-
-def exact_values(policy: FloatArray) -> FloatArray:
-    """Values of the three states under a policy, and the 0 of the terminal one."""
-    moves = np.einsum("sa,san->sn", policy, MOVES)[:, :3]
-    rewards = (policy * REWARDS).sum(1)
-    return np.append(np.linalg.solve(np.eye(3) - GAMMA * moves, rewards), 0.0)
-
-
-def all_trajectories(num_steps: int) -> tuple[IntArray, IntArray, FloatArray]:
-    """Everything that can happen in a number of steps of the behaviour policy.
-
-    Returns:
-        States [T + 1, N], actions [T, N], and probabilities given the first state [N]. After the
-        terminal state, 3, comes state 0 of a new episode.
-    """
-    found: list[tuple[list[int], list[int], float]] = []
-    steps = list(product(range(2), range(4)))
-    for start, taken in product(range(3), product(steps, repeat=num_steps)):
-        states, probability = [start], 1.0
-        for action, follower in taken:
-            state = states[-1] % 3
-            probability *= BEHAVIOUR[state, action] * MOVES[state, action, follower]
-            states.append(follower)
-        if probability > 0.0:
-            found.append((states, [action for action, _ in taken], probability))
-    all_states, all_actions, probabilities = zip(*found, strict=True)
-    return np.array(all_states).T, np.array(all_actions).T, np.array(probabilities)

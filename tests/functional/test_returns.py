@@ -4,13 +4,9 @@ import numpy as np
 import pytest
 import torch
 from cases import sweep
-from reference_returns import (
-    Trajectory,
-    make_trajectory,
-    slow_advantages,
-    slow_recurrence,
-    slow_returns,
-)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_returns import make_trajectory, slow_advantages, slow_recurrence, slow_returns
 
 from maze_train.errors import ShapeError
 from maze_train.functional.returns import (
@@ -23,43 +19,6 @@ from maze_train.functional.returns import (
 )
 
 RTOL = 1e-9
-ENDS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "no end": ((), ()),
-    "terminated first": ((0,), ()),
-    "terminated middle": ((3,), ()),
-    "terminated last": ((6,), ()),
-    "truncated first": ((), (0,)),
-    "truncated middle": ((), (3,)),
-    "truncated last": ((), (6,)),
-    "both flags": ((3,), (3,)),
-    "both kinds": ((1, 6), (4,)),
-    "every row": ((0, 2, 4, 6), (1, 3, 5)),
-}
-
-
-def arrays(data: Trajectory, gamma: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Discounts and lambdas in float64."""
-    return discounts_and_lambdas(
-        data.tensor("terminated"), data.tensor("truncated"), gamma, gae_lambda, dtype=torch.float64
-    )
-
-
-def advantages_of(data: Trajectory, gamma: float, gae_lambda: float) -> torch.Tensor:
-    """The function under test, from flags."""
-    discounts, lambdas = arrays(data, gamma, gae_lambda)
-    return lambda_advantages(
-        data.tensor("rewards"),
-        discounts,
-        data.tensor("values"),
-        data.tensor("next_values"),
-        lambdas,
-    )
-
-
-def returns_of(data: Trajectory, gamma: float, gae_lambda: float) -> torch.Tensor:
-    """The function under test, from flags."""
-    discounts, lambdas = arrays(data, gamma, gae_lambda)
-    return lambda_returns(data.tensor("rewards"), discounts, data.tensor("next_values"), lambdas)
 
 
 @sweep("trailing", [(), (1,), (2, 3)])
@@ -100,66 +59,28 @@ def test_flags_become_arrays() -> None:
         assert discounts.dtype == lambdas.dtype == torch.float32
 
 
-@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS.keys())
-@sweep("gamma", [0.0, 0.99, 1.0])
-@sweep("gae_lambda", [0.0, 0.5, 1.0])
-@sweep("num_envs", [1, 3])
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    num_steps=st.integers(1, 8),
+    num_envs=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+    gamma=st.sampled_from([0.0, 0.99, 1.0]),
+    gae_lambda=st.sampled_from([0.0, 0.5, 1.0]),
+)
 def test_estimators_follow_their_definitions(
-    ends: tuple[tuple[int, ...], tuple[int, ...]], gamma: float, gae_lambda: float, num_envs: int
+    num_steps: int, num_envs: int, seed: int, gamma: float, gae_lambda: float
 ) -> None:
-    """Advantages and returns equal the explicit sums over each episode."""
-    data = make_trajectory(7, num_envs, terminated=ends[0], truncated=ends[1])
-    advantages = advantages_of(data, gamma, gae_lambda)
-    returns = returns_of(data, gamma, gae_lambda)
-    np.testing.assert_allclose(
-        advantages, slow_advantages(data, gamma, gae_lambda), rtol=RTOL, atol=1e-12
-    )
-    np.testing.assert_allclose(
-        returns, slow_returns(data, gamma, gae_lambda), rtol=RTOL, atol=1e-12
-    )
-    torch.testing.assert_close(returns, advantages + data.tensor("values"), rtol=RTOL, atol=1e-12)
-
-
-@pytest.mark.parametrize("flags", [((), ()), ((0,), ()), ((), (0,)), ((0,), (0,))])
-def test_one_row_of_one_environment(flags: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """T = 1, B = 1: the return is the reward and the discounted next value, unless terminal."""
-    data = make_trajectory(1, 1, terminated=flags[0], truncated=flags[1])
-    follows = 0.0 if flags[0] else 0.9 * data.next_values
-    expected = data.rewards + follows
-    np.testing.assert_allclose(returns_of(data, 0.9, 0.7), expected, rtol=RTOL)
-    np.testing.assert_allclose(advantages_of(data, 0.9, 0.7), expected - data.values, rtol=RTOL)
-
-
-@pytest.mark.parametrize("kind", ["terminated", "truncated"])
-def test_two_episodes_in_a_row_equal_two_apart(kind: str) -> None:
-    """An episode end separates the rows before it from the rows after it, bit for bit."""
-    data = make_trajectory(8, 1, **{kind: (4,)})  # type: ignore[arg-type]  # name of the flag
-    for estimate in (advantages_of, returns_of):
-        together = estimate(data, 0.99, 0.95)
-        apart = [estimate(data.rows(0, 5), 0.99, 0.95), estimate(data.rows(5, 8), 0.99, 0.95)]
-        assert torch.equal(together, torch.cat(apart))
-
-
-def test_truncation_bootstraps_and_nothing_leaks() -> None:
-    """Before a truncation, V(final) moves the return by gamma^k; later rows move nothing."""
-    data = make_trajectory(6, 1, truncated=(2,))
-    before = returns_of(data, 0.9, 1.0)
-    data.next_values[2] += 1.0
-    moved = returns_of(data, 0.9, 1.0) - before
-    np.testing.assert_allclose(moved[:, 0], [0.9**3, 0.9**2, 0.9, 0.0, 0.0, 0.0], atol=1e-12)
-    changed = make_trajectory(6, 1, truncated=(2,))
-    for column in (changed.rewards, changed.values, changed.next_values):
-        column[3:] += 100.0
-    original = make_trajectory(6, 1, truncated=(2,))
-    assert torch.equal(advantages_of(changed, 0.9, 0.5)[:3], advantages_of(original, 0.9, 0.5)[:3])
-
-
-def test_termination_ignores_the_final_value() -> None:
-    """At a terminal row the next value counts for nothing, also if the row is truncated too."""
-    data = make_trajectory(4, 1, terminated=(1,), truncated=(1,))
-    before = returns_of(data, 0.9, 0.8)
-    data.next_values[1] += 100.0
-    assert torch.equal(returns_of(data, 0.9, 0.8), before)
+    """Advantages and returns equal the explicit sums over each episode, whatever its end."""
+    data = make_trajectory(num_steps, num_envs, seed)
+    flags = data.tensor("terminated"), data.tensor("truncated")
+    discounts, lambdas = discounts_and_lambdas(*flags, gamma, gae_lambda, dtype=torch.float64)
+    rewards, values, next_values = map(data.tensor, ("rewards", "values", "next_values"))
+    advantages = lambda_advantages(rewards, discounts, values, next_values, lambdas)
+    expected = slow_advantages(data, gamma, gae_lambda)
+    np.testing.assert_allclose(advantages, expected, rtol=RTOL, atol=1e-12)
+    returns = lambda_returns(rewards, discounts, next_values, lambdas)
+    expected = slow_returns(data, gamma, gae_lambda)
+    np.testing.assert_allclose(returns, expected, rtol=RTOL, atol=1e-12)
 
 
 def test_estimates_carry_no_gradient() -> None:

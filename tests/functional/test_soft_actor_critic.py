@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import pytest
@@ -162,16 +161,6 @@ def test_what_critics_say_of_illegal_choices_makes_no_difference(name):
     assert not slopes[:, ~case.legal].any()
 
 
-def test_without_temperature_the_value_is_that_of_the_best_guess():
-    """Temperatures of 0 leave the expected minimum alone."""
-    case = make_case("hybrid", 2)
-    case.temperatures.zero_()
-    case.choice_temperatures.zero_()
-    terms = case.terms()
-    expected = (terms.choice_probs * case.q.detach().min(0).values).sum(1)
-    torch.testing.assert_close(soft_state_values(case.q.detach(), terms), expected)
-
-
 def test_temperature_loss():
     """The formula, part by part; temperatures fall where entropy is above its target."""
     log_temperatures = torch.randn(3).requires_grad_()
@@ -185,14 +174,3 @@ def test_temperature_loss():
     loss.backward()
     torch.testing.assert_close(log_temperatures.grad, (entropies - targets).mean(0).detach())
     assert entropies.grad is None, "entropies are constants"
-
-
-def test_a_known_value():
-    """Two fair coins, of which each critic values one side: worked out by hand."""
-    half = torch.full((1, 4), 0.5)
-    terms = EntropyTerms(
-        torch.tensor([[-2.0]]), torch.tensor([0.1]), half, half.log(), torch.full((4,), 0.3)
-    )
-    q = torch.tensor([[[1.0, 0.0, 2.0, 5.0]], [[0.0, 3.0, 2.0, 4.0]]])
-    expected = (0 + 0) / 2 + (2 + 4) / 2 + 2 * 0.3 * math.log(2) + 0.1 * 2.0
-    assert float(soft_state_values(q, terms)) == pytest.approx(expected, rel=1e-12)

@@ -35,16 +35,20 @@ class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
         defaults = {"optimizer": ADAM, "lr": 0.1, "max_grad_norm": 0.0, "on_non_finite": "raise"}
         super().__init__(modules, SimpleNamespace(**defaults | settings), seed=seed)
 
+    def note(self, call):
+        """Record a call."""
+        self.calls.append(call)
+
     def before_gradient_based_update(self, progress, statistics):
-        self.calls.append("before")
+        self.note("before")
         super().before_gradient_based_update(progress, statistics)
 
     def preprocess(self, module_id, experience, statistics):
-        self.calls.append(f"preprocess {module_id}")
+        self.note(f"preprocess {module_id}")
         return experience
 
     def minibatches(self, prepared, statistics):
-        self.calls.append("minibatches " + ",".join(prepared))
+        self.note("minibatches " + ",".join(prepared))
         orders = {
             key: torch.randperm(len(data), generator=self.generator)
             for key, data in prepared.items()
@@ -56,33 +60,36 @@ class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
             }
 
     def compute_losses(self, minibatch, statistics):
-        self.calls.append("losses")
+        self.note("losses")
         return super().compute_losses(minibatch, statistics)
 
     def compute_loss_for_module(self, module_id, batch, statistics):
-        self.calls.append(f"loss {module_id}")
         module = self.modules[module_id]
-        self.calls.append("train" if module.training else "eval")
+        self.note(f"loss {module_id} {'train' if module.training else 'eval'}")
         return (module(batch[:, :2]).squeeze(-1) - batch[:, 2]).square().mean()
 
     def should_stop(self, statistics):
         return self.stop_at is not None and self.calls.count("losses") > self.stop_at
 
     def compute_gradients(self, losses):
-        self.calls.append("gradients")
+        self.note("gradients")
         super().compute_gradients(losses)
 
     def postprocess_gradients(self):
-        self.calls.append("postprocess")
+        self.note("postprocess")
         return super().postprocess_gradients()
 
     def apply_gradients(self):
-        self.calls.append("apply")
+        self.note("apply")
         super().apply_gradients()
+
+    def after_gradient_step(self):
+        self.note("after step")
+        super().after_gradient_step()
 
     def should_module_be_updated(self, module_id):
         return module_id not in self.refused
 
     def after_gradient_based_update(self, progress, statistics):
-        self.calls.append(f"after {self.weights_seq_no}")
+        self.note(f"after {self.weights_seq_no}")
         super().after_gradient_based_update(progress, statistics)

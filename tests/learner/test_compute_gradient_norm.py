@@ -19,25 +19,18 @@ def parameter(*gradient):
     return param
 
 
-def test_by_hand():
-    """3, 4 and 12 are the sides of a box whose diagonal is 13."""
-    assert compute_gradient_norm([parameter(3.0, 4.0), parameter(12.0)]) == 13.0
-    assert compute_gradient_norm([parameter(-3.0, 4.0)]) == 5.0
-
-
 def test_parameters_without_a_gradient_count_nothing():
-    """And none at all have the norm 0; the answer is a number of Python."""
-    params = [parameter(), parameter(3.0), parameter(), parameter(4.0)]
-    assert compute_gradient_norm(params) == 5.0
+    """3, 4 and 12 are the sides of a box whose diagonal is 13; no gradients have the norm 0."""
+    params = [parameter(), parameter(3.0, -4.0), parameter(), parameter(12.0)]
+    assert compute_gradient_norm(params) == 13.0
     for nothing in ([], [parameter()], [parameter(0.0)]):
         norm = compute_gradient_norm(nothing)
         assert (type(norm), norm) == (float, 0.0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_equals_the_function_of_torch(seed):
+def test_equals_the_function_of_torch():
     """The number that clipping of torch returns, for a network; an iterator will do."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
     net(torch.randn(4, 5)).square().sum().backward()
     expected = nn.utils.clip_grad_norm_(net.parameters(), math.inf)

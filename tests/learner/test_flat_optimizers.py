@@ -1,4 +1,4 @@
-"""SGD and Adam step as their papers say, with gradients of PyTorch or along one given vector."""
+"""Own optimizers step as their papers say, with gradients of PyTorch or along one given vector."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,10 @@ import torch
 from torch import nn
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.learner.config import Progress, Schedule
 from maze_train.learner.flat_optimizers import SGD, Adam, Optimizer
-from maze_train.learner.gradients import get_flat_parameters
 from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.rmsprop import RMSpropTF
 
-TARGETS = {name: f"maze_train.learner.flat_optimizers.{name}" for name in ("SGD", "Adam")}
-OWN = "test_flat_optimizers"
 LRS = [0.1, 0.1, 0.05, 0.0, 0.2, 0.01]
 
 
@@ -61,32 +59,33 @@ def make_gradients() -> npt.NDArray[np.float64]:
     return gradients
 
 
-def slow_sgd(start: list[float], gradients: Any, lrs: list[float], momentum: float) -> list[float]:
-    """Entry by entry: the average as a sum over all gradients so far."""
-    moved = []
-    for entry, p in enumerate(start):
-        for t, lr in enumerate(lrs):
-            weights = [(1.0 - momentum) * momentum ** (t - s) for s in range(t + 1)]
-            p -= lr * math.fsum(w * float(gradients[s][entry]) for s, w in enumerate(weights))
-        moved.append(p)
-    return moved
+def slow_sgd(gradients: list[float], momentum: float) -> list[float]:
+    """The average as a sum over all gradients so far."""
+    weights = [(1.0 - momentum) * momentum**age for age in range(len(gradients))]
+    return [
+        math.fsum(w * g for w, g in zip(weights, gradients[t::-1], strict=False))
+        for t in range(len(gradients))
+    ]
 
 
-def slow_adam(
-    start: list[float], gradients: Any, lrs: list[float], betas: tuple[float, float], eps: float
-) -> list[float]:
-    """Algorithm 1 of the paper, entry by entry."""
-    moved = []
-    for entry, p in enumerate(start):
-        m = v = 0.0
-        for t, lr in enumerate(lrs, start=1):
-            g = float(gradients[t - 1][entry])
-            m = betas[0] * m + (1.0 - betas[0]) * g
-            v = betas[1] * v + (1.0 - betas[1]) * g**2
-            m_hat, v_hat = m / (1.0 - betas[0] ** t), v / (1.0 - betas[1] ** t)
-            p -= lr * m_hat / (math.sqrt(v_hat) + eps)
-        moved.append(p)
-    return moved
+def slow_adam(gradients: list[float], betas: tuple[float, float], eps: float) -> list[float]:
+    """Algorithm 1 of the paper."""
+    m, v, steps = 0.0, 0.0, []
+    for t, g in enumerate(gradients, start=1):
+        m = betas[0] * m + (1.0 - betas[0]) * g
+        v = betas[1] * v + (1.0 - betas[1]) * g**2
+        m_hat, v_hat = m / (1.0 - betas[0] ** t), v / (1.0 - betas[1] ** t)
+        steps.append(m_hat / (math.sqrt(v_hat) + eps))
+    return steps
+
+
+def slow_rmsprop(gradients: list[float], alpha: float, eps: float) -> list[float]:
+    """That of TensorFlow 1: eps under the root, a mean square that starts at 1."""
+    mean_square, steps = 1.0, []
+    for g in gradients:
+        mean_square = alpha * mean_square + (1.0 - alpha) * g * g
+        steps.append(g / math.sqrt(mean_square + eps))
+    return steps
 
 
 def apply(optimizer: Any, param: nn.Parameter, gradients: Any, lrs: list[float]) -> None:
@@ -106,43 +105,54 @@ def update(optimizer: Optimizer, gradients: Any, lrs: list[float]) -> list[float
     return ratios
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_sgd_steps_along_the_average(momentum: float) -> None:
-    """Under changing learning rates, which hold for the whole average."""
-    gradients, start = make_gradients(), [float(i) for i in range(11)]
-    param = nn.Parameter(torch.tensor(start, dtype=torch.float64))
-    apply(SGD([param], lr=1.0, momentum=momentum), param, gradients, LRS)
-    expected = slow_sgd(start, gradients, LRS, momentum)
-    np.testing.assert_allclose(param.detach(), expected, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize(
+    ("cls", "slow", "settings"),
+    [
+        *((SGD, slow_sgd, {"momentum": momentum}) for momentum in (0.0, 0.5, 0.9)),
+        *(
+            (Adam, slow_adam, {"betas": betas, "eps": eps})
+            for betas in ((0.9, 0.999), (0.0, 0.5), (0.5, 0.0))
+            for eps in (1e-8, 0.1)
+        ),
+        *(
+            (RMSpropTF, slow_rmsprop, {"alpha": alpha, "eps": eps})
+            for alpha in (0.0, 0.9, 0.99)
+            for eps in (1e-8, 0.1)
+        ),
+    ],
+    ids=str,
+)
+def test_steps_are_those_of_the_papers(cls: Any, slow: Any, settings: dict[str, Any]) -> None:
+    """Entry by entry, under changing learning rates; the momentum of RMSProp sums past steps."""
+    gradients, start = make_gradients(), np.arange(11.0)
+    gradients[gradients == 0.0] = 0.0 if settings.get("eps") != 1e-8 else 1e-4
+    directions = np.array([slow(column.tolist(), **settings) for column in gradients.T]).T
+    steps = np.array(LRS)[:, None] * directions
+    for momentum in (0.0, 0.9) if cls is RMSpropTF else (0.0,):
+        given = {**settings, "momentum": momentum} if cls is RMSpropTF else settings
+        param = nn.Parameter(torch.from_numpy(start.copy()))
+        apply(cls([param], lr=1.0, **given), param, gradients, LRS)
+        summed = [sum(momentum**age * s for age, s in enumerate(steps[t::-1])) for t in range(6)]
+        np.testing.assert_allclose(param.detach(), start - sum(summed), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5), (0.5, 0.0)])
-@pytest.mark.parametrize("eps", [1e-8, 0.1])
-def test_adam_steps_as_published(betas: tuple[float, float], eps: float) -> None:
-    """As algorithm 1 of the paper, and as `torch.optim.Adam`."""
-    gradients, start = make_gradients(), [float(i) for i in range(11)]
-    params = [nn.Parameter(torch.tensor(start, dtype=torch.float64)) for _ in range(2)]
-    apply(Adam([params[0]], lr=1.0, betas=betas, eps=eps), params[0], gradients, LRS)
-    expected = slow_adam(start, gradients, LRS, betas, eps)
-    np.testing.assert_allclose(params[0].detach(), expected, rtol=1e-12, atol=1e-12)
-    apply(torch.optim.Adam([params[1]], betas=betas, eps=eps), params[1], gradients, LRS)
-    torch.testing.assert_close(params[0], params[1], rtol=1e-12, atol=1e-12)
-
-
-def test_defaults() -> None:
-    """The first steps by hand; later ones know the momentum."""
-    param = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    optimizer: Optimizer = SGD([param])
-    for expected in (1.0 - 0.01 * 0.3, 1.0 - 0.01 * (0.3 + 0.57)):
-        param.grad = torch.tensor([3.0], dtype=torch.float64)
-        optimizer.step()
-        assert param.item() == pytest.approx(expected, rel=1e-14)
-    param = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    optimizer = Adam([param])
-    assert optimizer.defaults == {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}
-    param.grad = torch.tensor([1e-8], dtype=torch.float64)
-    optimizer.step()
-    assert param.item() == pytest.approx(1.0 - 0.01 / 2.0, rel=1e-14)
+@pytest.mark.parametrize(
+    ("cls", "lr", "gradient", "steps"),
+    [
+        (SGD, 0.01, 3.0, [0.01 * 0.3, 0.01 * 0.57]),
+        (Adam, 0.01, 1e-8, [0.01 / 2.0]),
+        (RMSpropTF, 0.01, 3.0, [0.01 * 3.0 / math.sqrt(0.99 + 0.09 + 0.1)]),
+    ],
+)
+def test_defaults(cls: Any, lr: float, gradient: float, steps: list[float]) -> None:
+    """The first steps by hand."""
+    param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = cls([param])
+    for step in steps:
+        before = param.item()
+        apply(optimizer, param, np.array([[gradient]]), [optimizer.defaults["lr"]])
+        assert before - param.item() == pytest.approx(step, rel=1e-14)
+    assert optimizer.defaults["lr"] == lr
 
 
 @pytest.mark.parametrize("cls", [SGD, Adam, Signs])
@@ -239,28 +249,10 @@ def test_setup_keeps_settings_and_forgets_the_rest() -> None:
     assert set(optimizer.state) == {p for p in policies[1].parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("cls", [SGD, Adam])
-def test_state_continues_steps(cls: type[Optimizer]) -> None:
-    """Three steps, written to a file and read elsewhere, three more: as six in a row, bitwise."""
-    gradients, lrs = make_gradients(), LRS
-    straight, halved = (nn.Parameter(torch.ones(11)) for _ in range(2))
-    apply(cls([straight], lr=0.1), straight, gradients, lrs)
-    first = cls([halved], lr=0.1)
-    apply(first, halved, gradients[:3], lrs[:3])
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    moved = nn.Parameter(halved.detach().clone())
-    second = cls([moved], lr=0.7)
-    second.load_state_dict(torch.load(file, weights_only=True))
-    apply(second, moved, gradients[3:], lrs[3:])
-    assert torch.equal(moved, straight)
-
-
-@pytest.mark.parametrize("cls", [SGD, Adam])
+@pytest.mark.parametrize("cls", [SGD, Adam, partial(RMSpropTF, momentum=0.9)])
 @pytest.mark.parametrize("way", ["file", "pickle", "deepcopy"])
-def test_state_continues_updates(cls: type[Optimizer], way: str) -> None:
-    """The same for steps along vectors; settings come from the state."""
+def test_state_continues(cls: type[Optimizer], way: str) -> None:
+    """Three steps, kept, and three more: as six in a row, bitwise; settings are kept, too."""
     gradients = make_gradients()
     straight, halved = Policy().float(), Policy().float()
     optimizer, first = cls(lr=0.1), cls(lr=0.1)
@@ -284,22 +276,6 @@ def test_state_continues_updates(cls: type[Optimizer], way: str) -> None:
     assert update(second, gradients[3:], LRS[3:]) == ratios[3:]
     assert torch.equal(learned(moved), learned(straight))
     assert not torch.equal(learned(moved), learned(halved))
-
-
-@pytest.mark.parametrize("cls", [SGD, Adam, Signs])
-def test_steps_descend(cls: type[Optimizer]) -> None:
-    """Against the gradient: both ways lower what it is a gradient of."""
-    policy, param = Policy(), nn.Parameter(torch.full((3,), 5.0))
-    flat, plain = cls(lr=0.1), cls([param], lr=0.1)
-    flat.setup(policy)
-    start = float(learned(policy).square().sum())
-    for _ in range(40):
-        flat.update(2.0 * learned(policy))
-        plain.zero_grad()
-        param.square().sum().backward()
-        plain.step()
-    assert float(learned(policy).square().sum()) < 0.5 * start
-    assert float(param.detach().square().sum()) < 0.5 * 75.0
 
 
 def test_groups_have_settings_of_their_own() -> None:
@@ -344,6 +320,9 @@ def test_closure_is_evaluated_with_gradients() -> None:
         (Adam, "betas", (0.5, -0.1), r"two numbers in \[0, 1\)"),
         (Adam, "betas", (0.5,), r"two numbers in \[0, 1\)"),
         (Adam, "eps", 0.0, "a number > 0"),
+        (RMSpropTF, "alpha", 1.5, r"a number in \[0, 1\]"),
+        (RMSpropTF, "eps", 0.0, "a number > 0"),
+        (RMSpropTF, "momentum", -0.5, r"a number in \[0, 1\]"),
     ],
 )
 def test_arguments_out_of_range_are_refused(
@@ -353,7 +332,7 @@ def test_arguments_out_of_range_are_refused(
     with pytest.raises(ConfigError, match=rf"^{key} = .*: expected {expected}"):
         cls(**{key: value})
     if key != "lr":
-        node = {"_target_": TARGETS[cls.__name__], key: value}
+        node = {"_target_": f"maze_train.{cls.__name__}", key: value}
         with pytest.raises(ConfigError, match=rf"^algorithm.optimizer.{key} = "):
             ModuleOptimizer([nn.Parameter(torch.ones(1))], node, lr=0.1)
 
@@ -362,71 +341,3 @@ def test_an_optimizer_without_a_step_can_not_be_made() -> None:
     """A subclass has to say what its step is."""
     with pytest.raises(TypeError, match="_compute_step"):
         Optimizer(None, {"lr": 0.1})  # type: ignore[abstract]
-
-
-@pytest.mark.parametrize(
-    ("node", "eps"),
-    [
-        ({"_target_": TARGETS["Adam"]}, 1e-8),
-        ({"_target_": TARGETS["Adam"], "eps": 1e-3}, 1e-3),
-        ({"_target_": f"{OWN}.Signs"}, 1e-8),
-        ({"_target_": "torch.optim.Adam"}, 1e-5),
-    ],
-)
-def test_module_optimizer_keeps_epsilon(node: dict[str, Any], eps: float) -> None:
-    """What is given holds, and else the default of the class, not the 1e-5 of other optimizers."""
-    optimizer = ModuleOptimizer([nn.Parameter(torch.ones(2))], node, lr=0.1).optimizer
-    assert optimizer is not None
-    assert optimizer.defaults["eps"] == eps
-
-
-@pytest.mark.parametrize("target", [*TARGETS.values(), f"{OWN}.Signs"])
-def test_module_optimizer_steps_one_flat_vector(target: str) -> None:
-    """By the steps that parameters make apart, at the rates of the schedule."""
-    torch.manual_seed(0)
-    nets = [nn.Linear(3, 2).double() for _ in range(2)]
-    nets[1].load_state_dict(nets[0].state_dict())
-    schedule = Schedule(start=0.5, end=0.0)
-    ours = ModuleOptimizer(list(nets[0].parameters()), {"_target_": target}, schedule)
-    cls = {"SGD": SGD, "Adam": Adam, "Signs": Signs}[target.rsplit(".", 1)[1]]
-    apart = cls(nets[1].parameters())
-    assert ours.optimizer is not None
-    (owned,) = ours.optimizer.param_groups[0]["params"]
-    assert owned.shape == (8,)
-    for step, fraction in enumerate((0.0, 0.5, 0.75), start=1):
-        apart.param_groups[0]["lr"] = ours.set_lr(Progress(fraction=fraction))
-        before = get_flat_parameters(nets[0])
-        for net, optimizer in zip(nets, (ours, apart), strict=True):
-            optimizer.zero_grad()
-            (net(torch.ones(3).double()) - step).square().sum().backward()
-            optimizer.step()
-        after = get_flat_parameters(nets[0])
-        torch.testing.assert_close(after, get_flat_parameters(nets[1]), rtol=1e-12, atol=1e-12)
-        assert (after - before).abs().min() > 1e-3
-    ours.set_lr(Progress(fraction=1.0))
-    before = get_flat_parameters(nets[0])
-    ours.step()
-    assert torch.equal(get_flat_parameters(nets[0]), before)
-
-
-def test_module_optimizer_resets_and_resumes() -> None:
-    """After `reset` a step is the first one; a state that was kept continues."""
-    param = nn.Parameter(torch.zeros(1))
-    optimizer = ModuleOptimizer([param], {"_target_": TARGETS["SGD"]}, lr=0.1)
-
-    def length() -> float:
-        """That of a step along a gradient of 1."""
-        before = param.item()
-        optimizer.zero_grad()
-        param.sum().backward()
-        optimizer.step()
-        return before - param.item()
-
-    lengths = [length(), length()]
-    state = optimizer.state_dict()
-    lengths.append(length())
-    optimizer.reset()
-    assert length() == pytest.approx(lengths[0], rel=1e-5)
-    optimizer.load_state_dict(state)
-    assert length() == pytest.approx(lengths[2], rel=1e-5)
-    assert lengths == pytest.approx([0.01, 0.019, 0.0271], rel=1e-5)

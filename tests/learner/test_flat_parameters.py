@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from maze_train.learner.gradients import FlatParameters, get_flat_parameters, set_flat_parameters
-from maze_train.learner.optimizers import ELEMENTWISE, ModuleOptimizer
 
 
 def make_net(seed=0):
@@ -62,26 +61,18 @@ def test_gradients_go_to_the_flat_vector():
     assert not any(p.grad.any() for p in net.parameters())
 
 
-def test_gradients_come_back_after_a_foreign_zero_grad():
-    """`module.zero_grad()` drops gradients; the next `zero_grad` attaches them again."""
+@pytest.mark.parametrize("part", ["whole", "layer"])
+def test_gradients_come_back_after_a_foreign_zero_grad(part):
+    """`module.zero_grad()` drops gradients, here of a layer; the next `zero_grad` attaches them."""
     net = make_net()
     flat = FlatParameters(list(net.parameters()))
-    net.zero_grad()
-    assert net.scale.grad is None
+    dropped = net if part == "whole" else net[0]
+    dropped.zero_grad()
+    assert all(param.grad is None for param in dropped.parameters())
     flat.zero_grad()
     loss_of(net, 1).backward()
     assert torch.equal(flat.grad, torch.cat([p.grad.flatten() for p in net.parameters()]))
     assert flat.grad.any()
-
-
-def test_gradients_come_back_after_a_part_was_dropped():
-    """The gradients of one layer that somebody dropped are attached again, too."""
-    net = make_net()
-    flat = FlatParameters(list(net.parameters()))
-    net[0].zero_grad()
-    flat.zero_grad()
-    loss_of(net, 1).backward()
-    assert torch.equal(flat.grad, torch.cat([p.grad.flatten() for p in net.parameters()]))
 
 
 def test_mixed_types_are_refused():
@@ -89,25 +80,6 @@ def test_mixed_types_are_refused():
     params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
     with pytest.raises(ValueError, match="one dtype and one device"):
         FlatParameters(params)
-
-
-@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}])
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_flat_training_equals_plain_training(name, settings):
-    """Five steps of each elementwise optimizer give the weights of the unflattened module."""
-    plain, net = make_net(), make_net()
-    node = {"_target_": f"torch.optim.{name}", **settings}
-    ours = ModuleOptimizer(list(net.parameters()), node, lr=0.05)
-    eps = {} if name == "SGD" else {"eps": 1e-5}
-    theirs = getattr(torch.optim, name)(plain.parameters(), lr=0.05, **eps, **settings)
-    start = weights(net)
-    for step in range(5):
-        for model, optimizer in ((net, ours), (plain, theirs)):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
-    torch.testing.assert_close(weights(net), weights(plain), rtol=2e-6, atol=1e-7)
-    assert (weights(net) - start).abs().min() > 1e-4
 
 
 def test_deep_copies_and_files_are_those_of_ordinary_modules():

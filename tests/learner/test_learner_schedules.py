@@ -75,19 +75,15 @@ def test_both_ends_are_exact():
         ({"points": [[0, 1, 2]]}, r"expected a list of pairs"),
         ({"points": [[0, 1], [0, 2]]}, r"expected growing x"),
         ({"points": [[0, 1]], "by": "epochs"}, r"by = 'epochs': expected one of progress"),
+        # Points that count steps without saying so would give a constant.
+        ({"points": [[0, 1], [50_000, 0]]}, r"expected x in \[0, 1\]"),
+        ({"points": [[-0.1, 1], [1, 0]]}, r"expected x in \[0, 1\]"),
     ],
 )
 def test_schedules_that_mean_nothing_are_refused(settings, message):
     """The message says what a schedule looks like."""
     with pytest.raises(ConfigError, match=message):
         Schedule(**settings)
-
-
-@pytest.mark.parametrize("points", [[[0, 1], [50_000, 0]], [[-0.1, 1], [1, 0]]])
-def test_progress_lies_between_zero_and_one(points):
-    """Points that count steps without saying so would give a constant: they are refused."""
-    with pytest.raises(ConfigError, match=r"expected x in \[0, 1\]"):
-        Schedule(points=points)
 
 
 def test_every_value_of_a_schedule_is_checked():

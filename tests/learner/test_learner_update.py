@@ -27,19 +27,16 @@ def two(**settings):
 
 
 def test_calls_come_in_the_order_of_the_contract():
-    """DESIGN section 5: before, preprocess, then loss, gradients, clip, step; then after."""
+    """Before, preprocess, then loss, gradients, clip, step; the number grows before the end."""
     learner = LineLearner(with_modes(), batch_size=5)
-    learner.update(make_data(), Progress())
-    step = ["losses", "loss default", "train", "gradients", "postprocess", "apply"]
-    assert learner.calls == [
-        "before",
-        "preprocess default",
-        "minibatches default",
-        *step,
-        *step,
-        "after 1",
-    ]
-    assert not learner.module.training
+    step = ["losses", "loss default train", "gradients", "postprocess", "apply", "after step"]
+    for number in (1, 2):
+        learner.calls.clear()
+        learner.update(make_data(), Progress())
+        first = ["before", "preprocess default", "minibatches default"]
+        assert learner.calls == [*first, *step, *step, f"after {number}"]
+        assert learner.weights_seq_no == number
+        assert not learner.module.training
 
 
 def test_an_update_is_plain_gradient_descent():
@@ -77,19 +74,6 @@ def test_the_learning_rate_is_set_before_the_step():
         assert length == pytest.approx(rate * row["train/grad_norm"], rel=1e-5)
 
 
-def test_the_sequence_number_counts_updates():
-    """Each update raises the number by one before `after_gradient_based_update`."""
-    learner = LineLearner(make_module())
-    for k in range(3):
-        assert learner.weights_seq_no == k
-        learner.update(make_data(), Progress())
-    assert [call for call in learner.calls if call.startswith("after")] == [
-        "after 1",
-        "after 2",
-        "after 3",
-    ]
-
-
 def test_several_modules_learn_as_each_alone():
     """Modules that share nothing get the weights that each would get in a learner of its own."""
     both = two(batch_size=10)
@@ -109,48 +93,34 @@ def test_several_modules_learn_as_each_alone():
 
 
 def test_unknown_modules_are_refused_before_anything_happens():
-    """Experience for a module that does not exist names the ones that do."""
+    """Experience without an id, or for a module that does not exist: there are others."""
     learner = two()
     before = weights(learner)
-    with pytest.raises(ConfigError, match=r"module_id = 'c': no such module; there are: a, b"):
-        learner.update({"a": make_data(), "c": make_data()}, Progress())
+    for experience, name in (({"a": make_data(), "c": make_data()}, "c"), (make_data(), "default")):
+        message = rf"module_id = '{name}': no such module; there are: a, b"
+        with pytest.raises(ConfigError, match=message):
+            learner.update(experience, Progress())
     assert torch.equal(weights(learner), before)
     assert learner.weights_seq_no == 0
     assert learner.calls == []
 
 
-def test_experience_without_id_needs_a_default_module():
-    """Experience that is not by module is refused where modules have names."""
-    learner = two()
-    with pytest.raises(ConfigError, match=r"there are: a, b"):
-        learner.update(make_data(), Progress())
-
-
-def test_modules_not_to_be_updated_are_dropped():
-    """Their experience is not even preprocessed, and their weights stay."""
-    learner = two(refused=("b",))
-    before = learner.get_weights()
-    learner.update({"a": make_data(0), "b": make_data(1)}, Progress())
-    assert "preprocess b" not in learner.calls
-    assert "minibatches a" in learner.calls
-    after = learner.get_weights()
-    assert torch.equal(after["b"]["weight"], before["b"]["weight"])
-    assert not torch.equal(after["a"]["weight"], before["a"]["weight"])
-
-
 @pytest.mark.parametrize("how", ["refused", "no experience"])
-def test_modules_that_learned_before_stay_when_they_are_dropped(how):
-    """The momentum of an earlier update does not move a module that is not updated."""
+def test_modules_not_to_be_updated_are_dropped(how):
+    """Their experience is not even preprocessed, and momentum from before does not move them."""
     learner = two()
-    learner.update({"a": make_data(0), "b": make_data(1)}, Progress())
-    before = learner.get_weights()
-    experience = {"a": make_data(0), "b": make_data(1)}
-    if how == "refused":
-        learner.refused = ("b",)
-    else:
-        del experience["b"]
-    learner.update(experience, Progress())
-    assert torch.equal(learner.get_weights()["b"]["weight"], before["b"]["weight"])
+    data = {"a": make_data(0), "b": make_data(1)}
+    for first in (True, False):
+        before, called = learner.get_weights(), len(learner.calls)
+        learner.update(data, Progress())
+        after = learner.get_weights()
+        assert ("preprocess b" in learner.calls[called:]) is first
+        assert torch.equal(after["b"]["weight"], before["b"]["weight"]) is not first
+        assert not torch.equal(after["a"]["weight"], before["a"]["weight"])
+        if how == "refused":
+            learner.refused = ("b",)
+        else:
+            data = {"a": data["a"]}
 
 
 def test_a_module_without_minibatch_takes_no_step():
@@ -178,7 +148,7 @@ def test_a_stop_comes_before_the_gradient_is_applied():
     row = stopped.update(make_data(), Progress()).reduce()
     assert row["train/gradient_steps"] == 1
     assert stopped.calls.count("losses") == 2
-    assert stopped.calls.count("gradients") == 1
+    assert stopped.calls.count("gradients") == stopped.calls.count("after step") == 1
     order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     short.batch_size = 4
     short.minibatches = lambda prepared, statistics: iter([{"default": make_data()[order[:4]]}])
@@ -187,42 +157,52 @@ def test_a_stop_comes_before_the_gradient_is_applied():
     assert not stopped.module.training
 
 
+def row_of_minibatch(learner, number):
+    """The row of data that the next update reads in a minibatch of one."""
+    twin = torch.Generator()
+    twin.set_state(learner.generator.get_state())
+    return int(torch.randperm(10, generator=twin)[number])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_gradients_that_are_not_finite_end_training(bad):
-    """The error names the update and the minibatch, and what to look at."""
+    """The error names the update and the minibatch, and what to look at.
+
+    Before the first step the learning rate is not blamed, which has had no effect yet.
+    """
     learner = LineLearner(with_modes(), batch_size=1)
     learner.update(make_data(), Progress())
     data = make_data()
-    order = torch.randperm(10, generator=copy_of(learner.generator))
-    data[order[6], 2] = bad
+    data[row_of_minibatch(learner, 6), 2] = bad
     message = r"update 1: the gradient of minibatch 6 is not finite\. A smaller algorithm\.lr "
     with pytest.raises(TrainingError, match=message):
         learner.update(data, Progress())
     assert not learner.module.training
-
-
-def test_before_the_first_step_the_learning_rate_is_not_blamed():
-    """It has had no effect yet: the message names what else may give such a gradient."""
-    learner, data = LineLearner(make_module()), make_data()
-    data[:, 2] = math.nan
+    data[:, 2] = bad
     with pytest.raises(TrainingError, match=r"No step was taken yet: look for .* -inf") as info:
-        learner.update(data, Progress())
+        LineLearner(make_module()).update(data, Progress())
     assert "algorithm.lr" not in str(info.value)
 
 
 def test_steps_that_are_not_finite_can_be_left_out():
-    """They change nothing and are counted; the others are as if they had not been there."""
+    """They change nothing and are counted; the others are as if they had not been there.
+
+    The hook after a step comes after each step that was applied, alone.
+    """
     skipping = LineLearner(make_module(), batch_size=1, on_non_finite="skip", max_grad_norm=0.5)
     others = LineLearner(make_module(), batch_size=1, max_grad_norm=0.5)
     data = make_data()
-    order = torch.randperm(10, generator=copy_of(skipping.generator))
-    data[order[6], 2] = torch.nan
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    data[row_of_minibatch(skipping, 6), 2] = torch.nan
     row = skipping.update(data, Progress()).reduce()
     assert (row["train/gradient_steps"], row["train/skipped_steps"]) == (9, 1)
     kept = [data[order[i : i + 1]] for i in range(10) if i != 6]
     others.minibatches = lambda prepared, statistics: iter({"default": part} for part in kept)
     assert "train/skipped_steps" not in others.update(data, Progress()).reduce()
     assert torch.equal(weights(skipping), weights(others))
+    calls = [call for call in skipping.calls if call in ("postprocess", "apply", "after step")]
+    step = ["postprocess", "apply", "after step"]
+    assert calls == [*(6 * step), "postprocess", *(3 * step)]
 
 
 def test_an_update_without_a_finite_step_ends_training():
@@ -232,13 +212,6 @@ def test_an_update_without_a_finite_step_ends_training():
     data[:, 2] = torch.inf
     with pytest.raises(TrainingError, match=r"epoch 3, update 0: the gradient of minibatch 0"):
         learner.update(data, Progress(epoch=2))
-
-
-def copy_of(generator):
-    """A generator in the same state."""
-    twin = torch.Generator()
-    twin.set_state(generator.get_state())
-    return twin
 
 
 def test_register_optimizer_refuses_duplicates():
@@ -255,26 +228,6 @@ def test_register_optimizer_refuses_duplicates():
     assert len(learner.optimizers) == 2
 
 
-def test_modules_can_have_several_optimizers():
-    """Each part of a module learns with its own rate; the norm is that of all gradients."""
-
-    class TwoRates(LineLearner):
-        def configure_optimizers_for_module(self, module_id):
-            module, sgd = self.modules[module_id], {"_target_": "torch.optim.SGD"}
-            self.register_optimizer(module_id, [module.weight], sgd, 0.5, name="weight")
-            self.register_optimizer(module_id, [module.bias], sgd, 0.01, name="bias")
-
-    learner, net, data = TwoRates(make_module(), batch_size=10), make_module(), make_data()
-    (net(data[:, :2]).squeeze(-1) - data[:, 2]).square().mean().backward()
-    row = learner.update(data, Progress()).reduce()
-    moved = make_module().weight - learner.module.weight
-    torch.testing.assert_close(moved, 0.5 * net.weight.grad, rtol=1e-5, atol=1e-6)
-    moved = make_module().bias - learner.module.bias
-    torch.testing.assert_close(moved, 0.01 * net.bias.grad, rtol=1e-5, atol=1e-6)
-    norm = torch.cat([net.weight.grad.flatten(), net.bias.grad]).norm()
-    assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
-
-
 class TakesTurns(LineLearner):
     """Weight and bias have optimizers of their own, and learn in the steps that `turns` names."""
 
@@ -283,7 +236,7 @@ class TakesTurns(LineLearner):
     def configure_optimizers_for_module(self, module_id):
         module, momentum = self.modules[module_id], {"_target_": "torch.optim.SGD", "momentum": 0.9}
         self.register_optimizer(module_id, [module.weight], momentum, 0.1, name="weight")
-        self.register_optimizer(module_id, [module.bias], momentum, 0.1, name="bias")
+        self.register_optimizer(module_id, [module.bias], momentum, 0.02, name="bias")
 
     def active_optimizers(self, losses):
         assert list(losses) == ["default"]
@@ -299,7 +252,8 @@ def test_optimizers_that_are_not_active_take_no_part(grad_clip):
     learner = TakesTurns(make_module(), batch_size=10, max_grad_norm=grad_clip)
     learner.turns = turns
     net = make_module()
-    slow = {n: torch.optim.SGD([getattr(net, n)], 0.1, 0.9) for n in ("weight", "bias")}
+    rates = {"weight": 0.1, "bias": 0.02}
+    slow = {name: torch.optim.SGD([getattr(net, name)], lr, 0.9) for name, lr in rates.items()}
     for active in turns:
         row = learner.update(data, Progress()).reduce()
         net.zero_grad()
@@ -312,31 +266,3 @@ def test_optimizers_that_are_not_active_take_no_part(grad_clip):
                 torch.nn.utils.clip_grad_norm_([param], grad_clip)
             slow[name].step()
         torch.testing.assert_close(weights(learner), get_flat_parameters(net), rtol=1e-5, atol=1e-6)
-
-
-def test_the_hook_after_a_step_comes_after_each_step_that_was_applied():
-    """It sees the weights of the step; steps left out and the one that stops have none."""
-    seen = []
-
-    class Hooked(LineLearner):
-        def after_gradient_step(self):
-            self.calls.append("after step")
-            seen.append(weights(self))
-
-    learner = Hooked(make_module(), batch_size=1, on_non_finite="skip")
-    data = make_data()
-    data[3, 2] = torch.nan
-    before = weights(learner)
-    learner.update(data, Progress())
-    steps = [call for call in learner.calls if call in ("postprocess", "apply", "after step")]
-    order = torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
-    applied = ["postprocess", "apply", "after step"]
-    assert steps == [c for row in order for c in (applied if row != 3 else ["postprocess"])]
-    assert learner.calls[-1] == "after 1"
-    assert torch.equal(seen[-1], weights(learner))
-    for earlier, later in zip([before, *seen], seen, strict=False):
-        assert not torch.equal(earlier, later)
-    stopped = Hooked(make_module(), stop_at=1)
-    stopped.update(make_data(), Progress())
-    assert stopped.calls.count("losses") == 2
-    assert stopped.calls.count("after step") == 1

@@ -1,3 +1,5 @@
+"""The optimizer of a module: its class and arguments, its learning rate, its state."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +8,10 @@ from torch import nn
 
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Progress, Schedule
-from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.flat_optimizers import Optimizer
+from maze_train.learner.gradients import get_flat_parameters
+from maze_train.learner.optimizers import ELEMENTWISE, ModuleOptimizer
+from maze_train.targets import locate
 
 OWN = "test_module_optimizer"
 
@@ -16,7 +21,6 @@ class HalfStep(torch.optim.Optimizer):
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
-        self.shapes = [tuple(p.shape) for group in self.param_groups for p in group["params"]]
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -24,6 +28,16 @@ class HalfStep(torch.optim.Optimizer):
             for param in group["params"]:
                 if param.grad is not None:
                     param.sub_(group["lr"] * param.grad / param.numel())
+
+
+class Signs(Optimizer):
+    """An optimizer of a user on a base of the package, with an epsilon that it does not use."""
+
+    def __init__(self, params=None, lr=0.5, eps=1e-8):
+        super().__init__(params, {"lr": lr, "eps": eps})
+
+    def _compute_step(self, gradient, state, group):
+        return gradient.sign().mul_(-group["lr"])
 
 
 def make_params():
@@ -38,32 +52,22 @@ def step(optimizer, params, scale=1.0):
     optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"])
-def test_epsilon_is_that_of_the_field_unless_given(name):
-    """Trap 17: eps is 1e-5 where the class has one, and what the user says if he does."""
-    node = {"_target_": f"torch.optim.{name}"}
-    assert ModuleOptimizer(make_params(), node, 0.1).optimizer.defaults["eps"] == 1e-5
-    chosen = ModuleOptimizer(make_params(), {**node, "eps": 1e-8}, 0.1)
-    assert chosen.optimizer.defaults["eps"] == 1e-8
-
-
-def test_epsilon_matters():
-    """A first step of Adam on a gradient of 1e-5 is half as long as with a tiny epsilon."""
-    for settings, length in (({}, 0.05), ({"eps": 1e-12}, 0.1)):
-        params = make_params()
-        optimizer = ModuleOptimizer(params, {"_target_": "torch.optim.Adam", **settings}, lr=0.1)
-        step(optimizer, params, scale=1e-5)
-        torch.testing.assert_close(
-            params[1].detach(), torch.full((3,), 1 - length), rtol=0, atol=1e-6
-        )
-
-
-def test_classes_without_epsilon_are_fine():
-    """Nothing is passed that the class does not take."""
-    node = {"_target_": "torch.optim.SGD", "momentum": 0.5}
-    optimizer = ModuleOptimizer(make_params(), node, 0.1).optimizer
-    assert "eps" not in optimizer.defaults
-    assert optimizer.defaults["momentum"] == 0.5
+@pytest.mark.parametrize(
+    ("target", "eps"),
+    [
+        *((f"torch.optim.{name}", 1e-5) for name in ("Adam", "AdamW", "RMSprop", "NAdam")),
+        ("torch.optim.Adagrad", 1e-5),
+        ("maze_train.Adam", 1e-8),
+        ("maze_train.RMSpropTF", 0.1),
+        (f"{OWN}.Signs", 1e-8),
+    ],
+)
+def test_epsilon_is_that_of_the_field_unless_given(target, eps):
+    """Trap 17: 1e-5 where a class of PyTorch has one, else that of the class, or what is given."""
+    node = {"_target_": target}
+    assert ModuleOptimizer(make_params(), node, 0.1).optimizer.defaults["eps"] == eps
+    chosen = ModuleOptimizer(make_params(), {**node, "eps": 1e-3}, 0.1)
+    assert chosen.optimizer.defaults["eps"] == 1e-3
 
 
 @pytest.mark.parametrize("settings", [{"foreach": True}, {"fused": False}, {"capturable": False}])
@@ -74,43 +78,49 @@ def test_the_implementation_is_the_users_choice(settings):
     assert not optimizer.defaults["fused"]
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        f"{OWN}.HalfStep",
-        "torch.optim.Rprop",
-        pytest.param("torch.optim.Adafactor"),
-    ],
-)
-def test_other_optimizers_see_the_parameters_as_they_are(target):
-    """An optimizer that may look at shapes gets the parameters, not a flat vector."""
-    params, reference = make_params(), make_params()
-    optimizer = ModuleOptimizer(params, {"_target_": target}, lr=0.1)
-    owned = [p for group in optimizer.optimizer.param_groups for p in group["params"]]
-    assert all(a is b for a, b in zip(owned, params, strict=True))
-    classes = {"HalfStep": HalfStep}
-    name = target.rsplit(".", 1)[1]
-    plain = (classes.get(name) or getattr(torch.optim, name))(reference, lr=0.1)
-    for _ in range(3):
-        step(optimizer, params)
-        plain.zero_grad()
-        sum(p.sum() for p in reference).backward()
-        plain.step()
-    for ours, theirs in zip(params, reference, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
-        assert not torch.equal(ours, torch.ones_like(ours))
+FLAT = [
+    *((f"torch.optim.{name}", {}) for name in ELEMENTWISE),
+    *((f"torch.optim.{name}", {"weight_decay": 0.1}) for name in ELEMENTWISE),
+    *((f"maze_train.{name}", {}) for name in ("SGD", "Adam")),
+    ("maze_train.RMSpropTF", {"momentum": 0.5}),
+    (f"{OWN}.Signs", {}),
+]
+APART = [(f"{OWN}.HalfStep", {}), ("torch.optim.Rprop", {}), ("torch.optim.Adafactor", {})]
 
 
-def test_the_learning_rate_is_set_for_the_next_step():
-    """The step after `set_lr` uses the rate of that moment."""
-    params = make_params()
-    schedule = Schedule(start=0.5, end=0.0)
-    optimizer = ModuleOptimizer(params, {"_target_": "torch.optim.SGD"}, schedule)
-    for fraction, expected in ((0.0, 0.5), (0.75, 0.125)):
-        before = params[1].detach().clone()
-        assert optimizer.set_lr(Progress(fraction=fraction)) == expected
-        step(optimizer, params)
-        assert (before - params[1].detach()).tolist() == [expected] * 3
+@pytest.mark.parametrize(("target", "settings"), [*FLAT, *APART], ids=str)
+def test_steps_are_those_of_parameters_apart(target, settings):
+    """As one flat vector where that makes no difference, at the rates of the schedule.
+
+    An optimizer that may look at shapes gets the parameters as they are.
+    """
+    torch.manual_seed(0)
+    nets = [nn.Linear(3, 2).double() for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    ours = ModuleOptimizer(
+        list(nets[0].parameters()), {"_target_": target, **settings}, Schedule(start=0.5, end=0.0)
+    )
+    has_field_eps = target.startswith("torch.optim") and "eps" in ours.optimizer.defaults
+    eps = {"eps": 1e-5} if has_field_eps and (target, settings) in FLAT else {}
+    apart = locate(target)(nets[1].parameters(), lr=0.5, **eps, **settings)
+    owned = [p for group in ours.optimizer.param_groups for p in group["params"]]
+    if (target, settings) in FLAT:
+        assert [param.shape for param in owned] == [(8,)]
+    else:
+        assert all(a is b for a, b in zip(owned, nets[0].parameters(), strict=True))
+    for number, fraction in enumerate((0.0, 0.5, 0.75), start=1):
+        rate = ours.set_lr(Progress(fraction=fraction))
+        assert rate == 0.5 * (1.0 - fraction)
+        apart.param_groups[0]["lr"] = rate
+        before = get_flat_parameters(nets[0])
+        for net, optimizer in zip(nets, (ours, apart), strict=True):
+            optimizer.zero_grad()
+            (net(torch.ones(3).double()) - number).square().sum().backward()
+            optimizer.step()
+        after = get_flat_parameters(nets[0])
+        torch.testing.assert_close(after, get_flat_parameters(nets[1]), rtol=1e-12, atol=1e-12)
+        if number == 1:
+            assert (after - before).abs().min() > 1e-4
 
 
 def test_frozen_parameters_are_left_out():
@@ -148,6 +158,10 @@ def test_nothing_to_optimize_is_fine():
             {"_target_": "torch.optim.Adam", "momentun": 0.9},
             r"algorithm.optimizer: calling torch.optim.Adam failed: .*'momentun'",
         ),
+        (
+            {"_target_": "torch.optim.Adam", "weight_decay": -1.0},
+            r"algorithm.optimizer: .*weight_decay",
+        ),
     ],
 )
 def test_wrong_optimizers_are_named(node, message):
@@ -156,28 +170,22 @@ def test_wrong_optimizers_are_named(node, message):
         ModuleOptimizer(make_params(), node, lr=0.1)
 
 
-def test_values_that_the_optimizer_refuses_are_named():
-    """A value out of the optimizer's range is an error of the configuration."""
-    node = {"_target_": "torch.optim.Adam", "weight_decay": -1.0}
-    with pytest.raises(ConfigError, match=r"algorithm.optimizer: .*weight_decay"):
-        ModuleOptimizer(make_params(), node, lr=0.1)
+@pytest.mark.parametrize("target", ["torch.optim.Adam", "maze_train.SGD", "maze_train.RMSpropTF"])
+def test_state_continues_and_is_reset(target):
+    """A state that was kept continues elsewhere; after `reset` a step is the first one."""
+    params, others = make_params(), make_params()
+    ours, other = (ModuleOptimizer(p, {"_target_": target}, lr=0.1) for p in (params, others))
 
+    def moved(optimizer, own, scale):
+        before = own[1].detach().clone()
+        step(optimizer, own, scale)
+        return before - own[1].detach()
 
-def test_state_continues():
-    """Two steps, saved and loaded elsewhere, then one: as three steps in a row."""
-    node = {"_target_": "torch.optim.Adam"}
-    straight, first, second = make_params(), make_params(), make_params()
-    whole = ModuleOptimizer(straight, node, lr=0.1)
-    for scale in (1.0, 5.0, -2.0):
-        step(whole, straight, scale)
-    half = ModuleOptimizer(first, node, lr=0.1)
-    for scale in (1.0, 5.0):
-        step(half, first, scale)
-    rest = ModuleOptimizer(second, node, lr=0.1)
-    with torch.no_grad():
-        for a, b in zip(second, first, strict=True):
-            a.copy_(b)
-    rest.load_state_dict(half.state_dict())
-    step(rest, second, -2.0)
-    for a, b in zip(second, straight, strict=True):
-        assert torch.equal(a, b)
+    first = moved(ours, params, 5.0)
+    moved(ours, params, 1.0)
+    state = ours.state_dict()
+    third = moved(ours, params, -2.0)
+    other.load_state_dict(state)
+    torch.testing.assert_close(moved(other, others, -2.0), third, rtol=1e-5, atol=1e-7)
+    ours.reset()
+    torch.testing.assert_close(moved(ours, params, 5.0), first, rtol=1e-5, atol=1e-7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -30,6 +31,7 @@ SAC: dict[str, Any] = {
     "epoch_length": 25,
 }
 TD3: dict[str, Any] = {**SAC, "name": "td3", "lr": 1e-3}
+DQN: dict[str, Any] = {**SAC, "name": "dqn", "target_update_interval": 50}
 ES: dict[str, Any] = {"name": "es"}
 
 
@@ -131,14 +133,8 @@ def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], **overrides: Any)
     )
 
 
-def bandit() -> Imitation:
-    """Six contexts, each of which rewards one action."""
-    return Imitation(spaces.Discrete(6))
-
-
-def several_parts() -> Imitation:
-    """Parts of an action that share their reward."""
-    return Imitation(spaces.MultiDiscrete([2, 3, 4]))
+bandit = partial(Imitation, spaces.Discrete(6))
+several_parts = partial(Imitation, spaces.MultiDiscrete([2, 3, 4]))
 
 
 def problem(
@@ -160,6 +156,7 @@ SAMPLED_ES = {**ES, "deterministic": False}
         problem("bandit", bandit, PPO, 1.0, 25_000),
         problem("bandit", bandit, A2C, 1.0, 25_000),
         problem("bandit", bandit, SAC, 1.0, 4_000),
+        problem("bandit", bandit, DQN, 1.0, 4_000),
         problem("parts", several_parts, PPO, 1.0, 25_000),
         problem("parts", several_parts, A2C, 1.0, 25_000, everyday=False),
         # Targets are reached to within about 0.1.
@@ -173,6 +170,7 @@ SAMPLED_ES = {**ES, "deterministic": False}
         problem("chain", Chain, PPO, 1.0, 25_000),
         problem("chain", Chain, A2C, 1.0, 25_000, everyday=False),
         problem("chain", Chain, PATIENT_SAC, 1.0, 4_000, everyday=False),
+        problem("chain", Chain, DQN, 1.0, 4_000),
         problem("chain", Chain, ES, 1.0, 15_000),
         problem("both kinds", HybridTarget, SAC, 0.98, 4_000, everyday=False),
         problem("both kinds", HybridTarget, ES, 0.97, 25_000),

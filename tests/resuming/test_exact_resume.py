@@ -34,7 +34,9 @@ def test_from_each_checkpoint(tmp_path, capsys, case):
     epochs = len(rows_of(whole))
     assert epochs >= 3
     last = f"checkpoints/epoch_{epochs:06d}"
-    assert bool(parts_of(whole / last)) == (case.startswith(("sac", "td3")) or "replay" in case)
+    assert bool(parts_of(whole / last)) == (
+        case.startswith(("sac", "td3", "dqn")) or "replay" in case
+    )
     for epoch in range(1, epochs):
         run_dir = shutil.copytree(whole, tmp_path / f"run{epoch}")
         result = go_on(resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
@@ -48,6 +50,7 @@ def test_from_each_checkpoint(tmp_path, capsys, case):
     ("case", "short", "long"),
     [
         ("sac", {"total_steps": 128}, {"total_steps": 256}),
+        ("dqn", {"total_steps": 128}, {"total_steps": 256}),
         # In the first part the buffer has room for the steps of that part only.
         ("sac, large buffer", {"total_steps": 128}, {"total_steps": 256}),
         ("impala, replay", {"total_steps": 288}, {"total_steps": 576}),

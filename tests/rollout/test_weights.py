@@ -274,7 +274,7 @@ class SteppedWriter:
         self._model = Wide()
         self._writer = WeightsWriter(self._model, memory)
         self._publish()
-        shared: Any = self._writer._shared
+        shared: Any = self._writer
         shared.header = Watched(shared.header, self._pause)
         views: Any = self._writer._views
         for i, by_key in enumerate(views):
@@ -339,7 +339,7 @@ def test_whatever_the_writer_does_between_two_steps_of_a_reader(
 
     model = Wide()
     reader = WeightsReader(model, memory)
-    shared: Any = reader._shared
+    shared: Any = reader
     shared.header = Watched(shared.header, meanwhile)
     private: Any = InHalves(reader._private, meanwhile)
     reader._private = private

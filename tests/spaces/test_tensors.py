@@ -11,20 +11,10 @@ from gymnasium import spaces
 from maze_train.spaces.tensors import as_tensors, sampled_for, storage_dtype, zeros_for
 from maze_train.types import tree_leaves
 
-STORED = {
-    "float16": "float32",
-    "float32": "float32",
-    "float64": "float32",
-    "uint8": "uint8",
-    "int8": "int8",
-    "int16": "int16",
-    "int32": "int32",
-    "int64": "int64",
-    "bool": "bool",
-    "uint16": "int32",
-    "uint32": "int64",
-    "uint64": "int64",
-}
+KEPT = ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")
+CHANGED = {"float16": "float32", "float64": "float32"}
+CHANGED |= {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+STORED = {**{name: name for name in KEPT}, **CHANGED}
 
 MIXED = spaces.Dict(
     OrderedDict(

@@ -30,7 +30,7 @@ def make_rows(n: int) -> list[dict[str, float]]:
 
 def test_the_figure_shows_training_evaluation_and_the_best() -> None:
     """Curves have the numbers of the rows; the mark is on the best evaluation."""
-    figure = draw_learning_curve(make_rows(10), "PPO on X")
+    figure = draw_learning_curve(make_rows(10), RunInfo(title="PPO on X"))
     axes = figure.axes[0]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     names = ["training episodes", "evaluation", "± 1 std over its episodes", "best: 10.00 at 6k"]
@@ -51,10 +51,10 @@ def test_values_that_are_missing_or_nan_are_left_out() -> None:
     rows[0]["train/episode_return_mean"] = float("nan")
     del rows[1]["train/episode_return_mean"]
     rows[3]["eval/episode_return_std"] = float("nan")
-    axes = draw_learning_curve(rows).axes[0]
+    axes = draw_learning_curve(rows, RunInfo()).axes[0]
     assert list(axes.lines[0].get_xdata()) == [3000, 4000]
     assert len(axes.collections) == 0
-    axes = draw_learning_curve([{"epoch": 1, "env_steps": 10}]).axes[0]
+    axes = draw_learning_curve([{"epoch": 1, "env_steps": 10}], RunInfo()).axes[0]
     assert len(axes.lines) == 0
     assert "no episode return" in axes.texts[0].get_text()
 

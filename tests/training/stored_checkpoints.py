@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.config import CheckpointConfig
 from maze_train.training.outcome import Position
 from maze_train.types import StatePart
 
@@ -117,7 +118,9 @@ def refuse_links(*args, **kwargs):
 def make_store(directory, **settings):
     """A store and the list of its warnings."""
     warnings = []
-    return CheckpointStore(directory, warn=warnings.append, **settings), warnings
+    kept = {key: settings.pop(key) for key in ("keep_last", "keep_best") if key in settings}
+    config = CheckpointConfig(**kept)
+    return CheckpointStore(directory, config, warn=warnings.append, **settings), warnings
 
 
 def names(directory):

@@ -91,7 +91,7 @@ def test_what_can_not_be_stored(directory):
     """JSON has no such scores; a wrong state or setting is an error: nothing is written."""
     for settings in ({"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}):
         with pytest.raises(ConfigError):
-            CheckpointStore(directory, **settings)
+            make_store(directory, **settings)
     store, _ = make_store(directory)
     before = names(directory)
     with pytest.raises(TypeError, match=r"state\['a'\]"):

@@ -48,7 +48,7 @@ def make_trainer(directory, interrupt_at=None, seed=1, interval=1, limits=None, 
         limits=limits or Limits(n_epochs=EPOCHS),
         evaluator=evaluator,
         model_selection=BestModelSelection(model),
-        checkpoints=Checkpoints(CheckpointStore(directory), CheckpointConfig(interval=interval)),
+        checkpoints=Checkpoints(CheckpointStore(directory, CheckpointConfig(interval=interval))),
         interruption=interruption,
         **services,
     )
@@ -173,8 +173,9 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path):
 
 def test_checkpoints_by_the_clock_come_within_epochs(tmp_path):
     """After so many minutes there is one, wherever training stands."""
-    store = CheckpointStore(tmp_path, keep_last=99)
-    checkpoints = Checkpoints(store, CheckpointConfig(interval=0, interval_minutes=1e-9))
+    config = CheckpointConfig(interval=0, interval_minutes=1e-9, keep_last=99)
+    store = CheckpointStore(tmp_path, config)
+    checkpoints = Checkpoints(store)
     trainer = make_ppo(limits=Limits(n_epochs=2), checkpoints=checkpoints)
     trainer.train()
     names = [info.path.name for info in store.list()]

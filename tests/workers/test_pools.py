@@ -93,6 +93,9 @@ def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
         pool.call(index, "echo", index)
     assert answers(pool, N) == {index: (index, index) for index in range(N)}
     assert pool.ready(0.0) == []
+    pool.call(1, "walk", 5)
+    assert pool.receive(1) == 5
+    assert [pool.steps(index) for index in range(N)] == [0, 5, 0]
     processes = set(pool.call_all("process"))
     assert processes == {os.getpid()} if where == "here" else len(processes) == N
     pool.close()
@@ -128,15 +131,6 @@ def test_what_travels(start: Any, where: str) -> None:
     assert function.value() == 7
     pool.call(0, "echo", Portable(local_class(), "key"))
     assert pool.receive(0)[1].value.value == 5
-
-
-@pytest.mark.parametrize("where", PLACES)
-def test_steps(start: Any, where: str) -> None:
-    """What workers count is known to the pool."""
-    pool = start(where)
-    pool.call(1, "walk", 5)
-    assert pool.receive(1) == 5
-    assert [pool.steps(index) for index in range(N)] == [0, 5, 0]
 
 
 @pytest.mark.parametrize("where", PLACES)

@@ -8,8 +8,7 @@ learner whose policy loss has a gradient by hand has a method `policy_loss_gradi
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
     from maze_train.learner.config import Progress
     from maze_train.types import Tensor, TensorTree
 
-AnyLearner: TypeAlias = "AcceleratedLearner[Any, Any]"
+AnyLearner: TypeAlias = Any
+"""An `ActorCriticLearner`."""
 GradientsByHand: TypeAlias = "Mapping[str, Mapping[str, object]]"
 
 __all__ = ["AcceleratedLearner", "GradientsByHand", "accelerates"]
@@ -65,30 +65,10 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
     """Modules whose gradients the next minibatch gets by hand."""
     _backward: Sequence[Callable[[], None]] = ()
 
-    @abstractmethod
-    def model(self, module_id: str) -> ActorCriticModel:
-        """A module under its type."""
-
-    @abstractmethod
-    def policy_loss(
-        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch, statistics: Statistics
-    ) -> Tensor:
-        """Loss of the policy, 0-d; see `ActorCriticLearner`."""
-
-    @abstractmethod
-    def policy_loss_gradient(
-        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
-    ) -> Tensor:
-        """Gradient of `policy_loss` with respect to the log-probabilities, `[n]`.
-
-        Used where the class that defines it also defines `policy_loss`.
-        """
-
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Look which modules can be accelerated: networks and methods may have changed."""
         super().before_gradient_based_update(progress, statistics)
-        learner = cast("AnyLearner", self)
-        self.accelerated = {key for key in self.modules if accelerates(learner, learner.model(key))}
+        self.accelerated = {key for key, model in self.modules.items() if accelerates(self, model)}
 
     def compute_losses(
         self, minibatch: Mapping[str, ActorCriticBatch], statistics: Statistics
@@ -110,7 +90,7 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
             backward()
 
 
-def accelerates(learner: AnyLearner, model: ActorCriticModel) -> bool:
+def accelerates(learner: AnyLearner, model: Any) -> bool:
     """Whether a module has gradients by hand: stock networks, families and losses, nothing else.
 
     Networks of linear layers on vectors, a scalar critic, and a family whose class has a gradient

@@ -21,6 +21,7 @@ from maze_train.envs.factory import env_name
 from maze_train.errors import ConfigError, nearest
 from maze_train.learner.learner import Learner, LearnerEvents
 from maze_train.nets.policy_model import PolicyModel
+from maze_train.notices import warn
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import build_target, locate
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
@@ -170,7 +171,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         self._data = mapped[0]
         self._validation = mapped[1] if mapped[1].num_samples else None
         if percentage and self._validation is None:
-            print("warning: a single episode is too few to validate on others", file=sys.stderr)
+            warn("a single episode is too few to validate on others")
 
     def _fits_in_memory(self, nbytes: int) -> bool:
         storage, free = self.algorithm.storage, available_memory(torch.device("cpu"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from maze_train.algorithms.bc.metrics import parts_of
 from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.errors import DatasetError
+from maze_train.notices import warn
 from maze_train.spaces.masks import mask_layout
 from maze_train.types import tree_leaves
 
@@ -76,9 +76,8 @@ def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
         if SCALES[0] <= size <= SCALES[1] or size == 0:
             continue
         name = f"part {key!r} of the recorded actions" if key else "recorded actions"
-        print(
-            f"warning: {name} are about {size:.3g}, and a diagonal_gaussian begins with 0 ± 1: it "
+        warn(
+            f"{name} are about {size:.3g}, and a diagonal_gaussian begins with 0 ± 1: it "
             "takes long to get there. Scale actions with a wrapper, or, between finite bounds, set "
-            "model.distributions={Box: squashed_gaussian}",
-            file=sys.stderr,
+            "model.distributions={Box: squashed_gaussian}"
         )

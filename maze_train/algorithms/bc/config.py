@@ -29,6 +29,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
     builder_class: ClassVar[str] = "maze_train.algorithms.bc.build.BCBuilder"
 
     default_total_steps: ClassVar[int] = 0
+    least_epoch_length: ClassVar[int] = 0
     learns_from: ClassVar[Literal["env", "dataset"]] = "dataset"
 
     n_epochs: int = 50
@@ -87,9 +88,6 @@ class BCAlgorithmConfig(AlgorithmConfig):
             raise ConfigError(
                 "validation_percentage", "expected [0, 100)", self.validation_percentage
             )
-
-    def _check_epoch_length(self) -> None:
-        check_at_least("epoch_length", self.epoch_length, 0)
 
     def shortened(self) -> BCAlgorithmConfig:
         """The settings of a trial: two updates."""

@@ -34,19 +34,10 @@ class BCValidationEvaluator(Evaluator):
         data: The transitions, at least one.
         loss: The loss.
         metrics: Compares actions.
-        prefix: First part of the names.
     """
 
-    def __init__(
-        self,
-        data: TransitionData,
-        loss: BCLoss,
-        metrics: ImitationMetrics,
-        *,
-        prefix: str = "validation",
-    ) -> None:
+    def __init__(self, data: TransitionData, loss: BCLoss, metrics: ImitationMetrics) -> None:
         self.data = data
-        self.prefix = prefix
         self._loss = loss
         self._metrics = metrics
 
@@ -68,4 +59,4 @@ class BCValidationEvaluator(Evaluator):
             bonus += float(self._loss.bonus(params).double().sum())
         means = {tag.partition("/")[2]: value for tag, value in statistics.reduce().items()}
         loss = means["policy_loss"] - bonus / self.data.num_samples
-        return {f"{self.prefix}/{k}": v for k, v in {"loss": loss, **means}.items()}
+        return {f"validation/{k}": v for k, v in {"loss": loss, **means}.items()}

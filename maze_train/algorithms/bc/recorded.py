@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
 from maze_train.errors import ConfigError, DatasetError
+from maze_train.notices import tell
 from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
@@ -77,10 +77,9 @@ def kept_parts(
         )
     added = len(dataset) - sum(parts[key].num_episodes for key in known)
     if added:
-        print(
+        tell(
             f"{added} episodes were added to the data set since this run began, and are left "
-            "out: a new run learns from them (base_run=<this one> begins with its policy)",
-            file=sys.stderr,
+            "out: a new run learns from them (base_run=<this one> begins with its policy)"
         )
     return TrajectoryDataset([parts[key] for key in known], dataset.metadata)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -118,16 +119,8 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
             self._before = ()
         normalizer = find_normalizer(self.module)
         if normalizer is not None and self._moments:
-            normalizer.merge(merged(self._moments))
+            normalizer.merge(reduce(merge_moments, map(_as_tensors, self._moments)))
             self._moments = ()
-
-
-def merged(parts: Sequence[ObservationMoments]) -> Moments:
-    """Moments of all observations, merged in order."""
-    total = _as_tensors(parts[0])
-    for part in parts[1:]:
-        total = merge_moments(total, _as_tensors(part))
-    return total
 
 
 def _as_tensors(part: ObservationMoments) -> Moments:

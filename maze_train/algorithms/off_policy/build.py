@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -12,6 +11,7 @@ from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.transitions import BaseReplayBuffer
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import ConfigError
+from maze_train.notices import tell
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.targets import TARGET, build_target, locate
 from maze_train.training.builder import AlgorithmBuilder
@@ -83,7 +83,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         own: Any = model
         if self.context.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes(own))
-            print(f"checkpoints hold the replay buffer, which grows to {size}", file=sys.stderr)
+            tell(f"checkpoints hold the replay buffer, which grows to {size}")
         steps = self.algorithm.n_rollout_steps
         collector = self.context.make_collector(self.env, steps)
         collector.keeps_terminal_obs = self._buffer.keeps_terminal_obs

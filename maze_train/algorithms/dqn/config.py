@@ -1,0 +1,67 @@
+"""Settings of DQN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from maze_train.algorithms.off_policy.config import OffPolicyConfig
+from maze_train.checks import check_between, check_one_of
+from maze_train.learner.config import Schedule, check_schedule
+
+__all__ = ["DQNAlgorithmConfig"]
+
+
+@dataclass(kw_only=True)
+class DQNAlgorithmConfig(OffPolicyConfig):
+    """Deep Q-learning (Mnih et al., 2015, doi:10.1038/nature14236), with replay.
+
+    One Discrete action, with or without a mask. An update steps the environments and takes gradient
+    steps on what was collected before.
+    """
+
+    name: ClassVar[str] = "dqn"
+    learner_class: ClassVar[str] = "maze_train.algorithms.dqn.learner.DQNLearner"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.dqn.trainer.DQN"
+    model_builder: ClassVar[str] = "maze_train.algorithms.dqn.model.build_dqn"
+    model_resolver: ClassVar[str] = "maze_train.algorithms.dqn.model.resolve_dqn"
+
+    update_to_data_ratio: float = 0.25
+    batch_size: int = 64
+    tau: float = 1.0
+    target_update_interval: int = 250
+    max_grad_norm: float = 10.0
+
+    double_q: bool = True
+    """Whether the trained network chooses the action whose value in the target network is the
+    target; else the target network chooses it too."""
+
+    dueling: bool = False
+    """Whether the last hidden layer and the output are split into a stream for the value of the
+    state and one for the advantages of actions."""
+
+    loss: Literal["huber", "squared"] = "huber"
+    """Loss of the error of a value: half its square, with `huber` up to an error of 1 and linear
+    beyond."""
+
+    epsilon: float | Schedule | None = None
+    """Probability of a random action while experience is collected, in [0, 1]: a number, or a
+    schedule such as `{points: [[0, 1], [50000, 0.05]], by: env_steps}`. null: from 1 to 0.05 over
+    the first tenth of the run."""
+
+    def __post_init__(self) -> None:
+        OffPolicyConfig.__post_init__(self)
+        check_one_of("loss", self.loss, ("huber", "squared"))
+        check_schedule("epsilon", self.exploration, check_between, 0.0, 1.0)
+
+    @property
+    def exploration(self) -> float | Schedule:
+        """`epsilon` with the default filled in."""
+        if self.epsilon is None:
+            return Schedule(points=[[0.0, 1.0], [0.1, 0.05]])
+        return self.epsilon
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """Arguments for the builder of the model besides the model settings."""
+        return {"dueling": self.dueling}

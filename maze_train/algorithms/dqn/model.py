@@ -1,0 +1,211 @@
+"""Values of actions, the targets of these, and how they act."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import nn
+
+from maze_train.distributions.categorical import Categorical, impossible_logit
+from maze_train.errors import ConfigError, SpaceError
+from maze_train.nets.blocks import MLP
+from maze_train.nets.policy_model import (
+    build_masking,
+    build_network,
+    build_normalizer,
+    input_space,
+)
+from maze_train.nets.target_networks import ModelWithTargets, refuse_settings
+from maze_train.nets.template import TemplateNet, resolve
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.masks import mask_layout
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from maze_train.nets.config import ModelConfig
+    from maze_train.nets.masking import ActionMasking
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.types import Tensor, TensorTree
+
+__all__ = ["DQNModel", "DuelingNet", "build_dqn", "resolve_dqn"]
+
+UNUSED = {
+    "critic": "the values are model.policy, which acts too",
+    "critic_hidden_sizes": "the values have the hidden_sizes",
+    "shared_trunk": "there is one network",
+    "trunk": "there is one network",
+    "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
+    "distributions": "dqn acts at random or takes the best action",
+    "value_transform": "values of actions are not transformed",
+    "value_support": "values of actions are scalars",
+}
+"""Settings of networks that are built differently here, and why."""
+
+LEAST_LEAD, MOST_LEAD = 1e-6, 1e4
+"""Bounds of the logit of the best action: with epsilon 1 it still is the mode, with epsilon 0 other
+actions have probability 0."""
+
+
+class DuelingNet(nn.Module):
+    """Values of actions from two streams: Q(s, a) = V(s) + A(s, a) - mean_b A(s, b).
+
+    The streams share all hidden layers but the last. Maps observations `[..., *obs shape]` to
+    `[..., num_actions]`.
+
+    Source: Wang et al. (2016), arXiv:1511.06581, eq. 9.
+
+    Args:
+        space: Flat observation space, without masks.
+        config: Resolved settings of the model.
+        num_actions: Number of actions.
+    """
+
+    def __init__(self, space: spaces.Space[Any], config: ModelConfig, num_actions: int) -> None:
+        super().__init__()
+        sizes = config.hidden_sizes or []
+        self.shared = TemplateNet(space, config, sizes[:-1])
+
+        def stream(output_size: int) -> MLP:
+            return MLP(
+                self.shared.output_size,
+                sizes[-1:],
+                str(config.activation),
+                output_size=output_size,
+                orthogonal=bool(config.orthogonal_init),
+            )
+
+        self.value, self.advantages = stream(1), stream(num_actions)
+
+    def forward(self, obs: TensorTree) -> Tensor:
+        """Values of all actions, `[..., num_actions]`."""
+        features = self.shared(obs)
+        value: Tensor = self.value(features)
+        advantages: Tensor = self.advantages(features)
+        return value + advantages - advantages.mean(-1, keepdim=True)
+
+
+class DQNModel(ModelWithTargets):
+    """Values of actions, which act epsilon-greedily, and their targets.
+
+    Args:
+        policy: Maps observations to the values of all actions, `[..., n]`; the target begins as a
+            copy.
+        distribution: The family of the actions.
+        normalizer: Normalises observations, or None.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
+
+    Attributes:
+        epsilon: Probability of a random action, 0-d; saved with the weights.
+    """
+
+    epsilon: Tensor
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        distribution: Categorical,
+        *,
+        normalizer: ObservationNormalizer | None = None,
+        masking: ActionMasking | None = None,
+    ) -> None:
+        super().__init__(normalizer, masking)
+        self.policy = policy
+        self.target_policy = self.target_of(policy)
+        self.distribution = distribution
+        self.register_buffer("epsilon", torch.ones(()))
+
+    def legal(self, values: Tensor, obs: TensorTree) -> Tensor:
+        """Values `[..., n]` with those of illegal actions replaced by the lowest number / 2."""
+        return values if self.masking is None else self.masking.apply(values, obs)
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Logits of the epsilon-greedy policy, `[..., n]`; the mode is the best action.
+
+        With m legal actions, they are 0, and log(1 + m (1 - ε) / ε) for the best one: so the best
+        action has the probability 1 - ε + ε / m, each other one ε / m.
+        """
+        values = self.legal(self.policy(self.inputs(obs)), obs)
+        logits, best = torch.zeros_like(values), values.argmax(-1, keepdim=True)
+        # A number: computing with a tensor of one element takes as long as the network.
+        epsilon = float(self.epsilon)
+        odds = (1.0 - epsilon) / epsilon if epsilon > 0.0 else math.inf
+        if self.masking is None:
+            lead = math.log1p(odds * values.shape[-1])
+            return logits.scatter_(-1, best, min(max(lead, LEAST_LEAD), MOST_LEAD))
+        lowest = impossible_logit(values.dtype)
+        is_legal = values > lowest
+        leads = torch.log1p(is_legal.sum(-1, keepdim=True) * odds).clamp(LEAST_LEAD, MOST_LEAD)
+        return logits.masked_fill_(~is_legal, lowest).scatter_(-1, best, leads)
+
+
+def build_dqn(
+    config: ModelConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    seed: int,
+    dueling: bool = False,
+) -> DQNModel:
+    """Build the networks that a configuration asks for.
+
+    Where settings are null: two hidden layers of 64 units (one of 512 above images), relu, weights
+    as PyTorch initialises them.
+
+    Args:
+        config: Model settings; `policy` is the network of the values.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        seed: Seed of the initial weights; the global generator is left as it was.
+        dueling: Whether the network is a `DuelingNet`.
+
+    Raises:
+        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+            arguments, or has a wrong output.
+        SpaceError: If the action space is not Discrete, or no network exists for the observations.
+    """
+    if not isinstance(action_space, Discrete):
+        raise SpaceError(
+            f"dqn needs one Discrete action, the action space is {action_space}: choose "
+            "algorithm=sac or algorithm=ppo"
+        )
+    refuse_settings(config, UNUSED)
+    if dueling and config.policy is not None:
+        raise ConfigError(
+            "algorithm.dueling", "is for template networks: leave it out, or model.policy", dueling
+        )
+    masks = mask_layout(observation_space, action_space)
+    space = input_space(flat_space(observation_space))
+    config = resolve_dqn(config, space)
+    distribution = Categorical(action_space)
+    n, sizes = distribution.param_size, config.hidden_sizes or []
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        net: nn.Module
+        if dueling:
+            net = DuelingNet(space, config, n)
+        else:
+            net = build_network(config, "policy", space, sizes, n, 1.0)
+        normalizer, masking = build_normalizer(config, space), build_masking(distribution, masks)
+        model = DQNModel(net, distribution, normalizer=normalizer, masking=masking)
+    model.eval()
+    return model
+
+
+def resolve_dqn(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
+    """The same settings with the defaults of DQN filled in.
+
+    Args:
+        config: Model settings; resolved ones stay as they are.
+        space: Flat observation space.
+    """
+    own = replace(
+        config,
+        activation=config.activation or "relu",
+        shared_trunk=False,
+        orthogonal_init=bool(config.orthogonal_init),
+    )
+    return resolve(own, space)

@@ -1,0 +1,26 @@
+"""The DQN trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from maze_train.algorithms.dqn.events import DQNEvents
+from maze_train.algorithms.off_policy.trainer import OffPolicy
+from maze_train.learner.config import scheduled_value
+
+if TYPE_CHECKING:
+    from maze_train.events import Statistics
+    from maze_train.learner.config import Progress
+
+__all__ = ["DQN"]
+
+
+class DQN(OffPolicy):
+    """Deep Q-learning: acts at random with probability epsilon; see `DQNLearner`."""
+
+    def update_once(self, progress: Progress, statistics: Statistics) -> int:
+        """Set epsilon, step the environments, and learn meanwhile."""
+        epsilon = scheduled_value(self._config.exploration, progress)  # type: ignore[attr-defined]  # a DQNAlgorithmConfig
+        self.model.epsilon.fill_(epsilon)
+        statistics.record(DQNEvents.epsilon, epsilon)
+        return super().update_once(progress, statistics)

@@ -1,0 +1,19 @@
+"""Lines for people on standard error."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+__all__ = ["tell", "warn"]
+
+
+def tell(text: str) -> None:
+    """Print a line; a reader who is gone, or a full disk, costs the line and not the run."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning."""
+    tell(f"warning: {text}")

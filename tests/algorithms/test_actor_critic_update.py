@@ -1,0 +1,368 @@
+"""Updates of A2C, PPO and IMPALA against sums over episodes and samples, in double precision."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cases import sweep
+from gymnasium import spaces
+from reference_actor_critic import Critic, SlowLearner
+from update_problems import (
+    BOX,
+    LEARNERS,
+    LR,
+    PROBLEMS,
+    B,
+    N,
+    T,
+    assert_same_weights,
+    compare,
+    log_probs_of,
+    make_learner,
+    make_model,
+    make_problem,
+    make_rollout,
+    normal,
+    orders,
+    replayed,
+    snapshot,
+    with_ignored,
+    with_others,
+)
+
+from maze_train.errors import TrainingError
+from maze_train.events import Statistics
+from maze_train.learner.config import Progress, Schedule
+from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+
+pytestmark = pytest.mark.usefixtures("float64")
+EVERY = pytest.mark.parametrize("algorithm", LEARNERS)
+TRANSFORM = {"_target_": "maze_train.ReduceScaleValueTransform", "epsilon": 0.01}
+SGD, ADAM, RMSPROP = ({"_target_": f"torch.optim.{name}"} for name in ("SGD", "Adam", "RMSprop"))
+RMSPROP_TF = {"_target_": "maze_train.RMSpropTF", "alpha": 0.75, "eps": 0.125, "momentum": 0.5}
+
+
+@EVERY
+@pytest.mark.parametrize("name", PROBLEMS)
+@sweep("shared", [False, True])
+@sweep("ignoring", [False, True])
+def test_update_equals_the_reference(algorithm, name, ignoring, shared):
+    """The weights are those that the papers give, in every space, with any ending."""
+    problem = make_problem(name, ignoring, shared_trunk=shared)
+    row, ratios = compare(algorithm, problem, updates=1 if algorithm == "ppo" else 2)
+    assert len(ratios) == N - 4 * ignoring
+    if algorithm == "ppo":
+        assert row["train/clip_fraction"] > 0.0, "a test without clipped ratios shows little"
+    if algorithm == "impala":
+        assert min(ratios.values()) < 0.5 < 2.0 < max(ratios.values())
+
+
+A2C = [
+    {"normalize_advantage": True},
+    {"policy_loss_coef": 0.3, "value_loss_coef": 2.0},
+    {"value_loss_coef": 0.0},
+    {"policy_loss_coef": 0.0},
+    {"max_grad_norm": 0.01},
+    {"gae_lambda": 0.0},
+    {"gae_lambda": 1.0, "gamma": 1.0},
+    {"gamma": 0.0},
+    {"optimizer": ADAM},
+    {"optimizer": {**RMSPROP, "alpha": 0.5, "eps": 0.0078125}},
+]
+PPO = [
+    {"normalize_advantage": False},
+    {"value_clip_range": 0.05},
+    {"recompute_advantages": True},
+    {"recompute_advantages": True, "value_clip_range": 0.05},
+    {"clip_range": 0.01},
+    {"entropy_coef": 0.0, "max_grad_norm": 0.0},
+    {"batch_size": N},
+    {"batch_size": 1, "n_optimization_epochs": 1},
+    {"batch_size": N - 1},  # the last minibatch is one sample, whose advantage is not normalised
+    {"optimizer": {**SGD, "momentum": 0.9}},
+]
+IMPALA = [
+    {"vtrace_clip_rho_threshold": None},
+    {"vtrace_clip_pg_rho_threshold": None},
+    {"vtrace_clip_rho_threshold": None, "vtrace_clip_pg_rho_threshold": None},
+    {"vtrace_clip_rho_threshold": 1.5, "vtrace_clip_pg_rho_threshold": 0.75},
+    {"vtrace_clip_rho_threshold": 0.5},
+    {"gae_lambda": 0.0},
+    {"gae_lambda": 1.0, "gamma": 1.0},
+    {"loss_reduction": "sum"},
+    {"loss_reduction": "sum", "max_grad_norm": 0.0, "optimizer": RMSPROP_TF},
+    {"loss_reduction": "sum", "max_grad_norm": 40.0, "normalize_advantage": True},
+    {"loss_reduction": "sum", "optimizer": SGD},
+    {"optimizer": RMSPROP_TF},
+]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        (algorithm, settings)
+        for algorithm, table in (("a2c", A2C), ("ppo", PPO), ("impala", IMPALA))
+        for settings in table
+    ],
+    ids=str,
+)
+def test_every_setting_counts(algorithm, settings):
+    """Each coefficient, bound, threshold and optimizer has the effect of its definition."""
+    updates = 1 if algorithm == "ppo" else 2
+    row, _ = compare(algorithm, make_problem("gaussian"), updates=updates, **settings)
+    assert not any(math.isnan(value) for value in row.values())
+
+
+@EVERY
+@pytest.mark.parametrize("support", [None, [-3, 3]])
+@pytest.mark.parametrize("transform", [None, TRANSFORM])
+def test_transformed_and_categorical_critics(algorithm, transform, support):
+    """Values are decoded before targets are made, which are encoded before the loss.
+
+    Clipping is on the scale of the targets.
+    """
+    problem = make_problem(value_transform=transform, value_support=support)
+    critic = Critic(0.01 if transform else None, tuple(support) if support else None)
+    clip = {"value_clip_range": 0.05} if algorithm == "ppo" and not support else {}
+    row, _ = compare(algorithm, problem, critic, **clip)
+    assert row["train/value_loss"] > 0.0
+
+
+@pytest.mark.parametrize("role", ["policy", "trunk"])
+@pytest.mark.parametrize("net", ["OwnNet", "OwnTemplate"])
+def test_own_networks_get_the_same_update(net, role):
+    """A network of a user has the gradients of its own forward pass."""
+    settings = {role: {"_target_": f"update_problems.{net}"}, "shared_trunk": role == "trunk"}
+    row, _ = compare("ppo", make_problem("gaussian", **settings))
+    assert row["train/clip_fraction"] > 0.0
+
+
+@EVERY
+def test_illegal_actions_have_no_part(algorithm):
+    """With masks, log-probabilities and entropies are those of the legal actions."""
+    space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})
+    model, rollout = (make(space, spaces.Discrete(3)) for make in (make_model, make_rollout))
+    masks = normal(T + 1, B, 3) > 0
+    masks[:-1].scatter_(2, rollout.actions.unsqueeze(2), True)
+    masks[-1] = True
+    assert 0.1 < masks.float().mean() < 0.9
+    rollout = replace(
+        rollout,
+        obs={**rollout.obs, "action_mask": masks},
+        final_obs={**rollout.final_obs, "action_mask": torch.ones_like(masks[0, :2])},
+    )
+    assert len(rollout.final_positions) == 2
+    compare(algorithm, (model, with_others(model, rollout), spaces.Discrete(3)))
+
+
+@EVERY
+def test_schedules_are_read_before_the_update(algorithm):
+    """Learning rate, entropy weight and clip range follow progress, updates and steps."""
+    settings = {
+        "lr": Schedule(start=2 * LR[algorithm], end=0.0),
+        "entropy_coef": Schedule(points=[[0, 0.5], [10, 0.0]], by="updates"),
+    }
+    now = {"lr": LR[algorithm], "entropy_coef": 0.25}
+    if algorithm == "ppo":
+        settings["clip_range"] = Schedule(points=[[0, 0.2], [1000, 0.1]], by="env_steps")
+        now["clip_range"] = 0.2 + 0.5 * (0.1 - 0.2)
+    progress = Progress(env_steps=500, updates=5, fraction=0.5)
+    row, _ = compare(algorithm, make_problem(), progress=progress, now=now, **settings)
+    names = {"lr": "learning_rate", "entropy_coef": "entropy_coef", "clip_range": "clip_range"}
+    assert {key: row[f"train/{names[key]}"] for key in now} == pytest.approx(now)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("a2c", {"optimizer": RMSPROP}),
+        ("a2c", {"optimizer": {**SGD, "weight_decay": 0.5, "momentum": 0.5}}),
+        ("a2c", {"optimizer": {**ADAM, "weight_decay": 0.5}}),
+        ("ppo", {"target_kl": 1e-9}),
+    ],
+    ids=str,
+)
+def test_burn_in_trains_the_critic_alone(algorithm, settings, shared):
+    """In the first epochs the policy stays bit for bit and the critic learns; then both do.
+
+    Neither weight decay nor moments move the policy, which starts as if nothing had been before.
+    """
+    model, rollout, action_space = make_problem("gaussian", shared_trunk=shared)
+    reference, before = copy.deepcopy(model), snapshot(model)
+    learner = make_learner(algorithm, model, critic_burn_in_epochs=2, **settings)
+    config, generator = learner.config, torch.Generator().manual_seed(7)
+    for progress in (2 * config.epoch_length - 1, 2 * config.epoch_length):
+        is_first = progress < 2 * config.epoch_length
+        row = learner.update(rollout, Progress(updates=progress)).reduce()
+        slow = SlowLearner(reference, action_space, config)
+        _, steps = slow.update(rollout, orders(slow, rollout, generator), is_first)
+        assert_same_weights(model, reference, before)
+        assert row["train/gradient_steps"] == steps
+        assert ("train/policy_loss" in row) is not is_first
+        stays = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+        policy = {name for name in before if name.startswith("policy.")}
+        assert stays == (policy if is_first else set())
+
+
+@pytest.mark.parametrize("name", ["gaussian", "dict_obs"])
+def test_frozen_parameters_stay(name):
+    """Parameters that need no gradient keep their values; the others learn as ever."""
+    problem = make_problem(name)
+    for param in list(problem[0].policy.parameters())[:2]:
+        param.requires_grad_(False)
+    before = snapshot(problem[0])
+    compare("a2c", problem, max_grad_norm=0.0)
+    assert sum(torch.equal(p, before[n]) for n, p in problem[0].named_parameters()) == 2
+
+
+def test_state_dependent_and_squashed_scales_move():
+    """Other distributions learn as well: a good action becomes more likely."""
+    for family in ("squashed_gaussian", {"name": "diagonal_gaussian", "state_dependent_std": True}):
+        model, rollout, _ = make_problem("gaussian", distributions={"Box": family})
+        learner = make_learner("a2c", model, entropy_coef=0.0, value_loss_coef=0.0, lr=1e-3)
+        weights = learner.preprocess("default", rollout, Statistics()).whole().advantages
+        before = log_probs_of(model, rollout)
+        learner.update(rollout, Progress())
+        moved = (log_probs_of(model, rollout) - before).flatten()
+        assert float((moved * weights).mean()) > 0.0
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def memory_problem(name, cell, ignoring, algorithm):
+    """A policy with a memory, which A2C and PPO know before each row.
+
+    What the actors of IMPALA remembered after the first row is garbage.
+    """
+    model = make_model(*PROBLEMS[name], memory=MemoryConfig(cell=cell, size=5))
+    rollout = make_rollout(*PROBLEMS[name])
+    states = 0.7 * normal(T + 1, B, model.state_size)
+    rollout = replace(rollout, hidden_states=states, log_probs=normal(T, B) - 1.5)
+    rollout = with_ignored(rollout) if ignoring else rollout
+    for t in range(T if algorithm != "impala" else 0):
+        obs = {k: x[t] for k, x in rollout.obs.items()} if name == "dict_obs" else rollout.obs[t]
+        with torch.no_grad():
+            _, after = model.policy_step(obs, states[t])
+        states[t + 1] = torch.where(rollout.fresh[t].unsqueeze(1), 0.0, after)
+    return model, rollout, PROBLEMS[name][1]
+
+
+@EVERY
+@pytest.mark.parametrize(("name", "cell"), [("discrete", "lstm"), ("dict_obs", "gru")])
+@sweep("ignoring", [False, True])
+@sweep("length", [0, 1, 3])
+def test_updates_of_a_policy_with_a_memory(algorithm, name, cell, ignoring, length):
+    """Values, ratios and gradients; these flow back within sequences, and not over episodes.
+
+    PPO shuffles sequences; IMPALA unrolls its networks from the first row on.
+    """
+    more = {"batch_size": 6, "recompute_advantages": True} if algorithm == "ppo" else {}
+    problem = memory_problem(name, cell, ignoring, algorithm)
+    _, ratios = compare(algorithm, problem, sequence_length=length, **more)
+    assert len(ratios) == N - 4 * ignoring
+
+
+def test_what_the_actor_remembered_first_counts():
+    """The first row is no beginning: another memory there gives another update."""
+    moved = []
+    for scale in (1.0, -1.0):
+        model, rollout, _ = memory_problem("discrete", "lstm", False, "impala")
+        rollout.hidden_states[0] *= scale
+        make_learner("impala", model).update(rollout, Progress())
+        moved.append(snapshot(model))
+    assert any(not torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
+
+
+# -- statistics ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "memory"),
+    [*((name, None) for name in LEARNERS), ("impala", MemoryConfig(cell="gru", size=5))],
+)
+@sweep("variant", ["plain", "ignoring", "replayed"])
+def test_statistics_of_observations(algorithm, memory, variant):
+    """The update uses those from before; afterwards each transition has entered them once.
+
+    Those that IMPALA has learned from before are in them already.
+    """
+    running = ObservationNormalizationConfig(mode="running", clip=1.5)
+    model = make_model(*PROBLEMS["discrete"], normalization=running, memory=memory)
+    seen = 2.0 + 3.0 * normal(11, 4, seed=3)
+    model.normalizer.update(seen)
+    rollout = replace(make_rollout(*PROBLEMS["discrete"]), log_probs=normal(T, B) - 1.0)
+    if memory is not None:
+        rollout = replace(rollout, hidden_states=normal(T + 1, B, model.state_size))
+    new = rollout.obs[:-1]
+    if variant == "ignoring":
+        rollout = with_ignored(rollout)
+        new = new[rollout.valid]
+    elif variant == "replayed" and algorithm == "impala":
+        rollout, new = replayed(rollout), new[:, : B - 1]
+    compare(algorithm, (model, rollout, spaces.Discrete(3)))
+    known = np.concatenate([seen.numpy(), new.reshape(-1, 4).numpy()])
+    assert float(model.normalizer.count) == len(known)
+    np.testing.assert_allclose(model.normalizer.mean.numpy(), known.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(model.normalizer.var.numpy(), known.var(0), rtol=1e-12)
+
+
+def test_statistics_are_those_of_the_update():
+    """Losses, values and returns in the row are means over the rollout before the step."""
+    model, rollout, _ = make_problem()
+    with torch.no_grad():
+        values = model.values(rollout.obs[:-1])
+    row = make_learner("a2c", model).update(rollout, Progress()).reduce()
+    assert row["train/values_mean"] == pytest.approx(float(values.mean()), rel=1e-9)
+    assert 0.0 < row["train/policy_entropy"] <= math.log(3.0)
+    expected = {"policy_loss", "value_loss", "grad_norm", "explained_variance", "returns_mean"}
+    assert expected <= {key.removeprefix("train/") for key in row}
+
+
+# -- nothing to learn ----------------------------------------------------------------------------
+
+
+@EVERY
+@sweep("mode", ["none", "running"])
+def test_a_rollout_without_transitions(algorithm, mode):
+    """Nothing is learned from it, nothing enters a statistic, and nothing fails."""
+    settings = {"normalization": ObservationNormalizationConfig(mode=mode)}
+    model, rollout, _ = make_problem(**settings)
+    before = copy.deepcopy(model.state_dict())
+    nothing = replace(rollout, valid=torch.zeros_like(rollout.terminated))
+    row = make_learner(algorithm, model).update(nothing, Progress()).reduce()
+    assert all(np.isfinite(value) for value in row.values())
+    assert row["train/gradient_steps"] == 0
+    assert "train/rho_mean" not in row
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala"])
+def test_gradients_that_are_not_finite(algorithm):
+    """Their steps are left out and counted; a hundred updates in a row without one are an error."""
+    model, rollout, _ = make_problem()
+    bad = replace(rollout, rewards=torch.full_like(rollout.rewards, math.nan))
+    with pytest.raises(TrainingError, match="on_non_finite=skip leaves such steps out"):
+        make_learner(algorithm, model).update(bad, Progress())
+    learner = make_learner(algorithm, model, on_non_finite="skip")
+    for _ in range(2):
+        before = snapshot(model)
+        for _ in range(99):
+            row = learner.update(bad, Progress()).reduce()
+            assert (row["train/skipped_steps"], row["train/gradient_steps"]) == (1, 0)
+        for name, param in model.named_parameters():
+            assert torch.equal(param, before[name])
+        assert learner.update(rollout, Progress()).reduce()["train/gradient_steps"] == 1
+        assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    for _ in range(99):
+        learner.update(bad, Progress())
+    with pytest.raises(TrainingError, match="no other gradient in 100 updates") as caught:
+        learner.update(bad, Progress())
+    assert "skip" not in str(caught.value)

@@ -1,0 +1,425 @@
+"""DQN: updates against a slow reference in float64, known values, exploration, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from reference_sac import row_of
+from update_problems import BOX, PARTS, random_obs
+
+from maze_train import load_policy, train
+from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
+from maze_train.algorithms.dqn.events import DQNEvents
+from maze_train.algorithms.dqn.learner import DQNLearner
+from maze_train.algorithms.dqn.model import DuelingNet, build_dqn
+from maze_train.data.transitions import Transitions
+from maze_train.errors import ConfigError, MazeTrainError
+from maze_train.learner.config import Progress, Schedule
+from maze_train.nets.config import ModelConfig
+from maze_train.spaces.describe import flat_space
+
+N, ACTIONS = 6, 3
+MASKED = spaces.Dict({"pose": BOX, "action_mask": spaces.MultiBinary(ACTIONS)})
+CHOICE = spaces.Discrete(ACTIONS, start=2)
+SETTINGS: dict[str, Any] = {"lr": 0.02, "max_grad_norm": 0.0, "target_update_interval": 2}
+
+
+@pytest.fixture
+def _float64():
+    """Everything in double precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_model(observation_space, dueling=False):
+    """A small model whose target differs from the network."""
+    config = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
+    model = build_dqn(config, observation_space, CHOICE, 1, dueling).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.5 * torch.randn(param.shape, generator=generator))
+    return model
+
+
+def make_batch(observation_space, seed, weights):
+    """Transitions of up to three steps, of which the first ended where no action is legal."""
+    generator = torch.Generator().manual_seed(seed)
+    obs, next_obs = (random_obs(flat_space(observation_space), (N,), generator) for _ in range(2))
+    if observation_space is MASKED:
+        for i, leaves in enumerate((obs, next_obs)):
+            mask = torch.rand(N, ACTIONS, generator=generator) < 0.5
+            mask[range(N), torch.randint(ACTIONS, (N,), generator=generator)] = True
+            mask[0] &= i == 0
+            leaves["action_mask"] = mask.to(torch.int8)
+    return Transitions(
+        obs=obs,
+        actions=torch.randint(ACTIONS, (N,), generator=generator),
+        rewards=2.0 * torch.randn(N, generator=generator),
+        discounts=torch.tensor([0.0, 0.9, 0.81, 0.729, 0.9, 0.9]),
+        next_obs=next_obs,
+        indices=torch.arange(N),
+        weights=torch.rand(N, generator=generator) if weights else None,
+    )
+
+
+def slow_values(net, obs):
+    """The values of all actions in one observation, as numbers with a graph."""
+    if not isinstance(net, DuelingNet):
+        return [*net(obs)[0]]
+    features = net.shared(obs)
+    state, advantages = net.value(features)[0, 0], [*net.advantages(features)[0]]
+    return [state + a - sum(advantages) / ACTIONS for a in advantages]
+
+
+class SlowDQN:
+    """Algorithm 1 of the paper, sample by sample, with a plain optimizer."""
+
+    def __init__(self, model, config):
+        self.config, self.t = config, 0
+        self.online, self.frozen = copy.deepcopy((model.policy, model.target_policy))
+        eps = config.optimizer["eps"]
+        self.optimizer = torch.optim.Adam(self.online.parameters(), config.lr, eps=eps)
+
+    @torch.no_grad()
+    def target(self, batch, next_obs, legal, i):
+        """The value that sample i is to have."""
+        if not legal:
+            return float(batch.rewards[i])
+        frozen = [float(q) for q in slow_values(self.frozen, next_obs)]
+        judged = [float(q) for q in slow_values(self.online, next_obs)]
+        if not self.config.double_q:
+            judged = frozen
+        best = max(legal, key=lambda a: judged[a])
+        return float(batch.rewards[i]) + float(batch.discounts[i]) * frozen[best]
+
+    def step(self, batch):
+        """One gradient step; returns the loss and the errors."""
+        loss, errors = 0.0, []
+        for i in range(N):
+            obs, next_obs = (dict_of(row_of(part, i)) for part in (batch.obs, batch.next_obs))
+            mask = next_obs.pop("action_mask", torch.ones(1, ACTIONS))
+            obs.pop("action_mask", None)
+            legal = [a for a in range(ACTIONS) if mask[0, a]]
+            y = self.target(batch, next_obs.get("", next_obs), legal, i)
+            error = slow_values(self.online, obs.get("", obs))[int(batch.actions[i])] - y
+            is_square = self.config.loss == "squared" or abs(float(error.detach())) <= 1.0
+            own = error**2 / 2 if is_square else abs(error) - 0.5
+            loss = loss + own * (1.0 if batch.weights is None else float(batch.weights[i])) / N
+            errors.append(float(error.detach()))
+        gradients = torch.autograd.grad(loss, [*self.online.parameters()])
+        for param, gradient in zip(self.online.parameters(), gradients, strict=True):
+            param.grad = gradient
+        self.optimizer.step()
+        self.t += 1
+        if self.t % self.config.target_update_interval == 0:
+            tau = self.config.tau
+            pairs = zip(self.frozen.parameters(), self.online.parameters(), strict=True)
+            for a, b in pairs:
+                a.data.copy_((1 - tau) * a + tau * b)
+        return float(loss.detach()), errors
+
+
+def dict_of(obs):
+    """Observations as a mapping, a lone one under the key ""."""
+    return dict(obs) if isinstance(obs, dict) else {"": obs}
+
+
+@pytest.mark.usefixtures("_float64")
+@pytest.mark.parametrize(
+    ("space", "settings", "weights"),
+    [
+        (BOX, {}, False),
+        (BOX, {"double_q": False}, True),
+        (PARTS, {"dueling": True, "loss": "squared"}, True),
+        (MASKED, {"tau": 0.3, "target_update_interval": 1}, False),
+        (MASKED, {"double_q": False, "dueling": True}, True),
+    ],
+    ids=["double", "plain", "dueling", "masked", "masked, plain, dueling"],
+)
+def test_updates_are_those_of_the_papers(space, settings, weights):
+    """Loss, errors, and every parameter and target after each of five gradient steps."""
+    config = DQNAlgorithmConfig(**{**SETTINGS, **settings})
+    model = make_model(space, config.dueling)
+    reference, learner = SlowDQN(model, config), DQNLearner(model, config)
+    largest = 0.0
+    for step in range(5):
+        batch = make_batch(space, step, weights)
+        row = learner.update(batch, Progress()).reduce()
+        loss, errors = reference.step(batch)
+        largest = max(largest, *map(abs, errors))
+        assert row["train/critic_loss"] == pytest.approx(loss, rel=1e-9)
+        found = [] if learner.errors is None else learner.errors.tolist()
+        assert found == pytest.approx([abs(e) for e in errors] if weights else [], rel=1e-9)
+        pairs = [(model.policy, reference.online), (model.target_policy, reference.frozen)]
+        for ours, theirs in pairs:
+            for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+                torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-8, atol=1e-9)
+    assert largest > 1.0  # beyond the square of the Huber loss
+
+
+# -- known values --------------------------------------------------------------------------------
+
+
+class Ring(gymnasium.Env[Any, Any]):
+    """States in a ring: one action goes on and brings the number of the state, one goes back to 0.
+
+    Args:
+        is_chain: Whether the episode ends in the last state; else it is cut off after 5 steps.
+    """
+
+    STATES = 4
+    observation_space, action_space = spaces.Discrete(STATES), spaces.Discrete(2, start=-1)
+
+    def __init__(self, is_chain: bool) -> None:
+        self.is_chain = is_chain
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = self.state = 0
+        return self.state, {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.state, reward, ended = self.after(self.state, action)
+        return self.state, reward, ended, self.t == 5 and not ended, {}
+
+    def after(self, state: int, action: Any) -> tuple[int, float, bool]:
+        """The next state, the reward, and whether the episode ends."""
+        if action == -1:
+            return 0, 0.0, False
+        following = (state + 1) % self.STATES
+        return following, float(state), self.is_chain and following == self.STATES - 1
+
+    def best_values(self, gamma: float) -> Any:
+        """Values of all states and actions by iteration."""
+        q = np.zeros((self.STATES, 2))
+        for _ in range(500):
+            for state in range(self.STATES):
+                for i in range(2):
+                    following, reward, ended = self.after(state, i - 1)
+                    q[state, i] = reward + gamma * (not ended) * q[following].max()
+        return q
+
+
+SMALL: dict[str, Any] = {
+    "algorithm.initial_buffer_size": 16,
+    "algorithm.batch_size": 8,
+    "algorithm.epoch_length": 8,
+    "model.hidden_sizes": [8],
+    "runner.concurrency": 2,
+    "evaluation.n_episodes": 1,
+    "evaluation.max_episode_steps": 20,
+    "tracking": {"progress": "quiet", "plot": False, "tensorboard": False},
+    "total_steps": 64,
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize("is_chain", [True, False], ids=["chain", "truncated"])
+@pytest.mark.parametrize("more", [{}, {"algorithm.dueling": True}], ids=["plain", "dueling"])
+def test_known_values_are_learned(tmp_path, is_chain, more):
+    """From random actions alone; a time limit does not end the world."""
+    env = Ring(is_chain)
+    settings = {
+        "algorithm.gamma": 0.8,
+        "algorithm.epsilon": 1.0,
+        "algorithm.lr": "linear_0.1",
+        "algorithm.batch_size": 64,
+        "algorithm.update_to_data_ratio": 0.5,
+        "algorithm.target_update_interval": 10,
+        "algorithm.epoch_length": 500,
+        "model.hidden_sizes": [],
+        "total_steps": 2_000,
+        "evaluation.interval": 10,
+    }
+    result = train(
+        lambda: Ring(is_chain), "dqn", run_dir=tmp_path / "run", **{**SMALL, **settings, **more}
+    )
+    with torch.no_grad():
+        values = result.policy.model.policy(torch.arange(Ring.STATES)).numpy()
+    seen = Ring.STATES - is_chain  # nothing is learned of the last state of the chain
+    np.testing.assert_allclose(values[:seen], env.best_values(0.8)[:seen], atol=0.01)
+    assert result.policy.act(0) == 0
+
+
+# -- exploration ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("space", [BOX, MASKED], ids=["all legal", "masked"])
+def test_actions_are_epsilon_greedy(space, epsilon):
+    """Random ones are uniform over legal actions; the mode is the best of them, always."""
+    model = make_model(space).float()
+    model.epsilon.fill_(epsilon)
+    obs = make_batch(space, 0, False).obs
+    with torch.no_grad():
+        params = model.policy_params(obs)
+        values = model.policy(model.inputs(obs))
+    mask = obs["action_mask"].bool() if space is MASKED else torch.ones(N, ACTIONS).bool()
+    probs = epsilon * mask / mask.sum(-1, keepdim=True)
+    best = values.masked_fill(~mask, -math.inf).argmax(-1)
+    probs[range(N), best] += 1.0 - epsilon
+    family = model.distribution
+    torch.testing.assert_close(params.softmax(-1), probs, rtol=1e-5, atol=1e-7)
+    assert bool(((params.softmax(-1) == 0) == (probs == 0)).all())
+    assert torch.equal(family.mode(params), best)
+    noise = family.draw_noise((20_000, N), torch.Generator().manual_seed(0))
+    actions = family.sample(params, noise)
+    found = torch.nn.functional.one_hot(actions, ACTIONS).float().mean(0)
+    torch.testing.assert_close(found, probs, rtol=0, atol=0.015)
+
+
+class Doors(gymnasium.Env[Any, Any]):
+    """Two of three doors are open, and the numbers begin at 2; the other one is an error."""
+
+    observation_space, action_space = MASKED, CHOICE
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.mask[action - 2], f"door {action} is locked"
+        self.t += 1
+        return self.observe(), float(action == 4), self.t == 9, self.t == 7, {}
+
+    def observe(self) -> Any:
+        """A pose, and which doors are open."""
+        self.mask = np.ones(ACTIONS, np.int8)
+        self.mask[self.np_random.integers(ACTIONS)] = 0
+        return {"pose": self.np_random.normal(size=4), "action_mask": self.mask}
+
+
+DOORS: dict[str, Any] = {"_target_": "test_dqn.Doors"}
+
+
+def test_everything_that_replay_offers(tmp_path):
+    """Several steps, priorities, normalised observations, masks; epsilon by environment steps."""
+    more = {
+        "algorithm.n_step_returns": 3,
+        "algorithm.dueling": True,
+        "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
+        "algorithm.epsilon": {"points": [[0, 1.0], [32, 0.5], [64, 0.25]], "by": "env_steps"},
+        "model.normalization.mode": "running",
+        "model.normalization.n_steps": 16,
+    }
+    result = train(DOORS, "dqn", run_dir=tmp_path / "run", **SMALL, **more)
+    # Epochs of 16 steps; the last update of each begins 2 steps before its end.
+    found = [row["train/epsilon"] for row in result.history]
+    assert found == pytest.approx([1.0 - 14 / 64, 1.0 - 30 / 64, 0.5 - 14 / 128, 0.5 - 30 / 128])
+    row = result.history[-1]
+    assert {event.tag for event in DQNEvents.events()} - row.keys() == {"train/skipped_steps"}
+    assert all(math.isfinite(value) for row in result.history for value in row.values())
+    model: Any = result.policy.model
+    assert float(model.normalizer.count) >= 64
+    assert float(model.epsilon) == found[result.summary.best_epoch - 1]
+
+
+def test_saved_policies_act_greedily(tmp_path):
+    """Unless samples are asked for: these explore as in training."""
+    env = {"id": "CartPole-v1"}
+    train(env, "dqn", run_dir=tmp_path / "run", **SMALL, **{"algorithm.epsilon": 0.8})
+    policy, obs = load_policy(tmp_path / "run"), np.full((200, 4), 0.1, np.float32)
+    model: Any = policy.model
+    with torch.no_grad():
+        best = int(model.policy(torch.from_numpy(obs[:1])).argmax())
+    assert (policy.act(obs) == best).all()
+    share = float((policy.act(obs, deterministic=False) == best).mean())
+    assert share == pytest.approx(0.6, abs=0.1)
+
+
+class Frames(gymnasium.Env[Any, Any]):
+    """Screens of noise; episodes of 9 steps."""
+
+    observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.integers(0, 256, (36, 36), np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.np_random.integers(0, 256, (36, 36), np.uint8), 1.0, self.t == 9, False, {}
+
+
+def test_stacks_of_screens(tmp_path):
+    """They are stored screen by screen; both streams begin at the convolutions."""
+    wrappers = [{"_target_": "maze_train.ObservationStackWrapper", "n": 4}]
+    env = {"_target_": "test_dqn.Frames", "wrappers": wrappers}
+    changes = {"model.hidden_sizes": None, "algorithm.dueling": True}
+    result = train(env, "dqn", run_dir=tmp_path / "run", **{**SMALL, **changes})
+    net: Any = result.policy.model.policy
+    sizes = [[*layer.weight.shape] for s in (net.value, net.advantages) for layer in s.layers]
+    features = net.shared.encoder.output_size
+    assert sizes == [[512, features], [1, 512], [512, features], [4, 512]]
+    assert math.isfinite(result.history[-1]["train/critic_loss"])
+
+
+@pytest.mark.slow
+def test_a_run_has_the_same_numbers_in_processes(tmp_path):
+    """What explores is drawn in one place, with the epsilon of the moment."""
+    rows = []
+    for name, place in (("dev", {}), ("local", {"runner": "local", "runner.n_workers": 2})):
+        result = train(DOORS, "dqn", run_dir=tmp_path / name, **SMALL, **place)
+        rows.append(
+            [{k: v for k, v in r.items() if not k.startswith("time/")} for r in result.history]
+        )
+    assert rows[0] == rows[1]
+    assert rows[0][-1]["train/gradient_steps"] > 0
+
+
+def test_a_run_begins_with_the_values_of_another(tmp_path):
+    """Target included; other networks and policies are refused."""
+    base = tmp_path / "base"
+    train(DOORS, "dqn", run_dir=base, **SMALL)
+    longer = {**SMALL, "algorithm.initial_buffer_size": 63, "algorithm.n_epochs": 1}
+    own: Any = train(DOORS, "dqn", run_dir=tmp_path / "own", base_run=str(base), **longer).policy
+    weights: Any = load_policy(base).model.policy.state_dict()
+    for net in (own.model.policy, own.model.target_policy):
+        for name, value in net.state_dict().items():
+            assert torch.equal(value, weights[name])
+    for algorithm, dueling in (("dqn", {"algorithm.dueling": True}), ("sac", {})):
+        refused = {**SMALL, **dueling, "run_dir": tmp_path / "no", "base_run": str(base)}
+        with pytest.raises(MazeTrainError, match="base_run"):
+            train(DOORS, algorithm, **refused)
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action_space", "model", "dueling", "message"),
+    [
+        (spaces.MultiDiscrete([2, 3]), {}, False, r"MultiDiscrete.*: choose algorithm=sac or"),
+        (spaces.MultiBinary(2), {}, False, r"needs one Discrete action.*MultiBinary"),
+        (spaces.Dict({"a": CHOICE}), {}, False, r"needs one Discrete action.*Dict"),
+        (BOX, {}, False, r"needs one Discrete action.*Box"),
+        (CHOICE, {"memory": {"cell": "lstm"}}, False, r"model\.memory = .*single steps"),
+        (CHOICE, {"value_support": [0, 9]}, False, r"model\.value_support.*scalars; leave it out"),
+        (CHOICE, {"critic": {"_target_": "x.Y"}}, False, r"model\.critic = .*model\.policy"),
+        (CHOICE, {"distributions": {"Discrete": "categorical"}}, False, r"model\.distributions"),
+        (CHOICE, {"policy": {"_target_": "x.Y"}}, True, r"algorithm\.dueling = True: .*leave it"),
+    ],
+)
+def test_spaces_and_models_that_are_refused(action_space, model, dueling, message):
+    """By name, with a remedy."""
+    with pytest.raises(MazeTrainError, match=message):
+        build_dqn(ModelConfig(**model), BOX, action_space, 0, dueling)
+
+
+def test_schedules_of_epsilon_are_checked():
+    """Each of their values."""
+    with pytest.raises(ConfigError, match=r"epsilon = -0\.5"):
+        DQNAlgorithmConfig(epsilon=Schedule(points=[[0, 1], [0.1, -0.5]]))
