@@ -51,7 +51,8 @@ def no_process_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Double precision for all that does not say otherwise."""
+    """Double precision for all that does not say otherwise, and the same random numbers."""
+    torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

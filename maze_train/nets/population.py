@@ -157,9 +157,12 @@ class BatchedPopulation(Population):
         """Distribution parameters of the first copies, see `Population.params`."""
         model, rows = self.model, row_blocks(count)
         inputs: Any = readable(obs, model.normalizer, model.masking is not None)
-        if self._trunk is not None:
-            inputs = self._trunk(inputs, count)
-        outputs = self._net(inputs, count)
+        # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not use,
+        # and numpy warns of it (as in https://github.com/numpy/numpy/issues/24067).
+        with np.errstate(invalid="ignore"):
+            if self._trunk is not None:
+                inputs = self._trunk(inputs, count)
+            outputs = self._net(inputs, count)
         if self._free is not None:
             outputs = np.concatenate([outputs, self._free[:rows]], axis=1)
         params = torch.from_numpy(outputs)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from reference_sac import row_of
-from update_problems import BOX, PARTS, random_obs
+from update_problems import BOX, PARTS, perturbed, random_obs
 
 from maze_train import load_policy, train
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
@@ -31,23 +31,10 @@ CHOICE = spaces.Discrete(ACTIONS, start=2)
 SETTINGS: dict[str, Any] = {"lr": 0.02, "max_grad_norm": 0.0, "target_update_interval": 2}
 
 
-@pytest.fixture
-def _float64():
-    """Everything in double precision."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def make_model(observation_space, dueling=False):
     """A small model whose target differs from the network."""
     config = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
-    model = build_dqn(config, observation_space, CHOICE, 1, dueling).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(0.5 * torch.randn(param.shape, generator=generator))
-    return model
+    return perturbed(build_dqn(config, observation_space, CHOICE, 1, dueling).double(), size=0.5)
 
 
 def make_batch(observation_space, seed, weights):
@@ -133,7 +120,7 @@ def dict_of(obs):
     return dict(obs) if isinstance(obs, dict) else {"": obs}
 
 
-@pytest.mark.usefixtures("_float64")
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("space", "settings", "weights"),
     [

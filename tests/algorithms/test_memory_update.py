@@ -17,14 +17,14 @@ from maze_train.rollout.collector import RolloutCollector
 from maze_train.types import tree_map
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
-from scripted_envs import ScriptedEnv
+from actor_envs import ActorEnv
 
 T, B = 12, 3
 
 
 def collected(cell="lstm", rollouts=2, **env_settings):
     """A model with a memory that matters, and its last of some rollouts."""
-    env = SequentialVectorEnv([partial(ScriptedEnv, **env_settings)] * B)
+    env = SequentialVectorEnv([partial(ActorEnv, **env_settings)] * B)
     config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(cell=cell, size=6))
     model = build_actor_critic(
         config, env.single_observation_space, env.single_action_space, seed=3
@@ -41,11 +41,11 @@ def collected(cell="lstm", rollouts=2, **env_settings):
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("dict_obs", [False, True])
+@pytest.mark.parametrize("obs", ["box", "dict"])
 @torch.no_grad()
-def test_what_was_remembered_is_stored(cell, dict_obs):
+def test_what_was_remembered_is_stored(cell, obs):
     """Rows know the memory before them: what a step-by-step replay has there, zero after an end."""
-    model, rollout = collected(cell, dict_obs=dict_obs)
+    model, rollout = collected(cell, obs=obs)
     assert rollout.hidden_states.shape == (T + 1, B, model.state_size)
     assert rollout.hidden_states[0].abs().sum() > 0
     for b in range(B):

@@ -12,7 +12,7 @@ from maze_train.data.frames import FrameMemory
 from maze_train.data.replay import Transition, UniformReplayBuffer
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.tensors import storage_dtype
-from maze_train.types import tree_map
+from maze_train.types import leaves_by_key, tree_map
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 DICT = spaces.Dict(
@@ -94,19 +94,28 @@ class ReferenceReplay:
 class Stream:
     """Random experience, in which every observation is unlike all others (but for 8 bits)."""
 
-    def __init__(self, rng, num_envs, space=BOX, action=BOX_ACTION, ends=0.3, kinds=KINDS):
+    def __init__(
+        self, rng, num_envs, space=BOX, action=BOX_ACTION, ends=0.3, kinds=KINDS, frame_stack=None
+    ):
         self.rng, self.num_envs, self.ends, self.kinds = rng, num_envs, ends, kinds
+        self.frame_stack = frame_stack or {}
         self.space, self.action = space, action
         self.counter = 0
         self.obs = [self.first_obs(env) for env in range(num_envs)]
 
     def first_obs(self, env):
-        """The observation that an episode begins with."""
-        return self.new_obs()
+        """The observation that an episode begins with; frames of stacks differ."""
+        obs = self.new_obs()
+        for key, n in self.frame_stack.items():
+            obs[key] = np.stack([obs[key][0] + frame for frame in range(n)]).astype(obs[key].dtype)
+        return obs
 
     def next_obs(self, env):
-        """The observation that a step leads to."""
-        return self.new_obs()
+        """The observation that a step leads to; stacks of frames go on."""
+        obs = self.new_obs()
+        for key in self.frame_stack:
+            obs[key] = np.concatenate([self.obs[env][key][1:], obs[key][-1:]])
+        return obs
 
     def new_obs(self):
         self.counter += 1
@@ -130,6 +139,19 @@ class Stream:
         """Rows `[T + 1][B]`."""
         rows = [[self.step(env) for env in range(self.num_envs)] for _ in range(num_steps)]
         return [*rows, [Step(obs) for obs in self.obs]]
+
+    def rollout(self, rows, by_frames=False):
+        """The rollout that rows of steps are, with frames that are stored once or whole stacks."""
+        rollout = rollout_of(rows, self.space, self.action)
+        obs = dict(leaves_by_key(rollout.obs))
+        for key in self.frame_stack if by_frames else ():
+            space = self.space[key] if key else self.space
+            memory = FrameMemory(space, len(rows), self.num_envs)
+            memory.start(obs[key][0].numpy())
+            for row, stacks in enumerate(obs[key][1:].numpy(), start=1):
+                memory.write(row, stacks)
+            obs[key] = memory.stacks()
+        return replace(rollout, obs=obs.get("", obs))
 
     def step(self, env):
         """One step of one environment; ends of all kinds, and rows that are no transitions."""
@@ -155,9 +177,8 @@ class StackStream(Stream):
         self.padding, self.skipping = padding, skipping
         self.image = spaces.Box(0, 255, (n, *FRAME), np.uint8)
         level = spaces.Box(-np.inf, np.inf, ())
-        super().__init__(
-            rng, num_envs, spaces.Dict({"image": self.image, "level": level}), **settings
-        )
+        space = spaces.Dict({"image": self.image, "level": level})
+        super().__init__(rng, num_envs, space, frame_stack={"image": n}, **settings)
 
     def new_frame(self):
         return self.rng.integers(0, 256, FRAME, np.uint8)
@@ -238,16 +259,6 @@ def transition_of(step, next_obs):
     )
 
 
-def with_stacks(rollout, space):
-    """The same rollout with its frames stored once."""
-    images = rollout.obs["image"].numpy()
-    memory = FrameMemory(space, *images.shape[:2])
-    memory.start(images[0])
-    for row, image in enumerate(images[1:], start=1):
-        memory.write(row, image)
-    return replace(rollout, obs={**rollout.obs, "image": memory.stacks()})
-
-
 def make(rows, num_envs, kind="box", *, buffer=UniformReplayBuffer, seed=0, stream=(), **settings):
     """A buffer, its reference and experience for both.
 
@@ -281,8 +292,7 @@ def added(buffer, reference, stream, lengths):
                 owner.interrupt()
             continue
         steps = stream.steps(length)
-        rollout = rollout_of(steps, stream.space, stream.action)
-        buffer.add_rollout(with_stacks(rollout, stream.image) if stream.gives_frames else rollout)
+        buffer.add_rollout(stream.rollout(steps, stream.gives_frames))
         reference.add(steps)
         yield steps
 

@@ -5,15 +5,14 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from cases import sweep
+from rollouts_compared import assert_same_rollouts, whole
 from test_rollout_slots import (
     KINDS,
     MIXED,
     Kind,
     T,
-    assert_same,
     every_kind,
-    leaves_of,
-    observed,
+    memory_of,
     random_rollout,
     slots_of,
 )
@@ -35,7 +34,7 @@ def slowly_selected(rollout, envs):
     def column(name):
         dim = 0 if name in BY_ENV else 1
         tree = getattr(rollout, name)
-        return None if tree is None else tree_map(lambda x: observed(x).index_select(dim, at), tree)
+        return None if tree is None else tree_map(lambda x: whole(x).index_select(dim, at), tree)
 
     at = torch.tensor(envs)
     places = [divmod(position, rollout.num_envs) for position in rollout.final_positions.tolist()]
@@ -51,7 +50,7 @@ def slowly_selected(rollout, envs):
 
 def with_whole_obs(rollout):
     """The rollout with observations that are put together."""
-    return replace(rollout, obs=tree_map(observed, rollout.obs))
+    return replace(rollout, obs=tree_map(whole, rollout.obs))
 
 
 @every_kind
@@ -60,7 +59,7 @@ def test_selected_environments(kind, envs):
     """Every column of some environments, whatever the others did."""
     rollout = replace(random_rollout(kind, num_envs=6), replayed=torch.arange(6) % 2 == 0)
     found = with_whole_obs(select_envs(rollout, envs))
-    assert_same(found, slowly_selected(rollout, list(range(6))[envs]))
+    assert_same_rollouts(found, slowly_selected(rollout, list(range(6))[envs]))
 
 
 @every_kind
@@ -79,12 +78,13 @@ def test_joined_rollouts_lie_side_by_side(kind, share, optional):
     first, parts = 0, []
     for rollout in rollouts:
         parts.append(select_envs(joined, slice(first, first + rollout.num_envs)))
-        assert_same(parts[-1], rollout)
+        assert_same_rollouts(parts[-1], rollout)
         first += rollout.num_envs
-    assert_same(join_rollouts(parts), joined)
-    for leaf, whole in zip(*(tree_leaves(x) for x in (joined.flat_obs(), joined.obs)), strict=True):
+    assert_same_rollouts(join_rollouts(parts), joined)
+    both = (tree_leaves(x) for x in (joined.flat_obs(), joined.obs))
+    for leaf, stored in zip(*both, strict=True):
         positions = torch.randperm((T + 1) * sum(SIZES))
-        expected = observed(whole).flatten(0, 1)[positions]
+        expected = whole(stored).flatten(0, 1)[positions]
         assert torch.equal(leaf.index_select(0, positions), expected)
 
 
@@ -100,11 +100,11 @@ def test_a_joined_rollout_has_its_own_memory(kind):
     single = join_rollouts([slots[0].rollout()])
     for slot in slots:
         slot.write(random_rollout(kind, 7, share=1.0))
-    assert_same(single, singles[0])
-    assert_same(joined, join_rollouts(singles))
-    places = {leaf.data_ptr() for leaf in leaves_of(singles[0])}
+    assert_same_rollouts(single, singles[0])
+    assert_same_rollouts(joined, join_rollouts(singles))
+    places = {leaf.data_ptr() for leaf in memory_of(singles[0])}
     copy = join_rollouts(singles[:1])
-    assert not places & {leaf.data_ptr() for leaf in leaves_of(copy) if leaf.numel()}
+    assert not places & {leaf.data_ptr() for leaf in memory_of(copy) if leaf.numel()}
 
 
 def test_a_selection_shares_memory():
@@ -135,7 +135,7 @@ def test_frames_that_do_not_occur_are_left_behind():
     part = select_envs(rollout, slice(4, 6))
     joined = join_rollouts([part, part])
     assert len(joined.obs.frames) == 2 * len(part.obs.numbers.unique())
-    assert torch.equal(observed(joined.obs), observed(part.obs).repeat(1, 2, 1, 1, 1))
+    assert torch.equal(whole(joined.obs), whole(part.obs).repeat(1, 2, 1, 1, 1))
 
 
 def test_flags_that_only_some_have():

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from trajectory_cases import (
+    CHOICE,
     FLOATS,
     NESTED,
     ODD_SPACES,
     SPACES,
-    assert_same,
+    assert_all_same,
     random_trajectories,
 )
 
@@ -38,7 +39,6 @@ import minari
 from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
-CHOICE = spaces.Discrete(3)
 NAME = "own/folder/test-v3"
 
 
@@ -60,12 +60,6 @@ def in_memory(observation_space=FLOATS, action_space=CHOICE, lengths=(2, 1, 4), 
     trajectories = random_trajectories(observation_space, action_space, lengths)
     metadata = DatasetMetadata(observation_space, action_space, **about)
     return TrajectoryDataset.from_trajectories(trajectories, metadata)
-
-
-def assert_same_datasets(found, expected):
-    """Refuse another number of episodes, or another bit in one."""
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_same(ours, theirs)
 
 
 def by_minari(buffers, observation_space=FLOATS, action_space=CHOICE, **options):
@@ -100,7 +94,7 @@ def test_every_space_comes_back(name):
     expected = in_memory(SPACES[name], SPACES[name])
     save_minari(expected, NAME)
     found = load_minari(NAME)
-    assert_same_datasets(found, expected)
+    assert_all_same(found, expected)
     assert found.metadata == expected.metadata
 
 
@@ -222,10 +216,10 @@ def test_a_round_trip_keeps_the_environment_of_minari(tmp_path):
             writer.add(trajectory)
             assert writer.num_steps == sum([3, 2][: writer.num_episodes])
     own = TrajectoryDataset.open(tmp_path / "data")
-    assert_same_datasets(own, first)
+    assert_all_same(own, first)
     save_minari(own, "again-v0")
     second = load_minari("again-v0")
-    assert_same_datasets(second, first)
+    assert_all_same(second, first)
     assert second.metadata == first.metadata
     specs = [minari.load_dataset(name).env_spec for name in (NAME, "again-v0")]
     assert specs[0] == specs[1]

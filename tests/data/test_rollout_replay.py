@@ -7,14 +7,8 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from cases import sweep
-from test_rollout_slots import (
-    KINDS,
-    B,
-    T,
-    assert_same,
-    every_kind,
-    random_rollout,
-)
+from rollouts_compared import assert_same_rollouts
+from test_rollout_slots import KINDS, B, T, every_kind, random_rollout
 
 from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import join_rollouts, select_envs
@@ -92,7 +86,7 @@ def test_what_is_kept_is_what_was_new(kind, optional):
         found = select_envs(batch, slice(B, 2 * B))
         assert found.replayed.tolist() == [True] * B
         expected = select_envs(first, slice(owner * B, (owner + 1) * B))
-        assert_same(replace(found, replayed=None), expected)
+        assert_same_rollouts(replace(found, replayed=None), expected)
         seen.add(owner)
     assert seen == {0, 1}
 
@@ -113,7 +107,7 @@ def test_a_state_goes_on_exactly(kind, optional):
     other.load_state_dict(state)
     assert len(other) == 5
     for found, expected in zip(mixed(other, range(4, 9)), mixed(replay, range(4, 9)), strict=True):
-        assert_same(found, expected)
+        assert_same_rollouts(found, expected)
     assert dumps(other.state_dict()) == dumps(replay.state_dict())
 
 

@@ -2,19 +2,19 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from reference_replay import Stream
+from rollouts_compared import assert_same_rollouts, columns_of
 
-from maze_train.data.frames import FrameStacks
+from maze_train.data.frames import FrameMemory, FrameStacks
 from maze_train.data.joining import join_rollouts, select_envs
-from maze_train.data.rollout import RolloutStorage
 from maze_train.data.rollout_slots import RolloutLayout
 from maze_train.errors import ShapeError
-from maze_train.types import tree_leaves, tree_map
 from maze_train.workers.memory import map_shared, open_shared
 
 T, B = 5, 3
@@ -52,91 +52,27 @@ KINDS = {
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 
-def random_leaf(rng, space, batch):
-    """Observations of one key."""
-    shape = (*batch, *(space.shape or ()))
-    if space.dtype.kind in "iu":
-        return rng.integers(0, 99, shape).astype(space.dtype)
-    return rng.standard_normal(shape).astype(space.dtype)
-
-
-def random_obs(rng, kind, batch):
-    """Observations of all keys."""
-    if isinstance(kind.space, spaces.Dict):
-        return {key: random_leaf(rng, part, batch) for key, part in kind.space.items()}
-    return random_leaf(rng, kind.space, batch)
-
-
-def next_obs(rng, kind, obs, begins):
-    """Observations after others: stacks go on, but where episodes begin."""
-    new = random_obs(rng, kind, begins.shape)
-    for key in kind.frame_stack:
-        stacks, old = (new[key], obs[key]) if key else (new, obs)
-        stacks[~begins, :-1] = old[~begins, 1:]
-    return new
-
-
-def random_actions(rng, example, batch):
-    """Actions in the shape and dtype of an example."""
-    numbers = torch.from_numpy(rng.integers(0, 9, (*batch, *example.shape)))
-    return numbers.to(example.dtype) + (0.5 if example.is_floating_point() else 0)
-
-
 def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional=True):
     """A rollout as a collector makes it; a share of the steps is truncated."""
-    rng = np.random.default_rng(seed)
-    batch = (num_envs,)
-    settings = {"frame_stack": kind.frame_stack, "state_size": kind.state_size}
-    storage = RolloutStorage(kind.space, num_steps, num_envs, **settings)
-    obs = random_obs(rng, kind, batch)
-    storage.start(obs)
-    for t in range(num_steps):
-        if kind.state_size:
-            storage.write_hidden_state(t, torch.from_numpy(rng.random((num_envs, kind.state_size))))
-        storage.write_actions(t, tree_map(lambda x: random_actions(rng, x, batch), kind.action))
-        terminated, truncated = rng.random(num_envs) < 0.2, rng.random(num_envs) < share
-        obs = next_obs(rng, kind, obs, terminated | truncated)
-        valid = rng.random(num_envs) >= 0.2 if optional else None
-        rewards = rng.standard_normal(num_envs)
-        storage.write_step(t, obs, rewards, terminated, truncated, valid)
-        for env in np.flatnonzero(truncated):
-            storage.write_final_obs(t, int(env), random_obs(rng, kind, ()))
+    rng, batch = np.random.default_rng(seed), (num_steps, num_envs)
+    settings = {"ends": share, "kinds": ("truncated",), "frame_stack": kind.frame_stack}
+    stream = Stream(rng, num_envs, kind.space, kind.action, **settings)
+    stream.counter = 1000 * seed
+    rollout = stream.rollout(stream.steps(num_steps), by_frames=True)
+    more = {"terminated": torch.from_numpy(rng.random(batch) < 0.2)}
     if kind.state_size:
-        storage.write_hidden_state(num_steps, torch.full((num_envs, kind.state_size), float(seed)))
-    rollout = storage.rollout()
-    if not optional:
-        return rollout
-    log_probs = torch.from_numpy(rng.standard_normal((num_steps, num_envs))).float()
-    seq_nos = torch.from_numpy(rng.integers(0, 99, num_envs))
-    return replace(rollout, log_probs=log_probs, weights_seq_no=seq_nos)
+        states = rng.random((num_steps + 1, num_envs, kind.state_size))
+        more["hidden_states"] = torch.from_numpy(states).float()
+    if optional:
+        more["valid"] = torch.from_numpy(rng.random(batch) >= 0.2)
+        more["log_probs"] = torch.from_numpy(rng.standard_normal(batch)).float()
+        more["weights_seq_no"] = torch.from_numpy(rng.integers(0, 99, num_envs))
+    return replace(rollout, **more)
 
 
-def observed(leaf):
-    """Whole observations `[T + 1, B, ...]`, also of stacks."""
-    return leaf.whole() if isinstance(leaf, FrameStacks) else leaf
-
-
-def assert_same(found, expected):
-    """All columns of two rollouts are equal in form, dtype and content."""
-    for column in fields(expected):
-        trees = getattr(found, column.name), getattr(expected, column.name)
-        if trees[1] is None or trees[0] is None:
-            assert trees[0] is trees[1], column.name
-            continue
-        assert type(trees[0]) is type(trees[1])
-        if isinstance(trees[1], dict):
-            assert list(trees[0]) == list(trees[1])
-        for leaf, other in zip(*map(tree_leaves, trees), strict=True):
-            assert type(leaf) is type(other)
-            leaf, other = observed(leaf), observed(other)
-            assert leaf.dtype is other.dtype, column.name
-            assert torch.equal(leaf, other), column.name
-
-
-def leaves_of(rollout):
+def memory_of(rollout):
     """All tensors, those of stacks included."""
-    columns = [getattr(rollout, column.name) for column in fields(rollout)]
-    for leaf in [leaf for tree in columns if tree is not None for leaf in tree_leaves(tree)]:
+    for leaf in columns_of(rollout).values():
         yield from (leaf.frames, leaf.numbers) if isinstance(leaf, FrameStacks) else (leaf,)
 
 
@@ -160,7 +96,7 @@ def test_a_slot_gives_back_what_was_written(kind):
         assert count in {0.0: (0,), 1.0: (T * B,)}.get(share, range(1, T * B))
         slots[1].write(rollout)
         found = slots[1].rollout()
-        assert_same(found, rollout)
+        assert_same_rollouts(found, rollout)
         assert (found.valid is None) is (found.log_probs is None) is (not optional)
         assert (found.num_steps, found.num_envs) == (T, B)
         assert found.num_samples == rollout.num_samples
@@ -175,7 +111,7 @@ def test_the_rollout_of_a_slot_is_views(kind):
     memory, (slot,) = slots_of(layout)
     slot.write(random_rollout(kind))
     base = np.frombuffer(memory, np.uint8).ctypes.data
-    for leaf in leaves_of(slot.rollout()):
+    for leaf in memory_of(slot.rollout()):
         assert base <= leaf.data_ptr() < base + layout.nbytes
         assert (leaf.data_ptr() - base) % 64 == 0
 
@@ -183,18 +119,15 @@ def test_the_rollout_of_a_slot_is_views(kind):
 def test_stacks_without_a_frame_in_common_fit():
     """The worst case: every stack has n frames of its own."""
     kind = KINDS["stacks"]
-    rng = np.random.default_rng(0)
-    storage = RolloutStorage(kind.space, T, B, frame_stack=kind.frame_stack)
-    storage.start(random_obs(rng, kind, (B,)))
-    for t in range(T):
-        storage.write_actions(t, torch.zeros(B, dtype=torch.int64))
-        flags = np.zeros((2, B), bool)
-        storage.write_step(t, random_obs(rng, kind, (B,)), np.zeros(B), *flags)
-    rollout = storage.rollout()
+    memory, rng = FrameMemory(IMAGES, T + 1, B), np.random.default_rng(0)
+    memory.start(rng.integers(0, 255, (B, *IMAGES.shape), np.uint8))
+    for row in range(1, T + 1):
+        memory.write(row, rng.integers(0, 255, (B, *IMAGES.shape), np.uint8))
+    rollout = replace(random_rollout(kind), obs=memory.stacks())
     assert len(rollout.obs.numbers.unique()) == (T + 1) * B * 3
     _, (slot,) = slots_of(kind.layout())
     slot.write(rollout)
-    assert_same(slot.rollout(), rollout)
+    assert_same_rollouts(slot.rollout(), rollout)
 
 
 def test_only_frames_that_occur_travel():
@@ -206,7 +139,7 @@ def test_only_frames_that_occur_travel():
     _, (slot,) = slots_of(kind.layout())
     slot.write(rollout)
     found = slot.rollout()
-    assert_same(found, rollout)
+    assert_same_rollouts(found, rollout)
     for key in ("a", "c"):
         assert len(found.obs[key].frames) == len(rollout.obs[key].numbers.unique())
 
@@ -217,7 +150,7 @@ def test_numbers_of_other_dtypes_are_converted():
     rollout = random_rollout(kind)
     _, (slot,) = slots_of(kind.layout())
     slot.write(replace(rollout, log_probs=rollout.log_probs.double()))
-    assert_same(slot.rollout(), rollout)
+    assert_same_rollouts(slot.rollout(), rollout)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts pages of a memfd")
@@ -231,7 +164,7 @@ def test_room_for_the_worst_case_is_not_taken():
     slot.write(rollout)
     taken = os.fstat(descriptor).st_blocks * 512
     os.close(descriptor)
-    assert rollout.obs.frames.nbytes <= taken < layout.nbytes / 3
+    assert 60 * 60 * len(rollout.obs.numbers.unique()) <= taken < layout.nbytes / 3
 
 
 STACKS, IMAGE, BOX, PAIR = "stacks", "images", "box", "dict, parts of actions"

@@ -8,13 +8,13 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trajectory_cases import FLOATS, random_trajectory
 
 from maze_train.data.trajectories import Trajectory, trajectories_as_rollout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ShapeError, SpaceError
 from maze_train.types import leaves_by_key, tree_map
 
-BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(9)})
 ACTIONS = spaces.Discrete(8, start=1)
 
@@ -22,22 +22,6 @@ ACTIONS = spaces.Discrete(8, start=1)
 def minus_one(actions):
     """The agent counts actions from 0, the environment from 1."""
     return tree_map(lambda x: x.to(torch.int64) - 1, actions)
-
-
-def episode(rng, length, end, space=BOX):
-    """A recorded episode of the given length, with keys in any order."""
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    obs = {
-        key: rng.integers(0, 9, (length + 1, *parts[key].shape)).astype(parts[key].dtype)
-        for key in map(str, rng.permutation(list(parts)))
-    }
-    return Trajectory(
-        obs=obs.get("", obs),
-        actions=rng.integers(1, 9, length),
-        rewards=rng.normal(size=length),
-        terminated="terminated" in end,
-        truncated="truncated" in end,
-    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,9 +33,10 @@ def episode(rng, length, end, space=BOX):
 )
 def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_keys, seed):
     """Each once, column by column, whatever it lies beside; the last observations are right."""
-    rng, space = np.random.default_rng(seed), DICT if has_keys else BOX
-    ends = [(), ("terminated",), ("truncated",), ("terminated", "truncated")]
-    episodes = [episode(rng, n, ends[rng.integers(4)], space) for n in lengths]
+    space = DICT if has_keys else FLOATS
+    episodes = [random_trajectory(space, ACTIONS, n, seed + k) for k, n in enumerate(lengths)]
+    if has_keys:  # in an order of their own
+        episodes[::2] = [replace(e, obs=dict(reversed(e.obs.items()))) for e in episodes[::2]]
     rollout = trajectories_as_rollout(iter(episodes), num_envs, space, ACTIONS, minus_one)
     num_steps = -(-sum(lengths) // num_envs)
     assert (rollout.num_samples, rollout.num_steps) == (sum(lengths), num_steps)
@@ -72,24 +57,7 @@ def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_
             assert obs[row, env].tolist() == leaf[t].tolist()
             assert after.tolist() == leaf[t + 1].tolist()
     assert not finals
-
-
-def test_where_episodes_lie():
-    """End to end, cut into columns of one length; what is left of the last ones is not valid."""
-    rng = np.random.default_rng(0)
-    episodes = [episode(rng, n, ("truncated",)) for n in (5, 2, 2, 1)]
-    rollout = trajectories_as_rollout(episodes, 2, BOX, ACTIONS, minus_one)
-    assert rollout.rewards.shape == (5, 2)
-    assert rollout.truncated.nonzero().tolist() == [[1, 1], [3, 1], [4, 0], [4, 1]]
-    assert not rollout.terminated.any()
-    assert rollout.valid is None
-    assert rollout.final_positions.tolist() == [8, 3, 7, 9]
-    assert rollout.final_obs.tolist() == [e.obs[-1].tolist() for e in episodes]
-    rollout = trajectories_as_rollout(episodes[:2], 3, BOX, ACTIONS, minus_one)
-    assert (~rollout.valid).nonzero().tolist() == [[1, 2], [2, 2]]
-    assert rollout.truncated.nonzero().tolist() == [[0, 2], [1, 1]]
-    assert rollout.obs[3, 0].tolist() == episodes[0].obs[3].tolist()
-    assert trajectories_as_rollout([], 2, BOX, ACTIONS, minus_one) is None
+    assert trajectories_as_rollout([], num_envs, space, ACTIONS, minus_one) is None
 
 
 def test_actions_become_those_of_the_agent():
@@ -97,11 +65,11 @@ def test_actions_become_those_of_the_agent():
     space = spaces.Dict({"move": spaces.Discrete(3, start=1), "turn": spaces.Box(-2.0, 2.0, (2,))})
     distribution = distribution_for(space)
     actions = {"move": np.array([1, 3]), "turn": np.array([[0.0, 1.0], [-1.0, 0.5]], np.float32)}
-    obs = np.zeros((3, 2))
+    obs = np.zeros((3, 3))
     for array in (obs, *actions.values()):
         array.setflags(write=False)
     recorded = Trajectory(obs, actions, np.ones(2), terminated=True, truncated=False)
-    rollout = trajectories_as_rollout([recorded], 1, BOX, space, distribution.from_env)
+    rollout = trajectories_as_rollout([recorded], 1, FLOATS, space, distribution.from_env)
     assert rollout.actions["move"].tolist() == [[0], [2]]
     back = distribution.to_env(rollout.actions)
     assert np.allclose(back["turn"][:, 0].numpy(), actions["turn"], atol=1e-6)
@@ -130,7 +98,7 @@ def test_wrong_trajectories_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"obs": np.zeros((4, 3))}, ShapeError, r"obs has the shape \[4, 3\], expected \[4, 2\]"),
+        ({"obs": np.zeros((4, 2))}, ShapeError, r"obs has the shape \[4, 2\], expected \[4, 3\]"),
         ({"obs": {"image": np.zeros((4, 2))}}, ShapeError, r"has the arrays \['obs/image'"),
         ({"actions": np.ones((3, 2), int)}, ShapeError, "actions has the shape"),
         ({"actions": np.array([1, 9, 1])}, SpaceError, "actions: 9 for observation 1"),
@@ -139,6 +107,6 @@ def test_wrong_trajectories_are_refused(change, message):
 )
 def test_what_does_not_fit_the_space_is_refused(change, error, message):
     """A choice that does not exist would be taken for another; the trajectory is named."""
-    good = episode(np.random.default_rng(0), 3, ())
+    good = random_trajectory(FLOATS, ACTIONS)
     with pytest.raises(error, match=f"trajectory 1:? {message}"):
-        trajectories_as_rollout([good, replace(good, **change)], 2, BOX, ACTIONS, minus_one)
+        trajectories_as_rollout([good, replace(good, **change)], 2, FLOATS, ACTIONS, minus_one)

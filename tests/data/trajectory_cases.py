@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -12,12 +11,8 @@ from maze_train.data.trajectories import Trajectory
 from maze_train.spaces.describe import FlatView
 from maze_train.types import tree_map
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from maze_train.types import ArrayTree
-
 INF = np.inf
+CHOICE = spaces.Discrete(3)
 FLOATS = spaces.Box(-INF, INF, (3,), np.float32)
 NESTED = spaces.Dict(
     {
@@ -62,7 +57,7 @@ ODD_SPACES = {
 """Those that Minari can not keep as they are."""
 
 
-def random_tree(space: spaces.Space[Any], length: int, rng: np.random.Generator) -> ArrayTree:
+def random_tree(space, length, rng):
     """Random values of a space, `[length, ...]`."""
     space.seed(int(rng.integers(2**31)))
     view = FlatView(space)
@@ -74,12 +69,7 @@ def random_tree(space: spaces.Space[Any], length: int, rng: np.random.Generator)
     return tree[""] if view.is_single else tree
 
 
-def random_trajectory(
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    length: int = 3,
-    seed: int = 0,
-) -> Trajectory:
+def random_trajectory(observation_space, action_space, length=3, seed=0):
     """An episode of random numbers; how it ended, and whether its seed is known, varies."""
     rng = np.random.default_rng(seed)
     return Trajectory(
@@ -92,9 +82,7 @@ def random_trajectory(
     )
 
 
-def random_trajectories(
-    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], lengths: Sequence[int]
-) -> list[Trajectory]:
+def random_trajectories(observation_space, action_space, lengths):
     """Such episodes of these lengths."""
     return [
         random_trajectory(observation_space, action_space, length, seed)
@@ -102,7 +90,7 @@ def random_trajectories(
     ]
 
 
-def assert_same(found: Trajectory, expected: Trajectory) -> None:
+def assert_same(found, expected):
     """Refuse an episode with another bit, key, shape or data type."""
     for name in ("obs", "actions", "rewards"):
         ours, theirs = getattr(found, name), getattr(expected, name)
@@ -115,5 +103,11 @@ def assert_same(found: Trajectory, expected: Trajectory) -> None:
         assert (type(ours), ours) == (type(theirs), theirs), name
 
 
-def _bits(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+def assert_all_same(found, expected):
+    """Refuse other episodes than the expected ones."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same(ours, theirs)
+
+
+def _bits(array):
     return array.shape, array.dtype, array.tobytes()

@@ -153,11 +153,11 @@ SAMPLED_ES = {**ES, "deterministic": False}
 @pytest.mark.parametrize(
     ("env", "algorithm", "least", "steps"),
     [
-        problem("bandit", bandit, PPO, 1.0, 25_000),
+        problem("bandit", bandit, PPO, 1.0, 25_000, everyday=False),
         problem("bandit", bandit, A2C, 1.0, 25_000),
         problem("bandit", bandit, SAC, 1.0, 4_000),
         problem("bandit", bandit, DQN, 1.0, 4_000),
-        problem("parts", several_parts, PPO, 1.0, 25_000),
+        problem("parts", several_parts, PPO, 1.0, 25_000, everyday=False),
         problem("parts", several_parts, A2C, 1.0, 25_000, everyday=False),
         # Targets are reached to within about 0.1.
         problem("target", Target, PPO, -0.01, 50_000),

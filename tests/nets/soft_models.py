@@ -34,17 +34,6 @@ PROBLEMS = {
 }
 
 
-class OwnNet(nn.Module):
-    """A policy of a user for Box observations."""
-
-    def __init__(self, observation_space, output_size, width=4):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, output_size))
-
-    def forward(self, obs):
-        return self.layers(obs)
-
-
 class OwnCritic(nn.Module):
     """A critic of a user with statistics and a counter that are no parameters."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import re
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from own_networks import Remembers, Rule, Wrapper, own
 from torch import nn
 
 from maze_train.distributions.mapping import distribution_for
@@ -59,7 +59,6 @@ PROBLEMS = [
     # All settings with all actions; all kinds of observations with each of them.
     if settings == "plain" or (i + j + k) % 3 == 0
 ]
-every_problem = pytest.mark.parametrize(("settings", "action", "kind"), PROBLEMS)
 WRAPPER = "algorithm.policy_wrapper"
 
 
@@ -84,13 +83,6 @@ def model_config(name, **more):
     return ModelConfig(**{"hidden_sizes": [8, 6], **SETTINGS[name], **more})
 
 
-def build_both(settings, action, kind, seeds=(3, 3)):
-    """A policy, an actor-critic of the same settings, and the observation space."""
-    space = space_of(kind, action)
-    arguments = (model_config(settings), space, ACTIONS[action])
-    return build_policy(*arguments, seeds[0]), build_actor_critic(*arguments, seeds[1]), space
-
-
 def acts(model, obs):
     """What a model gives for N observations: parameters, of two steps if it has a memory."""
     with torch.no_grad():
@@ -107,10 +99,16 @@ def assert_same(found, expected):
         assert torch.equal(x, y)
 
 
-@every_problem
+@pytest.mark.parametrize(("settings", "action", "kind"), PROBLEMS)
 def test_a_policy_is_that_of_an_actor_critic(settings, action, kind):
-    """The same seed gives the same weights in the same order, and the same parameters."""
-    policy, actor_critic, space = build_both(settings, action, kind)
+    """The same seed gives the same weights in the same order, and the same parameters.
+
+    Weights of another actor-critic can be loaded, and then act the same.
+    """
+    space = space_of(kind, action)
+    arguments, obs = (model_config(settings), space, ACTIONS[action]), observations(space)
+    policy = build_policy(*arguments, 3)
+    actor_critic, other = (build_actor_critic(*arguments, seed) for seed in (3, 4))
     assert type(policy) is PolicyModel
     assert not any(module.training for module in policy.modules())
     state = actor_critic.state_dict()
@@ -120,26 +118,17 @@ def test_a_policy_is_that_of_an_actor_critic(settings, action, kind):
     names = [key for key, _ in actor_critic.named_parameters() if not key.startswith("critic.")]
     assert [key for key, _ in policy.named_parameters()] == names
     assert policy.state_size == actor_critic.state_size
-    obs = observations(space)
     found = acts(policy, obs)
     assert found[0].shape == (N, policy.distribution.param_size)
     assert_same(found, acts(actor_critic, obs))
-
-
-@every_problem
-def test_weights_of_an_actor_critic_fit(settings, action, kind):
-    """No weight is missing in the state of an actor-critic, and what was loaded acts the same."""
-    policy, actor_critic, space = build_both(settings, action, kind, seeds=(3, 4))
-    obs = observations(space)
-    if actor_critic.normalizer is not None:
-        actor_critic.normalizer.update(sampled_for(flat_space(space), 50))
-    before = acts(policy, obs)
-    missing, unexpected = policy.load_state_dict(actor_critic.state_dict(), strict=False)
+    if other.normalizer is not None:
+        other.normalizer.update(sampled_for(flat_space(space), 50))
+    missing, unexpected = policy.load_state_dict(other.state_dict(), strict=False)
     assert missing == []
     assert unexpected
     assert all(key.startswith("critic.") for key in unexpected)
-    assert_same(acts(policy, obs), acts(actor_critic, obs))
-    assert not torch.equal(acts(policy, obs)[0], before[0])
+    assert_same(acts(policy, obs), acts(other, obs))
+    assert not torch.equal(acts(policy, obs)[0], found[0])
 
 
 def test_order_of_an_actor_critic():
@@ -190,17 +179,6 @@ def test_models_with_and_without_memory_are_told_apart():
         memory(observations(BOX))
 
 
-def test_a_memory_remembers():
-    """What was seen before changes the parameters, through the state alone."""
-    policy = build_policy(model_config("memory"), BOX, ACTIONS["discrete"], 0)
-    obs = observations(BOX)
-    actor = Actor(policy, N)
-    first, second = actor.params(obs), actor.params(obs)
-    assert not torch.equal(first, second)
-    actor.forget(np.ones(N, np.bool_))
-    assert torch.equal(actor.params(obs), first)
-
-
 @pytest.mark.parametrize("settings", ["plain", "memory"])
 def test_illegal_actions_have_no_probability(settings):
     """A mask is obeyed, at each step of a memory, and is no input of the networks."""
@@ -236,58 +214,15 @@ def test_observations_are_normalised():
     assert plain.normalizer is None
 
 
-@pytest.mark.parametrize("settings", ["plain", "normalised memory"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies(settings, copied):
-    """Copies, pickled ones as well, act the same and share no weight."""
-    space = space_of("masked", "dict")
-    policy = build_policy(model_config(settings), space, ACTIONS["dict"], 0)
-    twin, obs = copied(policy), observations(space)
-    before = acts(policy, obs)
-    assert_same(acts(twin, obs), before)
-    with torch.no_grad():
-        for param in twin.parameters():
-            param.add_(1.0)
-    assert_same(acts(policy, obs), before)
-
-
-class OwnNet(nn.Module):
-    """A network of a user for Box observations."""
-
-    def __init__(self, observation_space, output_size, width=4):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(5, width), nn.Dropout(0.5), nn.Linear(width, output_size)
-        )
-
-    def forward(self, obs):
-        return self.layers(obs)
-
-
 def named(name, **settings):
     """Configuration of something in this file."""
     return {"_target_": f"{__name__}.{name}", **settings}
 
 
-def test_own_networks_are_used():
-    """A network named in the configuration takes the place of the template."""
-    obs = observations(BOX)
-    own = build_policy(ModelConfig(policy=named("OwnNet", width=3)), BOX, TURN, 0)
-    assert type(own.policy.net) is OwnNet
-    assert own.policy.net.layers[0].out_features == 3
-    assert torch.equal(own(obs), own(obs)), "dropout must be off when acting"
-    config = model_config("shared trunk", trunk=named("OwnNet"))
-    trunk = build_policy(config, BOX, TURN, 0).trunk
-    assert type(trunk) is OwnNet
-    assert trunk.layers[2].out_features == 6
-    with pytest.raises(ConfigError, match=r"model.policy = \[2, 9\]: expected outputs of shape"):
-        build_policy(ModelConfig(policy=named("OwnNet", output_size=9)), BOX, TURN, 0)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("critic", named("OwnNet")),
+        ("critic", own("Wrapper")),
         ("critic_hidden_sizes", [8]),
         ("critic_hidden_sizes", []),
         ("value_transform", {"_target_": "maze_train.ReduceScaleValueTransform"}),
@@ -308,54 +243,6 @@ def test_spaces_without_network_or_distribution_are_refused():
     for observation_space, action_space in ((spaces.Text(3), TURN), (BOX, spaces.Text(3))):
         with pytest.raises(SpaceError, match="Text"):
             build_policy(ModelConfig(), observation_space, action_space, 0)
-
-
-class Wrapper(nn.Module):
-    """Hands everything on."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.distribution = model.distribution
-
-    def policy_params(self, obs):
-        return self.model.policy_params(obs)
-
-
-class Rule(Wrapper):
-    """Prefers action 0 where the first entry of the observation is above 0."""
-
-    def __init__(self, model, strength=10.0):
-        super().__init__(model)
-        self.strength = nn.Parameter(torch.tensor([strength, float(torch.rand(()))]))
-        self.dropout = nn.Dropout(0.5)
-
-    def policy_params(self, obs):
-        params = self.dropout(self.model.policy_params(obs))
-        bonus = torch.zeros_like(params)
-        bonus[..., 0] = (obs[..., 0] > 0) * self.strength[0]
-        return params + bonus
-
-
-class Remembers(nn.Module):
-    """A rule above a policy with a memory, which counts steps besides."""
-
-    def __init__(self, model, extra=1):
-        super().__init__()
-        self.model = model
-        self.extra = extra
-
-    @property
-    def distribution(self):
-        return self.model.distribution
-
-    @property
-    def state_size(self):
-        return self.model.state_size + 1
-
-    def policy_step(self, obs, state):
-        params, inner = self.model.policy_step(obs, state[:, :-1])
-        return params * 2, torch.cat([inner, *[state[:, -1:] + 1] * self.extra], -1)
 
 
 class NeedsLegalActions(Wrapper):
@@ -385,29 +272,24 @@ class NoParams(nn.Module):
         self.distribution = model.distribution
 
 
-class TooWide(Wrapper):
+class Changes(Wrapper):
+    """Makes something else of the parameters."""
+
+    def __init__(self, model, how):
+        super().__init__(model)
+        self.how = how
+
     def policy_params(self, obs):
-        return super().policy_params(obs).repeat(1, 2)
+        return CHANGES[self.how](super().policy_params(obs))
 
 
-class OneRow(Wrapper):
-    def policy_params(self, obs):
-        return super().policy_params(obs)[0]
-
-
-class TwoOutputs(Wrapper):
-    def policy_params(self, obs):
-        return super().policy_params(obs), obs
-
-
-class ListOutput(Wrapper):
-    def policy_params(self, obs):
-        return super().policy_params(obs).tolist()
-
-
-class Fails(Wrapper):
-    def policy_params(self, obs):
-        raise RuntimeError("the plug is out")
+CHANGES = {
+    "too wide": lambda params: params.repeat(1, 2),
+    "one row": lambda params: params[0],
+    "two outputs": lambda params: (params, params),
+    "a list": lambda params: params.tolist(),
+    "fails": lambda params: params.reshape(7),
+}
 
 
 class OddState(Wrapper):
@@ -442,7 +324,7 @@ def wrap(node, settings="plain", space=BOX, action="discrete", seed=0):
 
 def test_a_wrapper_changes_what_it_likes():
     """It gets the policy and its settings; parameters of other observations stay as they are."""
-    model, policy = wrap(named("Rule", strength=4.0)), wrap(None)
+    model, policy = wrap(own("Rule", strength=4.0)), wrap(None)
     assert type(model) is Rule
     assert type(model.model) is PolicyModel
     assert not any(module.training for module in model.modules())
@@ -457,15 +339,15 @@ def test_a_wrapper_changes_what_it_likes():
 def test_weights_of_a_wrapper_follow_the_seed():
     """They are drawn after those of the policy, and not from the global generator."""
     before = torch.get_rng_state()
-    first, same, other = (wrap(named("Rule"), seed=seed).strength[1] for seed in (1, 1, 2))
+    first, same, other = (wrap(own("Rule"), seed=seed).drawn for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
-    assert first == same
-    assert first != other
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
 
 
 def test_a_wrapper_of_a_memory():
     """It is asked with a memory as large as it says."""
-    model = wrap(named("Remembers"), "memory")
+    model = wrap(own("Remembers"), "memory")
     actor = Actor(model, N)
     obs = observations(BOX)
     actor.params(obs)
@@ -486,48 +368,39 @@ def test_a_wrapper_may_bring_another_distribution():
         wrap(named("OtherDistribution"))
 
 
-@pytest.mark.parametrize(
-    ("node", "settings", "message"),
-    [
-        ({"strength": 1}, "plain", " = {'strength': 1}: expected a mapping with the key _target_"),
-        (named("Rulle"), "plain", "._target_ = .*: .* has no 'Rulle'; did you mean Rule"),
-        (named("Rule", colour=1), "plain", ": calling .*Rule failed: .*'colour'"),
-        (named("no_module"), "plain", " = 'str': expected a torch.nn.Module"),
-        (named("refuses"), "plain", ".strength = 1: expected more"),
-        (named("breaks"), "plain", ": calling .*breaks failed: KeyError: 'the key is lost'"),
-        (named("NoDistribution"), "plain", " = 'NoneType': expected .* the attribute distribution"),
-        (named("NoParams"), "plain", ": policy_params on .*'NoParams' .* no attribute 'policy_par"),
-        (
-            named("TooWide"),
-            "plain",
-            r" = \[2, 8\]: expected .* shape \[batch, 4\] from policy_p",
-        ),
-        (named("OneRow"), "plain", r" = \[4\]: expected distribution .* shape \[batch, 4\]"),
-        (
-            named("TwoOutputs"),
-            "plain",
-            r" = \[\[2, 4\], \[2, 5\]\]: expected distribution .* \[batch, 4\]",
-        ),
-        (named("ListOutput"), "plain", r" = 'list': expected distribution .* \[batch, 4\]"),
-        (
-            named("Fails"),
-            "plain",
-            r": policy_params on .*Box.* failed: RuntimeError: the plug is out",
-        ),
-        (named("OddState"), "plain", r": policy_params on .* failed: .*'large'"),
-        (named("Wrapper"), "memory", ": policy_params on .* failed: .*: call policy_step"),
-        (named("Remembers"), "plain", ": policy_step on .* failed: .*: call policy_params"),
-        (
-            named("Remembers", extra=2),
-            "memory",
-            r" = \[\[2, 4\], \[2, 30\]\]: .* \[batch, 4\] and a memory of shape \[batch, 29\] from "
-            "policy_step",
-        ),
-        (named("OneOutput"), "memory", r" = \[2, 4\]: .* and a memory of shape \[batch, 29\]"),
+PARAMS = r"expected distribution .* shape \[batch, 4\] from policy_params"
+STEP = r"expected .* \[batch, 4\] and a memory of shape \[batch, 29\] from policy_step"
+WRONG = {
+    "plain": [
+        ({"strength": 1}, " = {'strength': 1}: expected a mapping with the key _target_"),
+        (own("Rulle"), "._target_ = .*: .* has no 'Rulle'; did you mean Rule"),
+        (own("Rule", colour=1), ": calling .*Rule failed: .*'colour'"),
+        (named("no_module"), " = 'str': expected a torch.nn.Module"),
+        (named("refuses"), ".strength = 1: expected more"),
+        (named("breaks"), ": calling .*breaks failed: KeyError: 'the key is lost'"),
+        (named("NoDistribution"), " = 'NoneType': expected .* the attribute distribution"),
+        (named("NoParams"), ": policy_params on .*'NoParams' .* no attribute 'policy_par"),
+        (named("Changes", how="too wide"), rf" = \[2, 8\]: {PARAMS}"),
+        (named("Changes", how="one row"), rf" = \[4\]: {PARAMS}"),
+        (named("Changes", how="two outputs"), rf" = \[\[2, 4\], \[2, 4\]\]: {PARAMS}"),
+        (named("Changes", how="a list"), f" = 'list': {PARAMS}"),
+        (named("Changes", how="fails"), ": policy_params on .*Box.* failed: RuntimeError: shape"),
+        (named("OddState"), ": policy_params on .* failed: .*'large'"),
+        (own("Remembers"), ": policy_step on .* failed: .*: call policy_params"),
     ],
-    ids=lambda value: value.get("_target_", "") if isinstance(value, dict) else "",
+    "memory": [
+        (own("Wrapper"), ": policy_params on .* failed: .*: call policy_step"),
+        (own("Remembers", extra=2), rf" = \[\[2, 4\], \[2, 30\]\]: {STEP}"),
+        (named("OneOutput"), rf" = \[2, 4\]: {STEP}"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "node", "message"),
+    [(settings, *row) for settings, rows in WRONG.items() for row in rows],
 )
-def test_wrappers_that_do_not_fit_are_refused(node, settings, message):
+def test_wrappers_that_do_not_fit_are_refused(settings, node, message):
     """What is wrong with a wrapper is told with its key, before training."""
     with pytest.raises(ConfigError, match=f"^{re.escape(WRAPPER)}{message}"):
         wrap(node, settings)

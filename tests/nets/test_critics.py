@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
+from own_networks import own
 
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import OwnCritics, build_critics
+from maze_train.nets.critics import build_critics
 from maze_train.nets.template import resolve
 from maze_train.spaces.tensors import sampled_for
-from maze_train.types import tree_leaves, tree_map
+from maze_train.types import tree_map
+
+pytestmark = pytest.mark.usefixtures("float64")
 
 N = 4
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -33,30 +33,7 @@ HAVE_WEIGHTS = ("image", "dict", "dict with image")
 """Spaces whose encoder has weights."""
 
 
-@pytest.fixture(autouse=True)
-def _double_precision():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-class OwnCritic(nn.Module):
-    """A critic of a user for Box and Dict observations; it reads a choice as a number."""
-
-    def __init__(self, observation_space, action_size, output_size):
-        super().__init__()
-        leaves = getattr(observation_space, "spaces", {"": observation_space}).values()
-        size = sum(math.prod(leaf.shape) for leaf in leaves)
-        self.first = nn.Linear(size + action_size, 5)
-        self.last = nn.Linear(5, output_size)
-
-    def forward(self, obs, actions):
-        x = [leaf.to(actions.dtype).reshape(len(leaf), -1) for leaf in tree_leaves(obs)]
-        return self.last(torch.sin(self.first(torch.cat([*x, actions], -1))))
-
-
-OWN = {"_target_": f"{__name__}.OwnCritic"}
+OWN = own("OwnNet", width=5)
 
 
 def observations(name):
@@ -136,16 +113,3 @@ def test_settings_reach_the_layers():
         expected = params["bias_1"].relu() @ params["weight_2"] + params["bias_2"]
         found = plain(observations("box"), torch.randn(N, 2))
     torch.testing.assert_close(found, expected.expand(2, N, 3))
-
-
-def test_own_critics_have_weights_of_their_own():
-    """One network per critic, built by the configuration."""
-    critics = build("box", size=3, output_size=1, critic=OWN)
-    assert isinstance(critics, OwnCritics)
-    assert [type(member) for member in critics.members] == [OwnCritic] * 3
-    weights = [member.first.weight for member in critics.members]
-    assert weights[0].shape == (5, 5)
-    assert not torch.equal(weights[0], weights[1])
-    values = critics(observations("box"), torch.randn(N, 2))
-    assert values.shape == (3, N, 1)
-    assert not torch.equal(values[0], values[1])

@@ -1,7 +1,9 @@
-"""Networks under tracing, export and the transformations of PyTorch: the same function."""
+"""Networks under tracing, export and the transformations of PyTorch, and as copies: the same."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 
 import pytest
@@ -122,6 +124,30 @@ def test_what_is_exported_is_the_same_function(kind, part, way):
     with torch.no_grad():
         exported = WAYS[way](module, args)
         torch.testing.assert_close(exported(*others), module(*others), rtol=1e-4, atol=1e-5)
+
+
+def loaded(model):
+    """A model that had other weights before."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for param in other.parameters():
+            param.mul_(0.5)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), loaded])
+@pytest.mark.parametrize(("kind", "part"), CASES)
+@torch.no_grad()
+def test_copies(kind, part, copied):
+    """Copies give the same bits, and have weights of their own."""
+    module, draw = make_case(kind, part)
+    twin, args = Method(copied(module.model), module.function), draw()
+    expected = module(*args)
+    torch.testing.assert_close(twin(*args), expected, rtol=0, atol=0)
+    for param in module.model.parameters():
+        param.add_(1.0)
+    torch.testing.assert_close(twin(*args), expected, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

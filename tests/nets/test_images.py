@@ -101,26 +101,16 @@ def features_of(x):
         ((7, 7), [(1, 1), (1, 1), (1, 1)]),
         ((11, 25), [(1, 2), (1, 2), (1, 1)]),
         ((35, 50), [(2, 2), (2, 2), (1, 1)]),
+        *((size, None) for size in ((7, 7), (12, 9), (21, 36))),
     ],
 )
-def test_nature(size, strides):
-    """Features are those of three convolutions, with strides that fit small images."""
-    space = space_of(3, *size)
-    encoder = encoder_of(space, "nature")
-    obs = bytes_for(space, 2)
-    expected = features_of(nature(obs.numpy() / 255.0, convolutions(encoder), strides))
-    torch.testing.assert_close(encoder(obs).double(), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(encoder.double()(obs), expected)
-    assert encoder.output_size == expected.shape[1]
-
-
-@pytest.mark.parametrize("size", [(7, 7), (12, 9), (21, 36)])
-def test_impala(size):
-    """Features are those of the residual network."""
+def test_features_are_those_of_the_papers(size, strides):
+    """Three convolutions, with strides that fit small images; or, without, the residual network."""
     space = space_of(4, *size)
-    encoder = encoder_of(space, "impala")
-    obs = bytes_for(space, 2)
-    expected = features_of(impala(obs.numpy() / 255.0, convolutions(encoder)))
+    encoder = encoder_of(space, "nature" if strides else "impala")
+    obs, layers = bytes_for(space, 2), convolutions(encoder)
+    x = obs.numpy() / 255.0
+    expected = features_of(nature(x, layers, strides) if strides else impala(x, layers))
     torch.testing.assert_close(encoder(obs).double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(encoder.double()(obs), expected)
     assert encoder.output_size == expected.shape[1]
@@ -159,30 +149,22 @@ def test_every_size_leaves_something(side):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layouts_of_the_same_picture(kind):
-    """Channels first or last, frames stacked or not: the same pixels give the same features."""
-    encoder = encoder_of(space_of(6, 40, 48), kind)
-    obs = bytes_for(space_of(6, 40, 48), 3)
-    expected = encoder(obs)
-    stacked = obs.view(3, 2, 3, 40, 48)
-    for x in (
-        obs.permute(0, 2, 3, 1),
-        obs.permute(0, 2, 3, 1).contiguous(),
-        stacked,
-        stacked.permute(0, 1, 3, 4, 2),
-        stacked.permute(0, 1, 3, 4, 2).contiguous(),
+    """Channels first, last or none, frames stacked or not: equal pixels give equal features."""
+    colours, grey = bytes_for(space_of(6, 40, 48), 3), bytes_for(space_of(40, 48), 3)
+    stacked = colours.view(3, 2, 3, 40, 48)
+    for same in (
+        [
+            colours,
+            colours.permute(0, 2, 3, 1),
+            colours.permute(0, 2, 3, 1).contiguous(),
+            stacked,
+            stacked.permute(0, 1, 3, 4, 2),
+            stacked.permute(0, 1, 3, 4, 2).contiguous(),
+        ],
+        [grey, grey.unsqueeze(1), grey.unsqueeze(-1)],
     ):
-        other = encoder_of(space_of(*x.shape[1:]), kind)
-        torch.testing.assert_close(other(x), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_grey_pictures(kind):
-    """One channel first, last or not there: the same features."""
-    obs = bytes_for(space_of(40, 48), 3)
-    expected = encoder_of(space_of(40, 48), kind)(obs)
-    for x in (obs.unsqueeze(1), obs.unsqueeze(-1)):
-        other = encoder_of(space_of(*x.shape[1:]), kind)
-        torch.testing.assert_close(other(x), expected, rtol=1e-4, atol=1e-5)
+        found = [encoder_of(space_of(*x.shape[1:]), kind)(x) for x in same]
+        torch.testing.assert_close(found, found[:1] * len(same), rtol=1e-4, atol=1e-5)
 
 
 def test_pixels_are_scaled_by_the_bound_of_the_space():

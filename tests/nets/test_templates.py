@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
@@ -111,18 +110,11 @@ def test_no_hidden_layer_is_a_linear_model():
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_template_is_the_composition_of_its_layers(name):
     """Each hidden layer is followed by the nonlinearity, the output by none."""
-    functions = {
-        "tanh": torch.tanh,
-        "relu": torch.nn.functional.relu,
-        "elu": torch.nn.functional.elu,
-        "gelu": torch.nn.functional.gelu,
-        "silu": torch.nn.functional.silu,
-        "leaky_relu": torch.nn.functional.leaky_relu,
-    }
+    function = getattr(torch.nn.functional, name)
     net = TemplateNet(BOX, ModelConfig(activation=name), [8, 6], 3)
     first, second, last = linears(net)
     x = 3.0 * torch.randn(2, 4, 5)
-    expected = last(functions[name](second(functions[name](first(x)))))
+    expected = last(function(second(function(first(x)))))
     torch.testing.assert_close(net(x), expected)
     assert net(x).shape == (2, 4, 3)
     assert net.output_size == 3
@@ -137,42 +129,15 @@ def test_without_output_layer_the_last_hidden_layer_is_the_output():
 
 def test_seeds_give_weights_and_leave_the_global_generator_alone():
     """The same seed gives the same weights, another one others; torch's own stream goes on."""
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    models = [
-        build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=s) for s in (1, 1, 2)
-    ]
-    assert torch.equal(torch.get_rng_state(), before)
+    models = []
+    for i, seed in enumerate((1, 1, 2)):
+        torch.manual_seed(i)
+        before = torch.get_rng_state()
+        models.append(build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=seed))
+        assert torch.equal(torch.get_rng_state(), before)
     a, b, c = (torch.cat([p.flatten() for p in m.parameters()]) for m in models)
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
-    torch.manual_seed(99)
-    again = build_actor_critic(ModelConfig(), DICT, spaces.Discrete(3), seed=1)
-    assert torch.equal(torch.cat([p.flatten() for p in again.parameters()]), a)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("space", [BOX, DICT], ids=["box", "dict"])
-def test_copies_and_saved_weights_are_independent(space, shared):
-    """A deep copy and a model with loaded weights act alike, and change alone."""
-    config = ModelConfig(hidden_sizes=[8], shared_trunk=shared)
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
-    model = build_actor_critic(config, space, action_space, seed=0)
-    obs = {"a": torch.randn(3, 5), "b": torch.tensor([0, 1, 2])}
-    obs = obs if space is DICT else obs["a"]
-    copied = copy.deepcopy(model)
-    loaded = build_actor_critic(config, space, action_space, seed=1)
-    assert not torch.equal(loaded.values(obs), model.values(obs))
-    loaded.load_state_dict(model.state_dict())
-    before = [x.clone() for x in model(obs)]
-    for other in (copied, loaded):
-        for ours, theirs in zip(model(obs), other(obs), strict=True):
-            assert torch.equal(ours, theirs)
-        with torch.no_grad():
-            for param in other.parameters():
-                param.add_(1.0)
-    for ours, kept in zip(model(obs), before, strict=True):
-        assert torch.equal(ours, kept)
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import signal
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from rollouts_compared import whole
 
 from maze_train import SequentialVectorEnv
-from maze_train.data.frames import FrameStacks
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
@@ -23,49 +22,47 @@ from maze_train.rollout.collector import RolloutCollector
 from maze_train.seeding import Seeds
 from maze_train.types import tree_leaves, tree_map
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from maze_train.data.rollout import Rollout
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.nets.actor_critic import ActorCriticModel
-    from maze_train.types import Tensor
-
+ENDS = ("terminated", "truncated")
 T, E = 5, 2
 """Steps of a rollout, and environments of an actor."""
 
 SEED_OF = Seeds(11).integer
 
 INF_BOX = spaces.Box(-np.inf, np.inf, (3,), np.float64)
-OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+OBSERVATIONS = {
     "box": INF_BOX,
     "dict": spaces.Dict({"a": INF_BOX, "b": spaces.Discrete(7)}),
     "image": spaces.Box(0, 255, (6, 5), np.uint8),
     "mask": spaces.Dict({"action_mask": spaces.MultiBinary(3), "a": INF_BOX}),
 }
-ACTIONS: dict[str, spaces.Space[Any]] = {
+ACTIONS = {
     "discrete": spaces.Discrete(3, start=1),
     "box": spaces.Box(-0.5, 0.25, (2,), np.float32),
     "dict": spaces.Dict({"gear": spaces.Discrete(3), "force": spaces.Box(-1.0, 1.0, (2,))}),
 }
 
 
-class ActorEnv(gymnasium.Env[Any, Any]):
+def number_of(action):
+    """One number for an action of any space."""
+    return float(sum(np.sum(part) for part in tree_leaves(action)))
+
+
+class ActorEnv(gymnasium.Env):
     """Episodes of 1 to 6 steps whose numbers follow from the seed and the actions.
 
     Args:
         obs: Key of `OBSERVATIONS`.
         actions: Key of `ACTIONS`.
+        ends: How episodes may end: `terminated`, `truncated`, `both`.
     """
 
-    def __init__(self, obs: str = "box", actions: str = "discrete") -> None:
+    def __init__(self, obs="box", actions="discrete", ends=("terminated", "truncated", "both")):
         self.observation_space = OBSERVATIONS[obs]
         self.action_space = ACTIONS[actions]
-        self.obs = obs
+        self.obs, self.ends = obs, ends
         self.steps = 0
 
-    def observe(self) -> Any:
+    def observe(self):
         """What the agent sees."""
         box = np.array([self.mark, self.t / 10, self.last])
         if self.obs == "dict":
@@ -78,27 +75,28 @@ class ActorEnv(gymnasium.Env[Any, Any]):
             return {"action_mask": mask, "a": box}
         return box
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         """Begin an episode."""
         super().reset(seed=seed)
         self.t, self.last = 0, 0.0
         self.mark = float(self.np_random.standard_normal())
         self.length = int(self.np_random.integers(1, 7))
-        self.truncates = bool(self.np_random.integers(2))
+        self.how = str(self.np_random.choice(self.ends))
         return self.observe(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         """Step; the action is in the reward and in the next observation."""
-        parts = action.values() if isinstance(action, dict) else [action]
+        assert self.action_space.contains(action), action
         self.t += 1
         self.steps += 1
-        self.last = float(sum(np.sum(part) for part in parts))
+        self.last = number_of(action)
         reward = self.mark + self.last + float(self.np_random.random())
-        ended = self.t == self.length
-        return self.observe(), reward, ended and not self.truncates, ended and self.truncates, {}
+        flags = [self.t == self.length and self.how in (name, "both") for name in ENDS]
+        info = {"is_success": self.mark > 0} if sum(flags) == 1 else {}
+        return self.observe(), reward, *flags, info
 
 
-def is_first(marker: Path) -> bool:
+def is_first(marker):
     """Whether nobody else, in whatever process, asked that of this file before."""
     try:
         marker.touch(exist_ok=False)
@@ -108,44 +106,53 @@ def is_first(marker: Path) -> bool:
 
 
 class FaultyEnv(ActorEnv):
-    """Fails at its step `at`.
+    """Fails at every step whose number is a multiple of `at`.
 
     Args:
-        how: `raise`, `exit`, `hang` or `lost`; `nothing`: it does not.
+        how: `raise`, `exit`, `leave`, `kill`, `hang` or `lost`; `nothing`: it does not.
         at: Which of its steps, all episodes taken together.
         marker: A file that says that one failed, so that no other does; None: all of them do.
     """
 
-    def __init__(self, how: str, at: int, marker: Path | None = None) -> None:
+    def __init__(self, how, at, marker=None):
         super().__init__()
-        self.how, self.at, self.marker = how, at, marker
+        self.how_it_fails, self.at, self.marker = how, at, marker
 
-    def _is_due(self) -> bool:
-        return self.marker is None or is_first(self.marker)
+    def is_due(self):
+        """Whether this step is to fail."""
+        return self.steps % self.at == 0
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         """Step, or fail."""
         obs, reward, *rest = super().step(action)
-        if self.steps == self.at and self.how != "nothing" and self._is_due():
-            if self.how == "raise":
-                raise RuntimeError("the wheel came off")
-            if self.how == "exit":
-                os._exit(7)
-            if self.how == "hang":
-                time.sleep(600.0)
-            if self.how == "lost":
-                return (obs, float("nan"), *rest)
-        return (obs, reward, *rest)
-
-
-class ExitsEnv(ActorEnv):
-    """Calls `sys.exit(0)` in its second step, in the second process."""
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step, or exit."""
-        if self.steps == 1 and multiprocessing.current_process().name.endswith("-1"):
+        if not self.is_due() or not (self.marker is None or is_first(self.marker)):
+            return (obs, reward, *rest)
+        if self.how_it_fails == "raise":
+            raise RuntimeError("the wheel came off")
+        if self.how_it_fails == "exit":
+            os._exit(7)
+        if self.how_it_fails == "leave":
             sys.exit(0)
-        return super().step(action)
+        if self.how_it_fails == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how_it_fails == "hang":
+            time.sleep(600.0)
+        return (obs, float("nan") if self.how_it_fails == "lost" else reward, *rest)
+
+
+class FailsForSeedEnv(FaultyEnv):
+    """Fails at the second step of the episodes of the seed `at`."""
+
+    def reset(self, *, seed=None, options=None):
+        """Begin an episode of at least three steps."""
+        found = super().reset(seed=seed, options=options)
+        self.is_bad = seed == self.at
+        self.length = max(self.length, 3)
+        return found
+
+    def is_due(self):
+        """Whether this step is to fail."""
+        return self.is_bad and self.t == 2
 
 
 class GatedEnv(ActorEnv):
@@ -156,47 +163,26 @@ class GatedEnv(ActorEnv):
         gated: Numbers of those that have a gate.
     """
 
-    def __init__(self, folder: Path, gated: tuple[int, ...]) -> None:
+    def __init__(self, folder, gated):
         super().__init__()
         self.number = next(i for i in range(99) if is_first(folder / f"drawn{i}"))
         self.gate = folder / f"open{self.number}" if self.number in gated else None
 
-    def observe(self) -> Any:
+    def observe(self):
         """The number, in all entries."""
         return np.full(3, float(self.number))
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         """Wait for the gate, then step."""
         while self.gate is not None and not self.gate.exists():
             time.sleep(0.01)
         return super().step(action)
 
 
-class SlowEnv(ActorEnv):
-    """Takes a while for each step, and leaves a file when it is closed.
-
-    Args:
-        folder: Where the file `closed{process}` is left.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step, in no hurry."""
-        time.sleep(0.3)
-        return super().step(action)
-
-    def close(self) -> None:
-        """Leave the file."""
-        (self.folder / f"closed{os.getpid()}").touch()
-
-
 class BrokenLaterEnv(ActorEnv):
     """Can not be built once a file is there."""
 
-    def __init__(self, marker: Path) -> None:
+    def __init__(self, marker):
         super().__init__()
         if marker.exists():
             raise ValueError("no such level")
@@ -205,23 +191,16 @@ class BrokenLaterEnv(ActorEnv):
 class OddOneOutEnv(ActorEnv):
     """One of all that are built has another observation space."""
 
-    def __init__(self, marker: Path) -> None:
+    def __init__(self, marker):
         super().__init__("dict" if is_first(marker) else "box")
 
 
-def stacked_env(actions: str = "discrete") -> gymnasium.Env[Any, Any]:
+def stacked_env(actions="discrete"):
     """Stacks of the last three images."""
     return ObservationStackWrapper(ActorEnv("image", actions), 3)
 
 
-def vector_of(
-    make: Callable[[], gymnasium.Env[Any, Any]],
-    num_envs: int = E,
-    skips: bool = False,
-    first_env: int = 0,
-    *,
-    can_be_restored: bool = True,
-) -> MazeVectorEnv:
+def vector_of(make, num_envs=E, skips=False, first_env=0, *, can_be_restored=True):
     """So many environments in one process."""
     return SequentialVectorEnv(
         [make] * num_envs,
@@ -231,67 +210,27 @@ def vector_of(
     )
 
 
-def model_maker(
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    *,
-    memory: bool = False,
-    normalises: bool = False,
-) -> Callable[[], ActorCriticModel]:
+def model_maker(observation_space, action_space, *, memory=False, normalises=False):
     """What builds a small model, in whatever process."""
     config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4) if memory else None)
     config.normalization.mode = "running" if normalises else "none"
     return partial(build_actor_critic, config, observation_space, action_space, 0)
 
 
-def maker_for(env: MazeVectorEnv, *, memory: bool = False) -> Callable[[], ActorCriticModel]:
-    """What builds a model for environments."""
-    return model_maker(env.env_observation_space, env.single_action_space, memory=memory)
-
-
 @torch.no_grad()
-def set_version(model: torch.nn.Module, version: int) -> None:
+def set_version(model, version):
     """Give a model weights that follow from a number, and with which it acts in many ways."""
     generator = torch.Generator().manual_seed(version)
     for param in model.parameters():
         param.copy_(torch.randn(param.shape, generator=generator))
 
 
-def whole(leaf: Tensor | FrameStacks) -> Tensor:
-    """A tensor of what may be stacks of frames."""
-    if isinstance(leaf, FrameStacks):
-        return leaf[0 : len(leaf.numbers)].view(leaf.shape)
-    return leaf
-
-
-def columns_of(rollout: Rollout) -> Iterator[tuple[str, Tensor]]:
-    """The leaves of the columns by name, stacks of frames put together."""
-    for name in (
-        "obs", "actions", "rewards", "terminated", "truncated", "final_obs", "final_positions",
-        "hidden_states", "log_probs", "weights_seq_no",
-    ):  # fmt: skip
-        tree = getattr(rollout, name)
-        for i, leaf in enumerate(tree_leaves(tree) if tree is not None else ()):
-            yield f"{name}{i}", whole(leaf)
-
-
-def assert_same(one: Rollout, other: Rollout) -> None:
-    """Equal columns, bit for bit."""
-    ours, theirs = dict(columns_of(one)), dict(columns_of(other))
-    assert ours.keys() == theirs.keys()
-    for name, column in ours.items():
-        assert column.dtype == theirs[name].dtype, name
-        assert torch.equal(column, theirs[name]), name
-
-
-def reference_collector(
-    env: MazeVectorEnv, actor: int, generation: int = 0, num_steps: int = T
-) -> RolloutCollector:
+def reference_collector(env, actor, generation=0):
     """The collector that an actor is, in this process."""
     name = f"actors/{actor}/{generation}"
     return RolloutCollector(
         env,
-        num_steps,
+        T,
         env_seed=SEED_OF(f"{name}/episodes"),
         action_seed=SEED_OF(f"{name}/actions"),
         records_log_probs=True,
@@ -299,18 +238,15 @@ def reference_collector(
 
 
 @torch.no_grad()
-def slow_log_probs(rollout: Rollout, model: ActorCriticModel) -> Tensor:
+def slow_log_probs(rollout, model):
     """Log-probabilities of the actions of a rollout, step by step under a model."""
     rows = []
     for t in range(len(rollout.rewards)):
-
-        def row(leaf: Tensor | FrameStacks, t: int = t) -> Tensor:
-            return whole(leaf)[t]
-
-        obs = tree_map(row, rollout.obs)
+        obs = tree_map(lambda x, t=t: whole(x)[t], rollout.obs)
         if rollout.hidden_states is None:
             params = model.policy_params(obs)
         else:
             params, _ = model.policy_step(obs, rollout.hidden_states[t])
-        rows.append(model.distribution.log_prob(params, tree_map(row, rollout.actions)))
+        actions = tree_map(lambda x, t=t: x[t], rollout.actions)
+        rows.append(model.distribution.log_prob(params, actions))
     return torch.stack(rows)

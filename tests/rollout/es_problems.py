@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import signal
-import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from actor_envs import ActorEnv
 from gymnasium import spaces
+from own_networks import own
 from torch import nn
 
 from maze_train.envs.slots import EnvSlots
@@ -28,15 +25,6 @@ from maze_train.rollout.population import MemberAgent, MemberSettings
 from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.workers.pool import PrivateMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from maze_train.rollout.episode_player import PlayedEpisode
-    from maze_train.rollout.es_rollouts import ESRolloutResult
-
-    MakeEnv = Callable[[], Any]
 
 SIGMA = 0.5
 LIMIT = 140
@@ -54,13 +42,13 @@ class WalkEnv(ActorEnv):
         actions: Key of `actor_envs.ACTIONS`.
     """
 
-    def __init__(self, obs: str = "box", actions: str = "discrete") -> None:
+    def __init__(self, obs="box", actions="discrete"):
         super().__init__(obs, actions)
         if obs == "dict":
             box, other = (spaces.Box(-np.inf, np.inf, (n,), np.float64) for n in (3, 2))
             self.observation_space = spaces.Dict({"a": box, "b": spaces.Discrete(7), "c": other})
 
-    def observe(self) -> Any:
+    def observe(self):
         """What the agent sees: where it is, the time, its last action."""
         self.mark = self.place
         found = super().observe()
@@ -69,14 +57,14 @@ class WalkEnv(ActorEnv):
             return {**found, "b": self.t % 7, "c": np.array([self.t, -self.place])}
         return found
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         """Begin an episode."""
         self.place = 0.0
         super().reset(seed=seed, options=options)
         self.pace = float(self.np_random.uniform(0.1, 0.5))
         return self.observe(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         """Step; the action says where to, more or less."""
         assert self.action_space.contains(action), action
         assert self.legal is None or self.legal[action - 1], action
@@ -94,7 +82,7 @@ class WalkEnv(ActorEnv):
 class UnequalEnv(ActorEnv):
     """Every fourth episode or so is a hundred times as long as others."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         """Begin an episode."""
         obs, info = super().reset(seed=seed, options=options)
         self.length = 200 if self.np_random.integers(4) == 0 else 2
@@ -108,17 +96,17 @@ class SpoiltEnv(WalkEnv):
         where: `obs`, `reward`, or `first`: the first observation.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where):
         super().__init__()
         self.where = where
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         """Begin an episode."""
         obs, info = super().reset(seed=seed, options=options)
         self.is_bad = bool(self.np_random.integers(3) == 0)
         return (obs * np.nan if self.is_bad and self.where == "first" else obs), info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         """Step, or spoil it."""
         obs, reward, *rest = super().step(action)
         if self.is_bad and self.t == 3:
@@ -129,92 +117,24 @@ class SpoiltEnv(WalkEnv):
 class EndlessEnv(UnequalEnv):
     """Episodes that never end."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         """Begin the episode."""
         obs, info = super().reset(seed=seed, options=options)
         self.length = -1
         return obs, info
 
 
-class WaitingEnv(UnequalEnv):
-    """Its first steps wait until episodes have begun in so many environments.
-
-    Args:
-        folder: Where each of them leaves a file.
-        needed: How many.
-    """
-
-    def __init__(self, folder: Path, needed: int) -> None:
-        super().__init__()
-        self.folder, self.needed = folder, needed
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, and tell it."""
-        (self.folder / f"{os.getpid()} {id(self)}").touch()
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Wait, then step."""
-        while self.steps == 0 and len(list(self.folder.iterdir())) < self.needed:
-            time.sleep(0.01)
-        return super().step(action)
-
-
-class DiesWhileStartingEnv(UnequalEnv):
-    """Its process is killed while it builds it, as often as there are files to take away.
-
-    Args:
-        folder: Where these files are.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        for file in sorted(folder.glob("kill*")):
-            file.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class RaisesFirst(nn.Module):
-    """What a user puts around a policy: a rule with a parameter of no dimensions."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.distribution = model, model.distribution
-        self.strength = nn.Parameter(torch.tensor(0.5))
-
-    def policy_params(self, obs: Any) -> Any:
-        """Parameters, the first of which is raised."""
-        params = self.model.policy_params(obs)
-        bonus = torch.zeros_like(params)
-        bonus[:, 0] = self.strength
-        return params + bonus
-
-
-class FrozenBelow(nn.Module):
-    """A network of a user, whose first layer and statistics are not trained."""
-
-    def __init__(self, observation_space: Any, output_size: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(observation_space.shape[0], 7).requires_grad_(False)
-        self.norm = nn.BatchNorm1d(7)
-        self.last = nn.Linear(7, output_size)
-
-    def forward(self, obs: Any) -> Any:
-        """Outputs of rows."""
-        return self.last(self.norm(self.first(obs.float()).sin()))
-
-
-POLICIES: dict[str, dict[str, Any]] = {
+POLICIES = {
     "plain": {},
     "normalised": {"mode": "running"},
     "memory": {"memory": MemoryConfig(cell="gru", size=5)},
     "normalised memory": {"mode": "running", "memory": MemoryConfig(size=5)},
-    "wrapped": {"wrapper": {"_target_": f"{__name__}.RaisesFirst"}},
-    "own": {"policy": {"_target_": f"{__name__}.FrozenBelow"}, "hidden_sizes": None},
+    "wrapped": {"wrapper": own("Rule")},
+    "own": {"policy": own("OddNet"), "hidden_sizes": None},
 }
 
 
-def model_maker(make: MakeEnv, policy: str = "plain") -> Callable[[], nn.Module]:
+def model_maker(make, policy="plain"):
     """What builds a small policy for environments, in whatever process."""
     settings = dict(POLICIES[policy])
     mode, wrapper = settings.pop("mode", "none"), settings.pop("wrapper", None)
@@ -226,14 +146,14 @@ def model_maker(make: MakeEnv, policy: str = "plain") -> Callable[[], nn.Module]
 
 
 @torch.no_grad()
-def set_version(model: nn.Module, version: int) -> None:
+def set_version(model, version):
     """Give a policy weights with which it acts in many ways, and statistics, by a number."""
     generator = torch.Generator().manual_seed(version)
     for param in model.parameters():
         param.copy_(torch.randn(param.shape, generator=generator))
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
-            module.running_mean += 0.1 * version  # type: ignore[operator]  # a tensor
+            module.running_mean += 0.1 * version
     normalizer = find_normalizer(model)
     if normalizer is not None:
         obs = {
@@ -243,19 +163,19 @@ def set_version(model: nn.Module, version: int) -> None:
         normalizer.update(obs[""] if normalizer.keys == [""] else obs)
 
 
-def model_for(make: MakeEnv, policy: str = "plain", version: int = 1) -> Any:
+def model_for(make, policy="plain", version=1):
     """A policy for environments, with weights of a version."""
     model = model_maker(make, policy)()
     set_version(model, version)
     return model
 
 
-def make_table(count: int = 5_000) -> SharedNoiseTable:
+def make_table(count=5_000):
     """Noise for small policies."""
     return SharedNoiseTable(count, seed=3)
 
 
-def make_slots(make: MakeEnv, count: int, on_non_finite: str = "raise") -> EnvSlots:
+def make_slots(make, count, on_non_finite="raise"):
     """Slots in this process."""
     return EnvSlots([make] * count, row_blocks(count), on_non_finite=on_non_finite)
 
@@ -271,14 +191,7 @@ class Members:
         on_non_finite: What to do about numbers that are not finite.
     """
 
-    def __init__(
-        self,
-        make: MakeEnv,
-        num_slots: int,
-        model: nn.Module,
-        settings: MemberSettings = PLAIN,
-        on_non_finite: str = "raise",
-    ) -> None:
+    def __init__(self, make, num_slots, model, settings=PLAIN, on_non_finite="raise"):
         slots, table = make_slots(make, num_slots, on_non_finite), make_table()
         memory = PrivateMemory(weights_nbytes(model))
         self._writer = WeightsWriter(model, memory.buffer)
@@ -286,7 +199,7 @@ class Members:
         self.agent = MemberAgent(lambda: copy.deepcopy(model), slots, memory, table, settings)
         self.player = EpisodePlayer(slots, self.agent, PlaySettings(), lambda steps: None)
 
-    def begin(self, members: Any, iteration: int = 2, sigma: float = SIGMA) -> None:
+    def begin(self, members, iteration=2, sigma=SIGMA):
         """Begin an iteration with the policy as it is now, with some of its members."""
         self._writer.publish(iteration)
         self.player.drop()
@@ -296,7 +209,7 @@ class Members:
             numbers = (drawn.env_seed, drawn.action_seed, drawn.noise_index)
             self.player.add([EpisodeTask(member, *numbers)])
 
-    def play(self, members: Any, **iteration: Any) -> dict[int, PlayedEpisode]:
+    def play(self, members, **iteration):
         """Play some members of an iteration; results by member, in the order of their ends."""
         self.begin(members, **iteration)
         found = [result for _ in iter(lambda: self.player.load, 0) for result in self.player.step()]
@@ -304,7 +217,7 @@ class Members:
         return {result.number: result for result in found}
 
 
-def bits(result: PlayedEpisode) -> tuple[Any, ...]:
+def bits(result):
     """All that a result says, to the bit."""
     moments = result.moments
     rest = () if moments is None else (moments.count, moments.mean.tobytes(), moments.var.tobytes())
@@ -312,6 +225,6 @@ def bits(result: PlayedEpisode) -> tuple[Any, ...]:
     return (result.number, numbers, result.length, result.lost, *rest)
 
 
-def pair_bits(result: ESRolloutResult) -> tuple[Any, ...]:
+def pair_bits(result):
     """All that the result of a pair says, to the bit."""
     return (result.pair, result.noise_index, *map(bits, result.members))

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from actor_envs import ActorEnv
-from es_problems import EndlessEnv, UnequalEnv, WalkEnv, model_for
+from es_problems import UnequalEnv, WalkEnv, model_for
 
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
 from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.player import RolloutPlayer
 from maze_train.rollout.population import ModelAgent
 from maze_train.types import tree_leaves
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from maze_train.envs.slots import EnvSlots
-    from maze_train.rollout.episode_player import PlayedEpisode
 
 RECORDED = PlaySettings(record=True)
 
@@ -35,17 +25,17 @@ class RememberingPolicy:
         kind: `discrete` (1, 2, 3), `box` or `dict`: key of `actor_envs.ACTIONS`.
     """
 
-    def __init__(self, kind: str = "discrete") -> None:
+    def __init__(self, kind="discrete"):
         self.kind = kind
-        self.seen: list[Any] = []
+        self.seen = []
         self.reset(0)
 
-    def reset(self, seed: int) -> None:
+    def reset(self, seed):
         """Forget, and draw other numbers."""
         self.random = np.random.default_rng(seed)
         self.seen.clear()
 
-    def act(self, observation: Any) -> Any:
+    def act(self, observation):
         """An action."""
         self.seen.append(observation["a"] if isinstance(observation, dict) else observation)
         total = float(np.sum(self.seen)) + self.random.normal()
@@ -61,14 +51,14 @@ class ReusingEnv(WalkEnv):
 
     memory: Any = None
 
-    def observe(self) -> Any:
+    def observe(self):
         """What the agent sees, in the memory of what it saw before."""
         found = super().observe()
         self.memory = found if self.memory is None else self.memory
         self.memory[:] = found
         return self.memory
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         """Step, and spoil the action."""
         result = super().step(action.copy())
         action[:] = 7.0
@@ -84,82 +74,39 @@ class PictureEnv(UnequalEnv):
         endless: Whether its episodes never end.
     """
 
-    def __init__(
-        self, shape: tuple[int, int] = (33, 50), render_mode: Any = "rgb_array", endless: Any = ()
-    ) -> None:
+    def __init__(self, shape=(33, 50), render_mode="rgb_array", endless=()):
         super().__init__()
         self.shape, self.render_mode, self.endless = shape, render_mode, endless
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         """Begin an episode of three or six steps, or an endless one."""
         found = super().reset(seed=seed, options=options)
         self.length = -1 if seed in self.endless else 3 if self.length < 6 else 6
         return found
 
-    def render(self) -> Any:
+    def render(self):
         """A picture."""
         return np.full((*self.shape, 3), 40 * min(self.t, 6), np.uint8)
 
 
-class FailsForSeedEnv(UnequalEnv):
-    """Fails at the second step of the episodes of one seed.
-
-    Args:
-        how: `raise`, `hang`, `kill`, or `nan`.
-        bad: The seed.
-        once: A file that says that it failed, so that it does not again; None: it always fails.
-    """
-
-    def __init__(self, how: str, bad: int, once: Path | None = None) -> None:
-        super().__init__()
-        self.how, self.bad, self.once = how, bad, once
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        found = super().reset(seed=seed, options=options)
-        self.is_bad = seed == self.bad
-        self.length = max(self.length, 3)
-        return found
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step, or fail."""
-        obs, reward, *rest = super().step(action)
-        if not self.is_bad or self.t != 2 or not self._is_due():
-            return (obs, reward, *rest)
-        if self.how == "raise":
-            raise RuntimeError("the wheel came off")
-        if self.how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.how == "hang":
-            time.sleep(600.0)
-        return (obs, float("nan"), *rest)
-
-    def _is_due(self) -> bool:
-        if self.once is None:
-            return True
-        is_first = not self.once.exists()
-        self.once.touch()
-        return is_first
-
-
-def model_agent(model: Any, deterministic: bool, slots: EnvSlots) -> ModelAgent:
+def model_agent(model, deterministic, slots):
     """What builds the agent of a model."""
     return ModelAgent(model, len(slots), deterministic)
 
 
-def model_problem(obs: str, actions: str, policy: str, deterministic: bool = False) -> Any:
+def model_problem(obs, actions, policy, deterministic=False):
     """Environment and agent of a model."""
     make = partial(WalkEnv, obs, actions)
     return make, partial(model_agent, model_for(make, policy), deterministic)
 
 
-def user_problem(obs: str, actions: str) -> Any:
+def user_problem(obs, actions):
     """Environment and agent of a policy with a memory."""
     policy = partial(RememberingPolicy, actions)
     return partial(WalkEnv, obs, actions), partial(PolicyAgent, policy)
 
 
-PROBLEMS: dict[str, Any] = {
+PROBLEMS = {
     "sampled box": partial(model_problem, "box", "box", "plain"),
     "likely box": partial(model_problem, "box", "box", "plain", True),
     "sampled discrete": partial(model_problem, "box", "discrete", "normalised"),
@@ -175,11 +122,17 @@ PROBLEMS: dict[str, Any] = {
 """Functions that give what builds an environment, and what builds an agent."""
 
 
-def bits(episode: PlayedEpisode) -> tuple[Any, ...]:
+def closing_env():
+    """A class of environments, and the list of those that were closed."""
+    closed = []
+    return type("ClosingEnv", (WalkEnv,), {"close": lambda self: closed.append(self)}), closed
+
+
+def bits(episode):
     """All that is told of an episode, to the bit."""
     numbers = np.array([episode.episode_return, episode.success]).tobytes()
     flags = (episode.terminated, episode.truncated, episode.lost, episode.video)
-    found: list[Any] = [episode.number, episode.seed, numbers, episode.length, *flags]
+    found = [episode.number, episode.seed, numbers, episode.length, *flags]
     trajectory = episode.trajectory
     if trajectory is not None:
         found += [trajectory.terminated, trajectory.truncated, trajectory.seed]
@@ -190,28 +143,7 @@ def bits(episode: PlayedEpisode) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def play_alone(
-    make: Any, make_agent: Any, seeds: Any, settings: PlaySettings = RECORDED, **kwargs: Any
-) -> list[tuple[Any, ...]]:
+def play_alone(make, make_agent, seeds, settings=RECORDED, **kwargs):
     """Bits of episodes that are played one after the other in this process."""
     with RolloutPlayer(make, make_agent, settings, num_envs=1, **kwargs) as player:
         return [bits(episode) for episode in player.play(seeds)]
-
-
-__all__ = [
-    "PROBLEMS",
-    "RECORDED",
-    "ActorEnv",
-    "EndlessEnv",
-    "FailsForSeedEnv",
-    "PictureEnv",
-    "RememberingPolicy",
-    "ReusingEnv",
-    "UnequalEnv",
-    "WalkEnv",
-    "bits",
-    "model_agent",
-    "model_problem",
-    "play_alone",
-    "user_problem",
-]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +18,6 @@ from maze_train.rollout.episodes import success_of
 from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.tensors import as_tensors
 from maze_train.types import tree_leaves, tree_map
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from torch import nn
-
-    from maze_train.rollout.noise_table import SharedNoiseTable
-    from maze_train.rollout.population import MemberSettings
 
 __all__ = ["SlowMember", "slow_draw", "slow_members"]
 
@@ -45,7 +37,7 @@ class SlowMember:
     """What was acted on, the normalised entries of each observation as float64."""
 
 
-def slow_draw(seed: int, iteration: int, pair: int, count: int, dim: int) -> tuple[int, int, int]:
+def slow_draw(seed, iteration, pair, count, dim):
     """Index of the noise, seed of the episode and seed of the actions of a pair.
 
     Args:
@@ -64,15 +56,7 @@ def slow_draw(seed: int, iteration: int, pair: int, count: int, dim: int) -> tup
     return int(indices[i]), int(env_seeds[i]), int(action_seeds[i])
 
 
-def slow_members(
-    make: Callable[[], Any],
-    model: nn.Module,
-    table: SharedNoiseTable,
-    settings: MemberSettings,
-    members: Iterable[int],
-    iteration: int,
-    noise_stddev: float,
-) -> dict[int, SlowMember]:
+def slow_members(make, model, table, settings, members, iteration, noise_stddev):
     """Play members one after the other.
 
     Args:
@@ -100,7 +84,7 @@ def slow_members(
     return found
 
 
-def set_parameters(params: list[Any], vector: torch.Tensor) -> None:
+def set_parameters(params, vector):
     """Write a flat vector into parameters."""
     with torch.no_grad():
         start = 0
@@ -110,14 +94,12 @@ def set_parameters(params: list[Any], vector: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def slow_episode(
-    env: Any, model: Any, settings: MemberSettings, env_seed: int, action_seed: int
-) -> SlowMember:
+def slow_episode(env, model, settings, env_seed, action_seed):
     """One episode."""
     actions = FlatView(env.action_space)
     noises = slow_noise(model.distribution, settings, action_seed)
     state = torch.zeros(1, getattr(model, "state_size", 0))
-    observed: list[Any] = []
+    observed = []
     fitness, length = 0.0, 0
     value, info = env.reset(seed=env_seed)
     while True:
@@ -138,7 +120,7 @@ def slow_episode(
             return SlowMember(fitness, length, success_of(info), False, observed)
 
 
-def slow_noise(distribution: Any, settings: MemberSettings, seed: int) -> Iterator[tuple[Any, Any]]:
+def slow_noise(distribution, settings, seed):
     """Random numbers for sampling and those to add, step by step."""
     generator = torch.Generator().manual_seed(seed)
     example = distribution.mode(torch.zeros(1, distribution.param_size))
@@ -150,7 +132,7 @@ def slow_noise(distribution: Any, settings: MemberSettings, seed: int) -> Iterat
         yield from zip(drawn.split(1), more.split(1), strict=True)
 
 
-def act(distribution: Any, params: Any, settings: MemberSettings, noise: Any, added: Any) -> Any:
+def act(distribution, params, settings, noise, added):
     """The action of a member, as flat arrays with a leading dimension of 1."""
     if settings.deterministic:
         actions = distribution.mode(params)
@@ -168,23 +150,23 @@ def act(distribution: Any, params: Any, settings: MemberSettings, noise: Any, ad
     return tree_map(lambda x: x.numpy(), result)
 
 
-def in_form_of(view: FlatView, action: Any) -> Any:
+def in_form_of(view, action):
     """An action as the environment takes it."""
     return action[0] if view.is_single else view.build({k: leaf[0] for k, leaf in action.items()})
 
 
-def batched(space: Any, value: Any) -> Any:
+def batched(space, value):
     """An observation as tensors with a leading dimension of 1."""
-    leaves: Any = {key: np.asarray(leaf)[None] for key, leaf in FlatView(space).read(value)}
+    leaves = {key: np.asarray(leaf)[None] for key, leaf in FlatView(space).read(value)}
     return as_tensors(flat_space(space), leaves.get("", leaves))
 
 
-def is_finite(space: Any, value: Any) -> bool:
+def is_finite(space, value):
     """Whether an observation holds finite numbers only."""
     return all(np.isfinite(leaf).all() for _, leaf in FlatView(space).read(value))
 
 
-def normalised_entries(model: nn.Module, obs: Any) -> Any:
+def normalised_entries(model, obs):
     """What statistics are taken of, `[entries]` float64; empty without a normaliser."""
     normalizer = find_normalizer(model)
     keys = [] if normalizer is None else normalizer.keys

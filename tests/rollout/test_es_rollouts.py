@@ -9,13 +9,11 @@ import os
 import re
 import signal
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from actor_envs import FaultyEnv
 from cases import everyday
 from es_problems import (
@@ -26,7 +24,6 @@ from es_problems import (
     Members,
     SpoiltEnv,
     UnequalEnv,
-    WaitingEnv,
     WalkEnv,
     make_table,
     model_maker,
@@ -39,12 +36,6 @@ from maze_train.errors import ConfigError, WorkerError
 from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult, trained_size
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.workers.places import LocalProcesses, ThisProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from maze_train.rollout.population import MemberSettings
 
 PATIENCE_S = 60.0
 
@@ -68,14 +59,14 @@ class Rollouts:
 
     def __init__(
         self,
-        make: Any = UnequalEnv,
-        n_workers: int = 0,
-        num_envs: int = 4,
-        policy: str = "plain",
-        settings: MemberSettings = PLAIN,
-        on_non_finite: str = "raise",
-        **processes: Any,
-    ) -> None:
+        make=UnequalEnv,
+        n_workers=0,
+        num_envs=4,
+        policy="plain",
+        settings=PLAIN,
+        on_non_finite="raise",
+        **processes,
+    ):
         self.table = make_table()
         processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
         self.of = ESDistributedRollouts(
@@ -92,57 +83,45 @@ class Rollouts:
         self.of.begin(self.model, make_model)
         self._deadline = time.monotonic() + PATIENCE_S
 
-    def check_time(self) -> None:
+    def check_time(self):
         """Give up what does not come."""
         assert time.monotonic() < self._deadline, "what is waited for does not come"
 
-    def generate(self, expected: int = 6, iteration: int = 2) -> Any:
+    def generate(self, expected=6, iteration=2):
         """The pairs of an iteration, to be closed."""
         return closing(self.of.generate_rollouts(iteration, SIGMA, expected, self.check_time))
 
-    def take(self, count: int = 6, expected: int = 6, iteration: int = 2) -> list[Any]:
+    def take(self, count=6, expected=6, iteration=2):
         """The first pairs of an iteration, to the bit."""
         with self.generate(expected, iteration) as pairs:
             return [pair_bits(pair) for pair in islice(pairs, count)]
 
     @property
-    def processes(self) -> list[Any]:
+    def processes(self):
         """The processes, in their order."""
-        return self.of._pool.processes  # type: ignore[attr-defined]  # a pool of processes
+        return self.of._pool.processes
 
-    def close(self) -> None:
+    def close(self):
         """End it."""
         self.of.close()
         self.table.close()
 
 
 @pytest.fixture
-def start(no_file_is_left: None) -> Iterator[Callable[..., Rollouts]]:
+def start(no_file_is_left):
     """Starts populations; afterwards nothing is left of them."""
-    started: list[Rollouts] = []
-
-    def start(*args: Any, **settings: Any) -> Rollouts:
-        started.append(Rollouts(*args, **settings))
-        return started[-1]
-
-    yield start
-    while started:
-        started.pop().close()
+    with ExitStack() as stack:
+        yield lambda *args, **settings: stack.enter_context(closing(Rollouts(*args, **settings)))
 
 
-def expected_pairs(
-    make: Any, count: int = 6, iteration: int = 2, version: int = 1, **settings: Any
-) -> list[Any]:
+def expected_pairs(make, count=6, iteration=2, version=1, **settings):
     """What comes of pairs of an iteration, in this process."""
-    rollouts = Rollouts(make, **settings)
-    set_version(rollouts.model, version)
-    try:
+    with closing(Rollouts(make, **settings)) as rollouts:
+        set_version(rollouts.model, version)
         return rollouts.take(count, count, iteration)
-    finally:
-        rollouts.close()
 
 
-def test_pairs_are_those_of_their_members(start: Any) -> None:
+def test_pairs_are_those_of_their_members(start):
     """One after the other from 0 on, with the place of their noise."""
     rollouts = start(WalkEnv, policy="normalised")
     members = Members(WalkEnv, 3, rollouts.model).play(range(12))
@@ -158,16 +137,8 @@ def test_pairs_are_those_of_their_members(start: Any) -> None:
         assert not pair.lost
 
 
-def test_trained_size() -> None:
-    """Frozen parameters do not count."""
-    model = torch.nn.Linear(3, 2)
-    assert trained_size(model) == 8
-    model.bias.requires_grad_(False)
-    assert trained_size(model) == 6
-
-
 @pytest.mark.parametrize("num_envs", [1, 4, 9])
-def test_no_more_than_expected_is_played(start: Any, num_envs: int) -> None:
+def test_no_more_than_expected_is_played(start, num_envs):
     """The pairs that are needed are played to their end, and others are not begun."""
     rollouts = start(UnequalEnv, num_envs=num_envs)
     with rollouts.generate(expected=5) as pairs:
@@ -180,7 +151,7 @@ def test_no_more_than_expected_is_played(start: Any, num_envs: int) -> None:
     assert rollouts.of.worker_restarts == 0
 
 
-def test_what_is_expected_is_played_at_once(start: Any) -> None:
+def test_what_is_expected_is_played_at_once(start):
     """As far as there are environments; else some would have nothing to do."""
     rollouts = start(UnequalEnv, num_envs=12)
     with rollouts.generate(expected=5) as pairs:
@@ -191,7 +162,7 @@ def test_what_is_expected_is_played_at_once(start: Any) -> None:
         assert rollouts.of.steps_made >= steps + 12
 
 
-def test_more_pairs_than_expected(start: Any) -> None:
+def test_more_pairs_than_expected(start):
     """They come as long as they are asked for, the same as if they had been expected."""
     expected = expected_pairs(WalkEnv, 12)
     rollouts = start(WalkEnv)
@@ -200,7 +171,7 @@ def test_more_pairs_than_expected(start: Any) -> None:
 
 
 @every_place
-def test_lost_pairs(start: Any, n_workers: int) -> None:
+def test_lost_pairs(start, n_workers):
     """A pair is lost when one of its episodes is; others are the same."""
     make = partial(SpoiltEnv, "reward")
     settings = {"policy": "normalised", "on_non_finite": "skip"}
@@ -217,7 +188,7 @@ def test_lost_pairs(start: Any, n_workers: int) -> None:
 
 
 @every_place
-def test_a_noise_table_that_is_too_small(n_workers: int) -> None:
+def test_a_noise_table_that_is_too_small(n_workers):
     """It is refused before anything is played."""
     make_model = model_maker(UnequalEnv)
     dim = trained_size(make_model())
@@ -230,7 +201,7 @@ def test_a_noise_table_that_is_too_small(n_workers: int) -> None:
 
 
 @every_place
-def test_results_of_an_earlier_policy_are_dropped(start: Any, n_workers: int) -> None:
+def test_results_of_an_earlier_policy_are_dropped(start, n_workers):
     """Also those that wait to be read; what becomes of a policy is for the next iteration."""
     expected = {version: expected_pairs(UnequalEnv, 7, version=version) for version in (1, 2)}
     assert expected[1] != expected[2]
@@ -249,11 +220,11 @@ def test_results_of_an_earlier_policy_are_dropped(start: Any, n_workers: int) ->
 
 
 @every_place
-def test_what_is_called_meanwhile_may_raise(start: Any, n_workers: int) -> None:
+def test_what_is_called_meanwhile_may_raise(start, n_workers):
     """It goes through; the workers go on with the next iteration."""
     rollouts = start(UnequalEnv, n_workers)
 
-    def enough() -> None:
+    def enough():
         raise KeyboardInterrupt
 
     for _ in range(3):
@@ -262,7 +233,7 @@ def test_what_is_called_meanwhile_may_raise(start: Any, n_workers: int) -> None:
     assert rollouts.take() == expected_pairs(UnequalEnv)
 
 
-KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+KINDS = {
     "walk": (WalkEnv, {"policy": "normalised", "settings": SAMPLED}),
     "unequal": (UnequalEnv, {"policy": "memory"}),
     "own": (UnequalEnv, {"policy": "own", "settings": SAMPLED}),
@@ -274,15 +245,11 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     ("kind", "n_workers", "num_envs"),
     [("walk", 2, 8), ("unequal", 4, 6), ("walk", 2, 2), ("own", 2, 4), ("unequal", 1, 3)],
 )
-def test_all_processes_together_do_what_one_does(
-    start: Any, kind: str, n_workers: int, num_envs: int
-) -> None:
+def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_envs):
     """The same pairs in the same order to the bit, iteration by iteration, of changing policies."""
     make, settings = KINDS[kind]
-    # Where each process imports everything itself, it takes seconds to start.
-    method = "forkserver" if num_envs == 8 else "fork"
     here = start(make, **settings)
-    there = start(make, n_workers, num_envs, start_method=method, **settings)
+    there = start(make, n_workers, num_envs, **settings)
     assert there.of.spaces == here.of.spaces
     steps = 0
     for iteration, (count, expected) in enumerate([(8, 8), (12, 5), (3, 8), (8, 8)]):
@@ -299,19 +266,12 @@ def test_all_processes_together_do_what_one_does(
 
 
 @slow
-def test_all_environments_have_something_to_do(start: Any, tmp_path: Path) -> None:
-    """Members are shared out, so that none waits in one process for what stands idle in another."""
-    rollouts = start(partial(WaitingEnv, tmp_path, 4), 2, 4, timeout_s=10.0)
-    assert rollouts.take(2, 2) == expected_pairs(UnequalEnv, 2)
-
-
-@slow
-def test_what_is_not_needed_any_more_is_not_played_on(start: Any) -> None:
+def test_what_is_not_needed_any_more_is_not_played_on(start):
     """Processes stop in the middle of episodes when an iteration ends."""
     rollouts = start(EndlessEnv, 2)
     pool = rollouts.of._pool
 
-    def enough() -> None:
+    def enough():
         rollouts.check_time()
         if all(pool.steps(index) > 10 for index in range(2)):
             raise KeyboardInterrupt
@@ -329,9 +289,7 @@ def test_what_is_not_needed_any_more_is_not_played_on(start: Any) -> None:
 @slow
 @pytest.mark.parametrize("victims", [[1], [0, 1]])
 @pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
-def test_killed_processes(
-    start: Any, victims: list[int], after: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_processes(start, victims, after, capfd):
     """They are started again, that is told, and the results are the same."""
     expected = expected_pairs(UnequalEnv, 12)
     rollouts = start(UnequalEnv, 2, 6, on_worker_failure="restart")
@@ -356,24 +314,9 @@ def test_killed_processes(
 
 
 @slow
-def test_the_seed_that_is_told_is_that_of_the_episode(start: Any) -> None:
+def test_the_seed_that_is_told_is_that_of_the_episode(start):
     """So the episode can be played again by itself; others are no remedy."""
     rollouts = start(partial(FaultyEnv, "raise", 1), 1, 1)
     _, seed, _ = slow_draw(PLAIN.seed, 2, 0, rollouts.table.count, trained_size(rollouts.model))
     with pytest.raises(WorkerError, match=rf"step 1 of the episode with seed {seed}: Runtime"):
         rollouts.take()
-
-
-def test_closing_in_one_process() -> None:
-    """The environments are closed, once."""
-    closed = []
-
-    class Closes(WalkEnv):
-        def close(self) -> None:
-            closed.append(self)
-
-    rollouts = Rollouts(Closes)
-    assert rollouts.of.spaces == (Closes().observation_space, Closes().action_space)
-    rollouts.close()
-    rollouts.close()
-    assert len(closed) == len(set(map(id, closed))) == 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,27 +23,21 @@ from es_problems import (
     model_for,
 )
 from gymnasium.wrappers import TransformReward
-from reference_population import SlowMember, slow_draw, slow_members
+from reference_population import slow_draw, slow_members
 
-from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.nets.population import find_normalizer
-from maze_train.rollout.members import MemberActions, PairDraws
+from maze_train.rollout.members import PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import (
     MemberSettings,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from maze_train.rollout.episode_player import PlayedEpisode
-
 NOISY = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.7)
 BOTH = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.2)
 HOW = {"plain": PLAIN, "sampled": SAMPLED, "noisy": NOISY, "both": BOTH}
 
-CASES: dict[str, tuple[Any, str, str]] = {
+CASES = {
     "box, discrete": (WalkEnv, "plain", "plain"),
     "box, discrete, sampled": (WalkEnv, "plain", "sampled"),
     "box, discrete, noisy": (WalkEnv, "plain", "noisy"),
@@ -74,33 +67,36 @@ MANY_SLOTS = ("box, discrete", "box, box, noisy", "memory")
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def assert_like(
-    found: PlayedEpisode, expected: SlowMember, *, exactly: bool, var_rel: float = 1e-12
-) -> None:
-    """A result is that of the slow loop."""
+def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-12):
+    """Results are those of the slow loop, which are returned."""
+    slow = slow_members(make, model, make_table(), settings, sorted(found), 2, SIGMA)
     rel = 1e-12 if exactly else 1e-4
-    assert found.length == expected.length
-    assert found.lost == expected.lost
-    if not found.lost:
-        assert found.fitness == pytest.approx(expected.fitness, rel=rel, abs=rel)
-        assert found.episode_return == found.fitness
-        assert repr(found.success) == repr(expected.success)
-    if found.moments is None:
-        assert not np.size(expected.observed[0])
-        return
-    observed = np.stack(expected.observed)
-    assert found.moments.count == len(observed) == found.length
-    np.testing.assert_allclose(found.moments.mean, observed.mean(0), rtol=rel, atol=rel)
-    var_rel = max(rel, var_rel)
-    np.testing.assert_allclose(found.moments.var, observed.var(0), rtol=var_rel, atol=var_rel)
-    assert found.moments.mean.dtype == found.moments.var.dtype == np.float64
+    for member, expected in slow.items():
+        result = found[member]
+        assert result.length == expected.length
+        assert result.lost == expected.lost
+        if not result.lost:
+            assert result.fitness == pytest.approx(expected.fitness, rel=rel, abs=rel)
+            assert result.episode_return == result.fitness
+            assert repr(result.success) == repr(expected.success)
+        if result.moments is None:
+            assert not np.size(expected.observed[0])
+            continue
+        mean, var = result.moments.mean, result.moments.var
+        observed = np.stack(expected.observed)
+        assert result.moments.count == len(observed) == result.length
+        np.testing.assert_allclose(mean, observed.mean(0), rtol=rel, atol=rel)
+        tolerance = max(rel, var_rel)
+        np.testing.assert_allclose(var, observed.var(0), rtol=tolerance, atol=tolerance)
+        assert mean.dtype == var.dtype == np.float64
+    return slow
 
 
 # -- what members do -----------------------------------------------------------------------------
 
 
 @every_case
-def test_members_do_what_a_plain_loop_does(case: str) -> None:
+def test_members_do_what_a_plain_loop_does(case):
     """Returns, lengths, successes and moments of observations are those of the slow reference.
 
     However many slots, in whatever order, with whomever: results are the same to the bit.
@@ -109,11 +105,9 @@ def test_members_do_what_a_plain_loop_does(case: str) -> None:
     model = model_for(make, policy)
     found = Members(make, 3, model, HOW[how]).play(MEMBERS)
     assert found.keys() == set(MEMBERS)
-    expected = slow_members(make, model, make_table(), HOW[how], MEMBERS, 2, SIGMA)
     # Elsewhere real-valued actions are in the rewards, with all their digits.
     exactly = isinstance(make().unwrapped, WalkEnv) or model.distribution.noise_size == 1
-    for member in MEMBERS:
-        assert_like(found[member], expected[member], exactly=exactly)
+    assert_slow(found, make, model, HOW[how], exactly=exactly)
     assert len({result.fitness for result in found.values()}) > len(MEMBERS) / 2
     rng = np.random.default_rng(1)
     for num_slots in (1, 2, 8, 40) if case in MANY_SLOTS else (1, 8):
@@ -130,23 +124,17 @@ def test_members_do_what_a_plain_loop_does(case: str) -> None:
 # -- pairs ---------------------------------------------------------------------------------------
 
 
-class BookEnv(WalkEnv):
-    """Writes down the seeds of all episodes."""
-
-    seeds: list[int]
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin an episode."""
-        type(self).seeds.append(int(seed or 0))
-        return super().reset(seed=seed, options=options)
-
-
-def test_pairs_share_noise_and_seeds() -> None:
+def test_pairs_share_noise_and_seeds():
     """Both members play the same episode with θ ± σε: their mean is θ, the difference 2σε."""
-    model = model_for(WalkEnv)
-    make = type("Book", (BookEnv,), {"seeds": []})
-    table = make_table()
-    members = Members(make, 6, model)
+    seeds = []
+
+    class Noted(WalkEnv):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    model, table = model_for(WalkEnv), make_table()
+    members = Members(Noted, 6, model)
     members.begin([0, 1, 4, 5, 2, 3], iteration=3)
     members.player.step()
     dim = members.agent._population.dim
@@ -154,15 +142,15 @@ def test_pairs_share_noise_and_seeds() -> None:
     theta = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
     for k, pair in enumerate((0, 2, 1)):
         index, env_seed, _ = slow_draw(PLAIN.seed, 3, pair, table.count, dim)
-        assert make.seeds[2 * k : 2 * k + 2] == [env_seed] * 2
+        assert seeds[2 * k : 2 * k + 2] == [env_seed] * 2
         noise = table.array[index : index + dim]
         plus, minus = weights[2 * k], weights[2 * k + 1]
         np.testing.assert_allclose((plus + minus) / 2, theta, atol=1e-6)
         np.testing.assert_allclose((plus - minus) / 2, SIGMA * noise, atol=1e-6)
-    assert len(set(make.seeds)) == 3
+    assert len(set(seeds)) == 3
 
 
-def test_statistics_of_observations_are_those_of_the_model() -> None:
+def test_statistics_of_observations_are_those_of_the_model():
     """Those that it has when members act, which take nothing into them."""
     model = model_for(WalkEnv, "normalised")
     normalizer = find_normalizer(model)
@@ -176,13 +164,11 @@ def test_statistics_of_observations_are_those_of_the_model() -> None:
     assert float(normalizer.count) == count
     normalizer.update(5 * torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) - 3)
     after = members.play(range(6))
-    expected = slow_members(WalkEnv, model, make_table(), PLAIN, range(6), 2, SIGMA)
-    for member in range(6):
-        assert_like(after[member], expected[member], exactly=True)
+    assert_slow(after, WalkEnv, model)
     assert any(after[i].fitness != before[i].fitness for i in range(6))
 
 
-def test_moments_that_nobody_wants() -> None:
+def test_moments_that_nobody_wants():
     """Where statistics are frozen, members do the same and observations are not counted."""
     model = model_for(WalkEnv, "normalised")
     members = Members(WalkEnv, 3, model)
@@ -194,68 +180,41 @@ def test_moments_that_nobody_wants() -> None:
         assert bits(after[member]) == bits(replace(before[member], moments=None))
 
 
-def test_moments_of_large_numbers() -> None:
+def test_moments_of_large_numbers():
     """Means far from 0 do not spoil variances."""
 
     class Far(WalkEnv):
-        def observe(self) -> Any:
+        def observe(self):
             return 1e5 + 0.25 * np.round(super().observe())
 
     model = model_for(Far, "normalised")
     found = Members(Far, 3, model).play(range(6))
-    expected = slow_members(Far, model, make_table(), PLAIN, range(6), 2, SIGMA)
-    for member in range(6):
-        # Differences of squares would be off by a ten-thousandth.
-        assert_like(found[member], expected[member], exactly=True, var_rel=1e-9)
-
-
-# -- actions -------------------------------------------------------------------------------------
-
-
-def test_noise_is_added_before_actions_are_clipped() -> None:
-    """Its deviation is that of the settings; what is no real number gets none."""
-    family = distribution_for(ActorEnv("box", "dict").action_space)
-    noisy = MemberActions(family, 1, noise_stddev=0.25)
-    noisy.begin(0, 3)
-    params = torch.zeros(32, family.param_size)
-    found = [noisy.choose(params, 1) for _ in range(4000)]
-    assert all(isinstance(actions, dict) for actions in found)
-    force = np.stack([actions["force"][0] for actions in found])  # type: ignore[index,call-overload]
-    assert force.std() == pytest.approx(0.25, rel=0.05)
-    assert abs(force.mean()) < 0.02
-    assert {int(actions["gear"][0]) for actions in found} == {0}  # type: ignore[index,call-overload]
-    loud = MemberActions(family, 1, noise_stddev=30.0)
-    loud.begin(0, 3)
-    forces = np.stack([loud.choose(params, 1)["force"][0] for _ in range(50)])  # type: ignore[index,call-overload]
-    assert np.abs(forces).max() == 1.0
+    # Differences of squares would be off by a ten-thousandth.
+    assert assert_slow(found, Far, model, var_rel=1e-9)
 
 
 # -- ends that are none --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["obs", "reward"])
-def test_lost_members(where: str) -> None:
+def test_lost_members(where):
     """They are told from others, which play on as if nothing had happened."""
     make = partial(SpoiltEnv, where)
     model = model_for(make, "normalised")
-    slow = slow_members(make, model, make_table(), PLAIN, range(20), 2, SIGMA)
-    assert {result.lost for result in slow.values()} == {False, True}
-    expected = None
+    results = []
     for num_slots in (1, 4, 20):
-        members = Members(make, num_slots, model, on_non_finite="skip")
-        found = members.play(range(20))
-        for member in range(20):
-            assert_like(found[member], slow[member], exactly=True)
-            assert math.isfinite(found[member].fitness)
-        ours = {i: bits(found[i]) for i in range(20)}
-        assert ours == (expected or ours)
-        expected = ours
+        found = Members(make, num_slots, model, on_non_finite="skip").play(range(20))
+        slow = assert_slow(found, make, model)
+        assert {result.lost for result in slow.values()} == {False, True}
+        assert all(math.isfinite(result.fitness) for result in found.values())
+        results.append({member: bits(result) for member, result in found.items()})
+    assert results[0] == results[1] == results[2]
 
 
-def test_raw_returns() -> None:
+def test_raw_returns():
     """Members are judged by the rewards that they get; what is told are those of the game."""
 
-    def make() -> Any:
+    def make():
         return TransformReward(MonitoringWrapper(WalkEnv()), lambda reward: -2.0 * reward)
 
     model = model_for(WalkEnv)
@@ -270,7 +229,7 @@ def test_raw_returns() -> None:
 
 
 @pytest.fixture
-def table() -> Iterator[SharedNoiseTable]:
+def table():
     """A small table, in which all indices are drawn."""
     made = SharedNoiseTable(60, seed=0)
     yield made
@@ -280,7 +239,7 @@ def table() -> Iterator[SharedNoiseTable]:
 PAIRS = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
 
 
-def test_draws_follow_from_iteration_and_pair(table: SharedNoiseTable) -> None:
+def test_draws_follow_from_iteration_and_pair(table):
     """Whatever was asked before, also at the borders of blocks."""
     expected = {}
     for iteration in (0, 1, 7):
@@ -296,18 +255,3 @@ def test_draws_follow_from_iteration_and_pair(table: SharedNoiseTable) -> None:
         drawn = draws.draw(*keys[i])
         assert (drawn.noise_index, drawn.env_seed, drawn.action_seed) == expected[keys[i]]
         assert draws.draw(*keys[i]) == drawn
-
-
-def test_ranges_of_draws(table: SharedNoiseTable) -> None:
-    """Every place of the table where noise may begin comes, none beyond; seeds fill their range."""
-    draws = PairDraws(0, table, 10)
-    found = [draws.draw(iteration, pair) for iteration in range(3) for pair in range(600)]
-    assert {drawn.noise_index for drawn in found} == set(range(51))
-    env_seeds = [drawn.env_seed for drawn in found]
-    assert 0 <= min(env_seeds) < 2**25
-    assert 2**32 - 2**25 < max(env_seeds) < 2**32
-    action_seeds = [drawn.action_seed for drawn in found]
-    assert 0 <= min(action_seeds) < 2**56
-    assert 2**63 - 2**56 < max(action_seeds) < 2**63
-    counts = np.bincount([drawn.noise_index for drawn in found])
-    assert counts.max() < 4 * counts.min() + 20

@@ -5,33 +5,28 @@ from __future__ import annotations
 import gc
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from leftovers import open_files
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.workers.places import LocalProcesses
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 COUNT = 100_000
 SEED = 7
 
 
 @pytest.fixture
-def table() -> Iterator[SharedNoiseTable]:
+def table():
     """A table that is closed in the end."""
     made = SharedNoiseTable(COUNT, SEED)
     yield made
     made.close()
 
 
-def mapped_bytes() -> int:
+def mapped_bytes():
     """Bytes of shared memory that this process has mapped."""
     gc.collect()
     total = 0
@@ -42,7 +37,7 @@ def mapped_bytes() -> int:
     return total
 
 
-def test_numbers_are_one_stream(table: SharedNoiseTable) -> None:
+def test_numbers_are_one_stream(table):
     """The whole table is what the generator gives in one go, to the last number."""
     expected = np.random.default_rng(SEED).standard_normal(COUNT, dtype=np.float32)
     np.testing.assert_array_equal(table.array, expected)
@@ -54,31 +49,14 @@ def test_numbers_are_one_stream(table: SharedNoiseTable) -> None:
     other.close()
 
 
-def test_vectors_are_views(table: SharedNoiseTable) -> None:
-    """Nothing is copied: neighbours overlap in memory."""
-    a, b = table.get(10, 6), table.get(12, 6)
-    assert a.shape == (6,)
-    assert a.dtype == torch.float32
-    assert b.data_ptr() - a.data_ptr() == 2 * 4
-    assert table.get(0, COUNT).data_ptr() == table.array.ctypes.data
-    assert a[2:].tolist() == b[:4].tolist()
-    assert torch.equal(table.get(np.int64(12), 6), b)
-
-
 @pytest.mark.parametrize(
-    ("index", "dim", "message"),
-    [
-        (-1, 3, r"index = -1: expected one in \[0, 7\]"),
-        (8, 3, r"index = 8: expected one in \[0, 7\]"),
-        (10**9, 3, r"index = 1000000000: expected one in \[0, 7\]"),
-        (1, 10, r"index = 1: expected one in \[0, 0\]"),
-        (0, 11, r"dim = 11: expected one in \[1, 10\]"),
-        (0, 0, r"dim = 0: expected one in \[1, 10\]"),
-        (5, -2, r"dim = -2: expected one in \[1, 10\]"),
-    ],
+    ("index", "dim"), [(-1, 3), (8, 3), (10**9, 3), (1, 10), (0, 11), (0, 0), (5, -2)]
 )
-def test_vectors_end_inside_the_table(index: int, dim: int, message: str) -> None:
+def test_vectors_end_inside_the_table(index, dim):
     """None begins before it, ends behind it or wraps round."""
+    message = rf"index = {index}: expected one in \[0, {10 - dim}\]"
+    if not 1 <= dim <= 10:
+        message = rf"dim = {dim}: expected one in \[1, 10\]"
     small = SharedNoiseTable(10, 0)
     small.close()
     assert small.get(7, 3).shape == (3,)
@@ -91,7 +69,7 @@ def test_vectors_end_inside_the_table(index: int, dim: int, message: str) -> Non
 
 
 @pytest.mark.parametrize("dim", [1, 3, 9, 10])
-def test_every_place_is_as_likely(dim: int) -> None:
+def test_every_place_is_as_likely(dim):
     """Both ends included, nothing beyond; a single index is a plain integer."""
     small = SharedNoiseTable(10, 0)
     small.close()
@@ -109,7 +87,7 @@ def test_every_place_is_as_likely(dim: int) -> None:
     assert small.sample_index(np.random.default_rng(0), dim, size=1).shape == (1,)
 
 
-def test_a_table_without_choice_is_refused(table: SharedNoiseTable) -> None:
+def test_a_table_without_choice_is_refused(table):
     """It has to be larger than the policy, by one at least."""
     table.check_dim(COUNT - 1)
     for dim in (COUNT, COUNT + 1):
@@ -120,13 +98,13 @@ def test_a_table_without_choice_is_refused(table: SharedNoiseTable) -> None:
 
 
 @pytest.mark.parametrize(("key", "arguments"), [("count", (0, 0)), ("seed", (10, -1))])
-def test_arguments_out_of_range_are_refused(key: str, arguments: tuple[int, int]) -> None:
+def test_arguments_out_of_range_are_refused(key, arguments):
     """The message names them."""
     with pytest.raises(ConfigError, match=f"^{key} = "):
         SharedNoiseTable(*arguments)
 
 
-def test_memory_is_given_back() -> None:
+def test_memory_is_given_back():
     """When the table is closed, and neither it nor a view of it is left."""
     before, descriptors = mapped_bytes(), open_files()
     table = SharedNoiseTable(1_000_000, SEED)
@@ -141,7 +119,7 @@ def test_memory_is_given_back() -> None:
     assert open_files() == descriptors
 
 
-def test_a_state_of_other_numbers_is_refused(table: SharedNoiseTable) -> None:
+def test_a_state_of_other_numbers_is_refused(table):
     """Both seed and size say which numbers an index means."""
     assert table.state_dict() == {"seed": SEED, "count": COUNT}
     table.load_state_dict({"count": COUNT, "seed": SEED})
@@ -153,21 +131,21 @@ def test_a_state_of_other_numbers_is_refused(table: SharedNoiseTable) -> None:
 class Reader:
     """A worker that has a table."""
 
-    def __init__(self, context: Any) -> None:
-        self.table: Any = None
+    def __init__(self, context):
+        self.table = None
 
-    def set_table(self, table: SharedNoiseTable) -> None:
+    def set_table(self, table):
         """Keep it."""
         self.table = table
 
-    def read(self, index: int, dim: int) -> Any:
+    def read(self, index, dim):
         """What it holds somewhere."""
         return self.table.state_dict(), self.table.get(index, dim).tolist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_another_process_reads_the_same_numbers(table: SharedNoiseTable, method: str) -> None:
+def test_another_process_reads_the_same_numbers(table, method):
     """Nothing is drawn again, and it keeps the numbers when the first table is closed."""
     pool = LocalProcesses(1, start_method=method).pool([Reader], ["reader"], {})
     pool.call_all("set_table", table)

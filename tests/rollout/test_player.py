@@ -6,48 +6,35 @@ import multiprocessing
 import os
 import re
 import signal
-import time
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from actor_envs import BrokenLaterEnv, ExitsEnv, OddOneOutEnv
+from actor_envs import ActorEnv, BrokenLaterEnv, FailsForSeedEnv, OddOneOutEnv
 from cases import everyday
-from es_problems import DiesWhileStartingEnv
+from es_problems import UnequalEnv, WalkEnv
 from gymnasium import spaces
-from leftovers import has_ended, left_of, run_owner
+from leftovers import has_ended
 from player_problems import (
     PROBLEMS,
     RECORDED,
-    ActorEnv,
-    EndlessEnv,
-    FailsForSeedEnv,
     PictureEnv,
     ReusingEnv,
-    UnequalEnv,
-    WalkEnv,
     bits,
+    closing_env,
     model_problem,
     play_alone,
 )
 
-from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.rollout.agents import PolicyAgent, RandomAgent
 from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.player import RolloutPlayer
 from maze_train.spaces.describe import flatten_value, unflatten_value
-from maze_train.types import tree_map
+from maze_train.types import leaves_by_key, tree_map
 from maze_train.workers.places import LocalProcesses
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from maze_train.data.trajectories import Trajectory
 
 SEEDS = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 3, 12345678901]
 PATIENCE_S = 60.0
@@ -60,15 +47,15 @@ every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slo
 
 
 def player_of(
-    make: Any,
-    make_agent: Any = RandomAgent,
-    settings: PlaySettings = RECORDED,
+    make,
+    make_agent=RandomAgent,
+    settings=RECORDED,
     *,
-    n_workers: int = 0,
-    num_envs: int = 4,
-    on_non_finite: str = "raise",
-    **processes: Any,
-) -> RolloutPlayer:
+    n_workers=0,
+    num_envs=4,
+    on_non_finite="raise",
+    **processes,
+):
     """A player that records, in this process (`n_workers` = 0) or in others."""
     processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
     place = LocalProcesses(n_workers, **processes) if n_workers else None
@@ -78,50 +65,32 @@ def player_of(
 
 
 @pytest.fixture
-def start(no_file_is_left: None) -> Iterator[Any]:
+def start(no_file_is_left):
     """Starts players, with two processes unless told otherwise; afterwards nothing is left."""
-    started: list[RolloutPlayer] = []
+    with ExitStack() as stack:
 
-    def start(*args: Any, n_workers: int = 2, **settings: Any) -> RolloutPlayer:
-        started.append(player_of(*args, n_workers=n_workers, **settings))
-        return started[-1]
+        def start(*args, n_workers=2, **settings):
+            player = player_of(*args, n_workers=n_workers, **settings)
+            return stack.enter_context(player)
 
-    yield start
-    while started:
-        started.pop().close()
+        yield start
 
 
-def processes_of(player: RolloutPlayer) -> list[Any]:
+def processes_of(player):
     """The processes of a player."""
-    return player._pool.processes  # type: ignore[attr-defined]  # a pool of processes
+    return player._pool.processes
 
 
-def take(player: RolloutPlayer, seeds: Any) -> list[Any]:
+def take(player, seeds):
     """Bits of all episodes."""
     return [bits(episode) for episode in player.play(seeds)]
-
-
-class Enough:
-    """Called meanwhile, it interrupts after some calls.
-
-    Args:
-        calls: How many.
-    """
-
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def __call__(self, steps: int) -> None:
-        self.calls -= 1
-        if not self.calls:
-            raise KeyboardInterrupt
 
 
 # -- the same numbers ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_neighbours_make_no_difference(kind: str) -> None:
+def test_neighbours_make_no_difference(kind):
     """One at a time, several, in another order: each seed gives the same episode."""
     make, make_agent = PROBLEMS[kind]()
     expected = play_alone(make, make_agent, SEEDS)
@@ -136,13 +105,13 @@ def test_neighbours_make_no_difference(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", everyday(3, PROBLEMS))
-def test_processes_make_no_difference(start: Any, kind: str) -> None:
+def test_processes_make_no_difference(start, kind):
     """One or two, with several episodes each; also when they are asked again."""
     make, make_agent = PROBLEMS[kind]()
     expected = play_alone(make, make_agent, range(12))
     for n_workers, num_envs in ((1, 3), (2, 8)):
         player = start(make, make_agent, n_workers=n_workers, num_envs=num_envs)
-        steps: list[int] = []
+        steps = []
         episodes = [bits(episode) for episode in player.play(range(12), steps.append)]
         assert episodes == expected
         assert sum(steps) == player.steps_made == sum(episode[3] for episode in expected)
@@ -151,7 +120,7 @@ def test_processes_make_no_difference(start: Any, kind: str) -> None:
         assert player.spaces == (make().observation_space, make().action_space)
 
 
-def test_threads_make_no_difference() -> None:
+def test_threads_make_no_difference():
     """A model computes with one thread, and leaves the number of threads as it was."""
     make, make_agent = model_problem("box", "box", "memory")
     expected = play_alone(make, make_agent, range(4))
@@ -164,10 +133,10 @@ def test_threads_make_no_difference() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sampled box", "random box", "user"])
-def test_the_action_seed(kind: str) -> None:
+def test_the_action_seed(kind):
     """It changes what is done by chance, not how the environment begins."""
     make, make_agent = PROBLEMS[kind]()
-    found: list[Any] = []
+    found = []
     for action_seed in (0, 0, 1):
         settings = PlaySettings(record=True, action_seed=action_seed)
         with player_of(make, make_agent, settings=settings) as player:
@@ -179,7 +148,7 @@ def test_the_action_seed(kind: str) -> None:
         assert not np.array_equal(a.actions[:steps], c.actions[:steps])
 
 
-def test_weights_are_those_of_the_beginning() -> None:
+def test_weights_are_those_of_the_beginning():
     """A model that is trained on does not change what is played; it is left as it is."""
     make, make_agent = model_problem("box", "discrete", "own")
     expected = play_alone(make, make_agent, range(6))
@@ -195,7 +164,7 @@ def test_weights_are_those_of_the_beginning() -> None:
 # -- recordings ----------------------------------------------------------------------------------
 
 
-def check_replay(make: Any, trajectory: Trajectory) -> None:
+def check_replay(make, trajectory):
     """Taking the actions of a trajectory again leads to all that is in it."""
     env = make()
     obs, _ = env.reset(seed=trajectory.seed)
@@ -211,17 +180,16 @@ def check_replay(make: Any, trajectory: Trajectory) -> None:
     assert [trajectory.terminated, trajectory.truncated] == list(flags)
 
 
-def compare(value: Any, tree: Any, t: int) -> None:
+def compare(value, tree, t):
     """A flat observation is that of step t."""
-    leaves = tree if isinstance(tree, dict) else {"": tree}
-    found = value if isinstance(value, dict) else {"": value}
-    assert found.keys() == leaves.keys()
+    found = leaves_by_key(value)
+    assert found.keys() == leaves_by_key(tree).keys()
     for key, part in found.items():
-        np.testing.assert_array_equal(leaves[key][t], part)
+        np.testing.assert_array_equal(leaves_by_key(tree)[key][t], part)
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_recorded_episodes_can_be_replayed(kind: str) -> None:
+def test_recorded_episodes_can_be_replayed(kind):
     """Observations with the true last one, actions as the environment got them, rewards."""
     make, make_agent = PROBLEMS[kind]()
     ends = set()
@@ -245,7 +213,7 @@ def test_recorded_episodes_can_be_replayed(kind: str) -> None:
     assert ends >= {(True, False)}
 
 
-def test_memory_that_is_used_again() -> None:
+def test_memory_that_is_used_again():
     """Observations and actions are copies, those after the last step too."""
     make = partial(WalkEnv, "box", "box")
     reusing = partial(ReusingEnv, "box", "box")
@@ -255,7 +223,7 @@ def test_memory_that_is_used_again() -> None:
         assert [bits(episode) for episode in player.play(range(8))] == expected
 
 
-def test_nothing_is_recorded_that_is_not_asked_for() -> None:
+def test_nothing_is_recorded_that_is_not_asked_for():
     """Numbers are the same."""
     with player_of(WalkEnv, settings=PlaySettings()) as player:
         found = list(player.play(range(5)))
@@ -264,29 +232,13 @@ def test_nothing_is_recorded_that_is_not_asked_for() -> None:
     assert [bits(episode) for episode in found] == [episode[:8] for episode in expected]
 
 
-def test_raw_returns_and_successes() -> None:
-    """A monitored environment tells raw returns, and the last info whether there was success."""
-
-    def scaled() -> Any:
-        return RewardScalingWrapper(MonitoringWrapper(WalkEnv()), 100.0)
-
-    with player_of(WalkEnv) as plain, player_of(scaled) as other:
-        pairs = list(zip(plain.play(range(9)), other.play(range(9)), strict=True))
-    for raw, seen in pairs:
-        assert seen.episode_return == raw.episode_return
-        assert seen.trajectory is not None
-        assert seen.trajectory.rewards.sum() == pytest.approx(100.0 * raw.episode_return)
-    successes = [raw.success for raw, _ in pairs]
-    assert {0.0} < {*np.nan_to_num(successes, nan=-1.0)} <= {-1.0, 0.0, 1.0}
-
-
 # -- failures ------------------------------------------------------------------------------------
 
 
 @every_place
-def test_lost_episodes(start: Any, n_workers: int) -> None:
+def test_lost_episodes(start, n_workers):
     """They are told as lost, without a trajectory; or they are an error that names the seed."""
-    make = partial(FailsForSeedEnv, "nan", 4)
+    make = partial(FailsForSeedEnv, "lost", 4)
     player = start(make, n_workers=n_workers, on_non_finite="skip")
     found = list(player.play(range(8)))
     assert [episode.lost for episode in found] == [k == 4 for k in range(8)]
@@ -301,12 +253,12 @@ def test_lost_episodes(start: Any, n_workers: int) -> None:
 class LastIsBadEnv(ActorEnv):
     """What is observed at last is not finite."""
 
-    def observe(self) -> Any:
+    def observe(self):
         """NaN at the end."""
         return super().observe() * (np.nan if self.t == getattr(self, "length", 0) else 1.0)
 
 
-def test_a_last_observation_that_is_not_finite() -> None:
+def test_a_last_observation_that_is_not_finite():
     """A trajectory with it would be of no use, so the episode is lost, or that is an error."""
     with player_of(LastIsBadEnv, on_non_finite="skip") as player:
         found = list(player.play(range(3)))
@@ -317,7 +269,7 @@ def test_a_last_observation_that_is_not_finite() -> None:
         assert not any(episode.lost for episode in player.play(range(3)))
 
 
-def test_an_environment_that_raises() -> None:
+def test_an_environment_that_raises():
     """The error names the seed; the episodes before it are there, and others can be played."""
     make = partial(FailsForSeedEnv, "raise", 5)
     with player_of(make, num_envs=2) as player:
@@ -329,13 +281,13 @@ def test_an_environment_that_raises() -> None:
         assert [episode.seed for episode in player.play([7, 8])] == [7, 8]
 
 
-def fails(observation: Any) -> Any:
+def fails(observation):
     """A policy that is no good."""
     raise KeyError("speed")
 
 
 @every_place
-def test_a_policy_that_raises(start: Any, n_workers: int) -> None:
+def test_a_policy_that_raises(start, n_workers):
     """The error names policy, seed and step."""
     player = start(
         WalkEnv, partial(PolicyAgent, lambda: fails), n_workers=n_workers, max_worker_restarts=0
@@ -351,43 +303,35 @@ def test_a_policy_that_raises(start: Any, n_workers: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "7", None])
-def test_seeds_have_to_be_integers(bad: Any) -> None:
+def test_seeds_have_to_be_integers(bad):
     """That is told at once."""
     words = r"^seeds\[1\] = .*expected an integer >= 0"
     with player_of(WalkEnv) as player, pytest.raises(ConfigError, match=words):
         player.play([0, bad])
 
 
-def test_settings_are_checked() -> None:
+@pytest.mark.parametrize("key", ["video_every", "action_seed", "num_envs"])
+def test_settings_are_checked(key):
     """Numbers have ranges."""
-    with pytest.raises(ConfigError, match="video_every"):
-        PlaySettings(video_every=0)
-    with pytest.raises(ConfigError, match="action_seed"):
-        PlaySettings(action_seed=-1)
-    with pytest.raises(ConfigError, match="num_envs"):
-        player_of(WalkEnv, num_envs=0)
+    with pytest.raises(ConfigError, match=key):
+        player_of(WalkEnv, num_envs=0) if key == "num_envs" else PlaySettings(**{key: -1})
 
 
-def refuses(slots: Any) -> Any:
+def refuses(slots):
     """An agent that can not be built."""
     raise ConfigError("policy", "expected another one")
 
 
-def test_an_agent_that_can_not_be_built() -> None:
+def test_an_agent_that_can_not_be_built():
     """The environments are closed."""
-    closed: list[Any] = []
-
-    class Closing(WalkEnv):
-        def close(self) -> None:
-            closed.append(self)
-
+    make, closed = closing_env()
     with pytest.raises(ConfigError, match="another one"):
-        player_of(Closing, refuses, num_envs=3)
+        player_of(make, refuses, num_envs=3)
     assert len(closed) == 3
 
 
 @slow
-def test_what_can_not_be_built(tmp_path: Path) -> None:
+def test_what_can_not_be_built(tmp_path):
     """Errors of settings are told as what they are, others with the process; none is left."""
     marker = tmp_path / "broken"
     marker.touch()
@@ -407,9 +351,7 @@ def test_what_can_not_be_built(tmp_path: Path) -> None:
 @slow
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
-def test_killed_processes(
-    start: Any, victims: list[int], after: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_processes(start, victims, after, capfd):
     """In the middle of episodes; others play them again, and nobody sees a difference."""
     make, make_agent = PROBLEMS["user"]()
     player = start(make, make_agent, on_worker_failure="restart")
@@ -425,21 +367,9 @@ def test_killed_processes(
     assert re.search(rf"warning: worker {victims[0]} .*SIGKILL.*with the seeds \d+", told)
 
 
-@slow
-def test_a_process_that_dies_while_it_starts_again(start: Any, tmp_path: Path) -> None:
-    """It is started once more."""
-    player = start(partial(DiesWhileStartingEnv, tmp_path), on_worker_failure="restart")
-    episodes = player.play(range(200))
-    found = [bits(next(episodes))]
-    (tmp_path / "kill").touch()
-    processes_of(player)[0].kill()
-    while player.worker_restarts < 2:
-        found.append(bits(next(episodes)))
-    assert found == play_alone(UnequalEnv, RandomAgent, range(len(found)))
-
-
 FAILURES = {
-    "raise": r"step 2 of the episode with seed 5: RuntimeError: the wheel came off",
+    "raise": r"environment [0-3] failed at step 2 of .* seed 5: RuntimeError: the wheel came off",
+    "leave": r"environment [0-3] failed at step 2 of .* seed 5: SystemExit: 0",
     "kill": r"died in a step of an episode \(signal SIGKILL.*it had the episodes with the seed.*5",
     "hang": r"hangs: .* a step of an episode within timeout_s = 1 seconds, and was killed; .*5",
 }
@@ -448,15 +378,13 @@ FAILURES = {
 @slow
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_failure(
-    start: Any, how: str, again: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure(start, how, again, tmp_path, capfd):
     """The episode is played again; if it fails again, that ends the run with its error."""
     make = partial(FailsForSeedEnv, how, 5, None if again else tmp_path / "failed")
     player = start(make, on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=100)
     pids = [process.pid for process in processes_of(player)]
     expected = play_alone(partial(FailsForSeedEnv, how, -1), RandomAgent, range(12))
-    found: list[Any] = []
+    found, is_raised = [], how in ("raise", "leave")
     if again:
         with pytest.raises(WorkerError, match=FAILURES[how]) as caught:
             found += map(bits, player.play(range(12)))
@@ -472,61 +400,43 @@ def test_a_failure(
         assert len(found) == 12
     assert found == expected[: len(found)]
     assert re.search(FAILURES[how], told)
-    assert player.worker_restarts == (2 if again and how != "raise" else 1)
-    assert ("In the worker process:" in told) == (how == "raise")
-
-
-@slow
-def test_an_environment_that_exits(start: Any) -> None:
-    """It is an error of the environment, whose number is that among all."""
-    player = start(ExitsEnv)
-    words = r"worker 1 \(environments 2 to 3\): environment [23] failed at step 2 .*SystemExit: 0"
-    with pytest.raises(WorkerError, match=words):
-        list(player.play(range(12)))
+    assert player.worker_restarts == (1 if is_raised or not again else 2)
+    assert ("In the worker process:" in told) == is_raised
 
 
 # -- one after the other -------------------------------------------------------------------------
 
 
-class Begun(UnequalEnv):
-    """Keeps a book of the episodes that began; that of seed 0 is a long one."""
-
-    book: list[Any]
-    longest = 300
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        found = super().reset(seed=seed, options=options)
-        self.length = self.longest if seed == 0 else 2
-        self.book.append(seed)
-        return found
-
-
-def test_few_episodes_are_begun_ahead() -> None:
+def test_few_episodes_are_begun_ahead():
     """What waits in memory for a long episode is bounded, and steps are counted."""
+    begun = []
 
-    class Noted(Begun):
-        book: list[Any] = []  # noqa: RUF012
+    class Noted(UnequalEnv):
+        def reset(self, *, seed=None, options=None):
+            found = super().reset(seed=seed, options=options)
+            self.length = 300 if seed == 0 else 2
+            begun.append(seed)
+            return found
 
-    steps: list[int] = []
+    steps = []
     with player_of(Noted, num_envs=4) as player:
         episodes = player.play(range(100), steps.append)
         next(episodes)
-        assert Noted.book == list(range(8))
+        assert begun == list(range(8))
         for number in range(1, 9):
             assert next(episodes).number == number
-            assert len(Noted.book) <= number + 8
+            assert len(begun) <= number + 8
         assert [episode.number for episode in episodes] == list(range(9, 100))
         assert sum(steps) == player.steps_made == 300 + 99 * 2
 
 
 @every_place
-def test_episodes_that_wait_are_kept(start: Any, n_workers: int) -> None:
+def test_episodes_that_wait_are_kept(start, n_workers):
     """Those that are done when playing ends early, until the next call; taken ones are not."""
     make = partial(PictureEnv, endless=(9,))
     player = start(make, n_workers=n_workers)
 
-    def enough(steps: int) -> None:
+    def enough(steps):
         if len(player.waiting) >= 4:
             raise KeyboardInterrupt
 
@@ -543,7 +453,7 @@ def test_episodes_that_wait_are_kept(start: Any, n_workers: int) -> None:
 
 
 @every_place
-def test_episodes_that_are_not_wanted_any_more(start: Any, n_workers: int) -> None:
+def test_episodes_that_are_not_wanted_any_more(start, n_workers):
     """Another call begins anew, and news of the first one are not taken for its own."""
     player = start(UnequalEnv, n_workers=n_workers)
     expected = play_alone(UnequalEnv, RandomAgent, range(100, 112))
@@ -558,15 +468,10 @@ def test_episodes_that_are_not_wanted_any_more(start: Any, n_workers: int) -> No
     assert list(player.play([])) == []
 
 
-def test_closing_in_one_process() -> None:
+def test_closing_in_one_process():
     """It can be done twice; afterwards nothing is played."""
-    closed: list[Any] = []
-
-    class Closing(WalkEnv):
-        def close(self) -> None:
-            closed.append(self)
-
-    player = player_of(Closing, num_envs=2)
+    make, closed = closing_env()
+    player = player_of(make, num_envs=2)
     episodes = player.play(range(9))
     next(episodes)
     player.close()
@@ -578,40 +483,11 @@ def test_closing_in_one_process() -> None:
         list(player.play([0]))
 
 
-@slow
-def test_processes_that_have_nothing_to_do(start: Any) -> None:
-    """They do not count as hung, nor while nobody listens to them."""
-    player = start(UnequalEnv, n_workers=2, num_envs=2, timeout_s=0.4)
-    for _ in range(2):
-        episodes = player.play(range(20))
-        next(episodes)
-        time.sleep(0.6)
-        assert len(list(episodes)) == 19
-        time.sleep(0.6)
-    assert player.worker_restarts == 0
-
-
-@slow
-def test_closing(start: Any) -> None:
-    """At any time, several times; processes survive signals of a job until then."""
-    for plays in (False, True):
-        player = start(EndlessEnv)
-        pids = [process.pid for process in processes_of(player)]
-        os.kill(pids[0], signal.SIGINT)
-        os.kill(pids[1], signal.SIGTERM)
-        if plays:
-            with pytest.raises(KeyboardInterrupt):
-                next(player.play(range(9), Enough(3)))
-        player.close()
-        player.close()
-        assert all(has_ended(pid) for pid in pids)
-
-
 # -- videos --------------------------------------------------------------------------------------
 
 
 @slow
-def test_videos(start: Any, tmp_path: Path) -> None:
+def test_videos(start, tmp_path):
     """The same files as in one process; those of killed processes are removed."""
     pytest.importorskip("imageio_ffmpeg")
     make = partial(PictureEnv, endless=(9,))
@@ -628,7 +504,7 @@ def test_videos(start: Any, tmp_path: Path) -> None:
         assert ours == theirs
     assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
 
-    def kill(steps: int) -> None:
+    def kill(steps):
         if list((tmp_path / "there").glob(".*.tmp")):
             for process in processes_of(player):
                 process.kill()
@@ -641,60 +517,10 @@ def test_videos(start: Any, tmp_path: Path) -> None:
 
 
 @every_place
-def test_videos_of_what_can_not_be_seen(tmp_path: Path, n_workers: int) -> None:
+def test_videos_of_what_can_not_be_seen(tmp_path, n_workers):
     """That is told before anything is played."""
     pytest.importorskip("imageio_ffmpeg")
     settings = PlaySettings(video_dir=str(tmp_path))
     with pytest.raises(EnvError, match='build the environment with render_mode="rgb_array"'):
         player_of(WalkEnv, RandomAgent, settings, n_workers=n_workers)
     assert list(tmp_path.iterdir()) == []
-
-
-# -- the end of the process ----------------------------------------------------------------------
-
-PARENT = """
-import sys
-from functools import partial
-from player_problems import *
-from maze_train.rollout.agents import RandomAgent
-from maze_train.rollout.player import PlaySettings, RolloutPlayer
-from maze_train.workers.places import LocalProcesses
-
-if __name__ == "__main__":
-    make = partial(PictureEnv, endless=range(8))
-    settings = PlaySettings(video_dir=sys.argv[2] if len(sys.argv) > 2 else None)
-    place = LocalProcesses(2, start_method=sys.argv[1])
-    with RolloutPlayer(make, RandomAgent, settings, place, num_envs=4) as player:
-        pids = [process.pid for process in player._pool.processes]
-        made = 0
-        def tell(steps):
-            global made
-            if made < 100 <= made + steps:
-                print(*pids, flush=True)
-            made += steps
-        next(player.play(range(8), tell))
-"""
-
-
-@slow
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_process_that_asked_ends(
-    tmp_path: Path, start_method: str, number: signal.Signals
-) -> None:
-    """By Ctrl+C or killed: what played for it ends, and Ctrl+C leaves no half of a video."""
-    pytest.importorskip("imageio_ffmpeg")
-    videos = tmp_path / "videos"
-    with run_owner(PARENT, tmp_path, start_method, str(videos)) as (parent, pids):
-        assert len(pids) == 2
-        assert not any(has_ended(pid) for pid in pids)
-        if number == signal.SIGINT:
-            os.killpg(parent.pid, number)  # as a terminal does
-        else:
-            parent.kill()
-        told = parent.communicate(timeout=PATIENCE_S)[1]
-        assert parent.returncode == -number
-        assert left_of(pids, PATIENCE_S) == []
-        if number == signal.SIGINT:
-            assert "KeyboardInterrupt" in told
-            assert list(videos.iterdir()) == []

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 import pytest
+from actor_envs import FailsForSeedEnv
 from cases import sweep
-from es_problems import model_for
-from player_problems import (
-    FailsForSeedEnv,
-    RememberingPolicy,
-    UnequalEnv,
-    WalkEnv,
-    bits,
-)
+from es_problems import UnequalEnv, WalkEnv, model_for
+from player_problems import RememberingPolicy, bits, closing_env
 
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError, EnvError, WorkerError
@@ -24,17 +18,14 @@ from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.rollout_generator import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.training.policy_files import TrainedPolicy
 
-if TYPE_CHECKING:
-    from maze_train.data.trajectories import Trajectory
 
-
-def generated(env: Any, policy: Any = "random", n: int = 4, **settings: Any) -> list[Trajectory]:
+def generated(env, policy="random", n=4, **settings):
     """Trajectories of the first episodes."""
     with RolloutGenerator(env, policy, **settings) as generator:
         return generator.rollout(n)
 
 
-def assert_equal(ours: list[Trajectory], theirs: list[Trajectory]) -> None:
+def assert_equal(ours, theirs):
     """The same episodes."""
     assert [one.seed for one in ours] == [one.seed for one in theirs]
     for one, other in zip(ours, theirs, strict=True):
@@ -43,12 +34,12 @@ def assert_equal(ours: list[Trajectory], theirs: list[Trajectory]) -> None:
         np.testing.assert_array_equal(one.rewards, other.rewards)
 
 
-def cartpole() -> Any:
+def cartpole():
     """A function that makes an environment."""
     return gymnasium.make("CartPole-v1")
 
 
-def lean(observation: Any) -> int:
+def lean(observation):
     """Goes where the pole falls."""
     return int(observation[2] > 0)
 
@@ -56,14 +47,14 @@ def lean(observation: Any) -> int:
 class Leaning:
     """The same as a class."""
 
-    def act(self, observation: Any) -> Any:
+    def act(self, observation):
         """Goes where the pole falls."""
         return lean(observation)
 
 
 @sweep("env", [cartpole, EnvConfig(id="CartPole-v1"), "CartPole-v1"])
 @sweep("policy", [lean, Leaning, Leaning(), lambda obs: lean(obs)])
-def test_all_forms(env: Any, policy: Any) -> None:
+def test_all_forms(env, policy):
     """Environments and policies by name, class, object or function."""
     found = generated(env, policy)
     assert [one.seed for one in found] == [0, 1, 2, 3]
@@ -71,7 +62,7 @@ def test_all_forms(env: Any, policy: Any) -> None:
     assert_equal(found, generated("CartPole-v1", lean))
 
 
-def test_models_and_what_holds_one() -> None:
+def test_models_and_what_holds_one():
     """A trained policy acts as its model does, which may be sampled from."""
     model = model_for(WalkEnv, "memory")
     env = WalkEnv()
@@ -83,7 +74,7 @@ def test_models_and_what_holds_one() -> None:
     assert any(len(a.rewards) != len(b.rewards) for a, b in zip(likely, sampled, strict=True))
 
 
-def test_an_object_stays_as_it_is() -> None:
+def test_an_object_stays_as_it_is():
     """Each environment gets a copy."""
     policy = RememberingPolicy()
     policy.seen.append("mine")
@@ -92,7 +83,7 @@ def test_an_object_stays_as_it_is() -> None:
     assert_equal(found, generated(WalkEnv, RememberingPolicy, concurrency=1))
 
 
-def test_seeds_go_on() -> None:
+def test_seeds_go_on():
     """Each call plays the next ones, or those that it is told."""
     with RolloutGenerator(WalkEnv, seed=7) as generator:
         first = generator.rollout(3)
@@ -104,7 +95,7 @@ def test_seeds_go_on() -> None:
         assert generator.spaces == (WalkEnv().observation_space, WalkEnv().action_space)
 
 
-def test_limits_of_steps() -> None:
+def test_limits_of_steps():
     """Episodes are truncated there, with the true last observation."""
     found = generated("CartPole-v1", lean, max_episode_steps=10)
     assert all((one.num_steps, one.truncated) == (10, True) for one in found)
@@ -113,26 +104,26 @@ def test_limits_of_steps() -> None:
         np.testing.assert_array_equal(one.obs, other.obs[:11])
 
 
-def test_wrappers_of_training_are_left_out() -> None:
+def test_wrappers_of_training_are_left_out():
     """Those for both are not."""
     wrapper = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 10.0}
     plain = generated("CartPole-v1")
     for name, scale in (("wrappers", 10.0), ("training_wrappers", 1.0)):
-        config: Any = EnvConfig(id="CartPole-v1", **{name: [wrapper]})
+        config = EnvConfig(id="CartPole-v1", **{name: [wrapper]})
         for one, other in zip(generated(config), plain, strict=True):
             np.testing.assert_array_equal(one.rewards, scale * other.rewards)
 
 
-def test_lost_episodes_are_left_out() -> None:
+def test_lost_episodes_are_left_out():
     """Or they are an error."""
-    make = partial(FailsForSeedEnv, "nan", 2)
+    make = partial(FailsForSeedEnv, "lost", 2)
     found = generated(make, on_non_finite="skip")
     assert [one.seed for one in found] == [0, 1, 3]
     with pytest.raises(EnvError, match="seed 2"):
         generated(make)
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     """Settings, with what is expected; numbers of episodes and of seeds."""
     for settings, words in (
         ({"policy": "rendom"}, r"policy = 'rendom': expected 'random', a model"),
@@ -143,7 +134,7 @@ def test_what_is_refused() -> None:
         ({"max_episode_steps": 0}, "max_episode_steps"),
     ):
         with pytest.raises(ConfigError, match=words):
-            RolloutGenerator(WalkEnv, **settings)  # type: ignore[arg-type]
+            RolloutGenerator(WalkEnv, **settings)
     with RolloutGenerator(WalkEnv) as generator:
         for given, words in (((0,), "n_episodes"), ((2, [1]), "seeds = .* expected 2 of them")):
             with pytest.raises(ConfigError, match=words):
@@ -155,22 +146,17 @@ def test_what_is_refused() -> None:
         generator.rollout(1)
 
 
-def test_policies_of_other_spaces() -> None:
+def test_policies_of_other_spaces():
     """The error names both spaces; the environments are closed."""
-    closed: list[Any] = []
-
-    class Closing(WalkEnv):
-        def close(self) -> None:
-            closed.append(self)
-
+    make, closed = closing_env()
     other = partial(WalkEnv, "box", "box")()
     trained = TrainedPolicy(model_for(WalkEnv), other.observation_space, other.action_space)
     with pytest.raises(ConfigError, match=r"its action_space is Box.*environment is Discrete"):
-        RolloutGenerator(Closing, trained)
+        RolloutGenerator(make, trained)
     assert len(closed) == 8
 
 
-def test_spaces_that_policies_tell() -> None:
+def test_spaces_that_policies_tell():
     """Objects may; classes and functions do not."""
     env = WalkEnv()
     trained = TrainedPolicy(model_for(WalkEnv), env.observation_space, env.action_space)
@@ -183,7 +169,7 @@ def test_spaces_that_policies_tell() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_processes() -> None:
+def test_processes():
     """The same trajectories; their settings are passed on."""
     model = model_for(WalkEnv)
     for policy in (model, "random", RememberingPolicy()):

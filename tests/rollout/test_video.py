@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from player_problems import FailsForSeedEnv, PictureEnv, play_alone
+from actor_envs import FailsForSeedEnv
+from player_problems import PictureEnv, play_alone
 
 from maze_train.errors import EnvError, MissingExtraError, RunDirectoryError
+from maze_train.rollout import video
 from maze_train.rollout.agents import RandomAgent
 from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.player import RolloutPlayer
@@ -24,26 +26,23 @@ from maze_train.rollout.video import (
     frames_per_second,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
 
 
-def decoded(path: Path, height: int, width: int) -> Any:
+def decoded(path, height, width):
     """The frames of a video, `[n, height, width, 3]`."""
     command = [ffmpeg, "-loglevel", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24"]
     raw = subprocess.run([*command, "-"], capture_output=True, check=True).stdout
     return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3).astype(int)
 
 
-def described(path: Path) -> str:
+def described(path):
     """What ffmpeg says about the stream in a file."""
     told = subprocess.run([ffmpeg, "-i", str(path)], capture_output=True, text=True).stderr
     return next(line for line in told.splitlines() if "Video:" in line)
 
 
-def frames(n: int, height: int, width: int) -> Any:
+def frames(n, height, width):
     """Frames whose halves have a colour of their own, which changes with time."""
     found = np.zeros((n, height, width, 3), np.uint8)
     for t in range(n):
@@ -53,7 +52,7 @@ def frames(n: int, height: int, width: int) -> Any:
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 48), (33, 51), (1, 1)])
-def test_frames_come_back(height: int, width: int, tmp_path: Path) -> None:
+def test_frames_come_back(height, width, tmp_path):
     """All of them, in their order, within what the compression loses; odd sizes get a line more."""
     path, shown = tmp_path / "new" / "folder" / "a.mp4", frames(9, height, width)
     writer = VideoWriter(path, 12.5)
@@ -75,7 +74,7 @@ def test_frames_come_back(height: int, width: int, tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["a.mp4"]
 
 
-def test_what_is_no_frame(tmp_path: Path) -> None:
+def test_what_is_no_frame(tmp_path):
     """The error says what to do; nothing is left, neither of frames of another size."""
     writer = VideoWriter(tmp_path / "a.mp4")
     words = r"gave {}, expected a frame, uint8 \[H, W, 3\]: build .*render_mode=\"rgb_array\""
@@ -97,7 +96,7 @@ def test_what_is_no_frame(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_can_not_be_written(tmp_path: Path) -> None:
+def test_a_file_that_can_not_be_written(tmp_path):
     """The error tells why; there is no half of a file."""
     folder = tmp_path / "a.mp4"
     folder.mkdir()
@@ -112,12 +111,12 @@ def test_a_file_that_can_not_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["add", "close"])
-def test_an_ffmpeg_that_dies(call: str, tmp_path: Path) -> None:
+def test_an_ffmpeg_that_dies(call, tmp_path):
     """That is an error, at the latest at the end."""
     writer = VideoWriter(tmp_path / "a.mp4")
     frame = np.zeros((400, 400, 3), np.uint8)  # longer than a pipe
     writer.add(frame)
-    process: Any = writer._process
+    process = writer._process
     process.kill()
     process.wait()
     arguments = (frame,) if call == "add" else ()
@@ -127,14 +126,14 @@ def test_an_ffmpeg_that_dies(call: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_ffmpeg_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_ffmpeg_that_does_not_end(monkeypatch, tmp_path):
     """It is ended, and told like every other failure; nothing is left."""
     writer = VideoWriter(tmp_path / "a.mp4")
     writer.add(np.zeros((8, 8, 3), np.uint8))
-    process: Any = writer._process
+    process = writer._process
     communicate = process.communicate
 
-    def hangs(timeout: float | None = None) -> Any:
+    def hangs(timeout=None):
         if timeout is None:
             return communicate()
         raise subprocess.TimeoutExpired("ffmpeg", timeout)
@@ -146,8 +145,9 @@ def test_an_ffmpeg_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_package_is_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without it the error names the extra."""
+def test_the_package_is_optional(monkeypatch, tmp_path):
+    """Without it the error names the extra; it is not imported before there are videos."""
+    assert not re.search(r"^(import|from) imageio", inspect.getsource(video), re.MULTILINE)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     for call in (ffmpeg_path, partial(VideoWriter, tmp_path / "a.mp4")):
         with pytest.raises(MissingExtraError, match=r'pip install "maze-train\[video\]"'):
@@ -156,15 +156,7 @@ def test_the_package_is_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         RolloutPlayer(PictureEnv, RandomAgent, PlaySettings(video_dir=str(tmp_path)))
 
 
-@pytest.mark.slow
-def test_the_package_is_imported_late() -> None:
-    """Not before there are videos."""
-    code = "import sys, maze_train.rollout.player; print('imageio_ffmpeg' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "False"
-
-
-def test_frames_per_second() -> None:
+def test_frames_per_second():
     """Those that the environment tells, or 30."""
     env = PictureEnv()
     for told, expected in ((None, 30.0), (4, 4.0), (12.5, 12.5), (np.float32(2.0), 2.0)):
@@ -177,19 +169,16 @@ def test_frames_per_second() -> None:
 
 
 @pytest.mark.parametrize("mode", [None, "human", "rgb_array_list"])
-def test_other_render_modes(mode: Any, tmp_path: Path) -> None:
+def test_other_render_modes(mode):
     """They are refused before anything is played."""
     with pytest.raises(EnvError, match=rf"render_mode = {mode!r}: build the environment with"):
         check_render_mode(PictureEnv(render_mode=mode))
-    settings = PlaySettings(video_dir=str(tmp_path))
-    with pytest.raises(EnvError, match="rgb_array"):
-        RolloutPlayer(partial(PictureEnv, render_mode=mode), RandomAgent, settings)
 
 
 # -- episodes ------------------------------------------------------------------------------------
 
 
-def test_videos_of_episodes(tmp_path: Path) -> None:
+def test_videos_of_episodes(tmp_path):
     """T + 1 frames of every k-th episode, whatever is played beside it; numbers are the same."""
     settings = PlaySettings(video_dir=str(tmp_path / "videos"), video_every=2)
     with RolloutPlayer(PictureEnv, RandomAgent, settings, num_envs=3) as player:
@@ -212,19 +201,19 @@ class FailingPictureEnv(FailsForSeedEnv):
 
     render_mode = "rgb_array"
 
-    def render(self) -> Any:
+    def render(self):
         """A picture; of another size in the episode of seed 2, none in that of seed 3."""
         if self.seed == 3:
             raise RuntimeError("no light")
         return np.zeros((8, 10 if self.t and not self.is_bad and self.seed == 2 else 8, 3), "u1")
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         """Begin an episode."""
         self.seed = seed
         return super().reset(seed=seed, options=options)
 
 
-def test_episodes_that_fail_leave_no_video(tmp_path: Path) -> None:
+def test_episodes_that_fail_leave_no_video(tmp_path):
     """Those that ended have theirs; the error names the seed."""
     settings = PlaySettings(video_dir=str(tmp_path))
     for seed, words in (

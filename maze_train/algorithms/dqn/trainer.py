@@ -20,7 +20,7 @@ class DQN(OffPolicy):
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Set epsilon, step the environments, and learn meanwhile."""
-        epsilon = scheduled_value(self._config.exploration, progress)  # type: ignore[attr-defined]  # a DQNAlgorithmConfig
+        epsilon = scheduled_value(self.algorithm_config.exploration, progress)  # type: ignore[attr-defined]
         self.model.epsilon.fill_(epsilon)
         statistics.record(DQNEvents.epsilon, epsilon)
         return super().update_once(progress, statistics)
