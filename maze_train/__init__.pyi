@@ -70,6 +70,7 @@ from maze_train.config.train_config import RunnerConfig as RunnerConfig
 from maze_train.config.train_config import TrainConfig as TrainConfig
 from maze_train.config.writing import config_to_dict as config_to_dict
 from maze_train.data.batch_loader import BatchLoader as BatchLoader
+from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBuffer
 from maze_train.data.minari_data import load_minari as load_minari
 from maze_train.data.minari_data import minari_episodes as minari_episodes
 from maze_train.data.minari_data import save_minari as save_minari

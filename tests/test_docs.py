@@ -43,6 +43,7 @@ EXTRAS = re.compile(r"\[([\w,]+)\]")
 MODULES_OF_EXTRAS = {
     "ALE/": ("ale_py", "cv2"),
     "my_pong": ("ale_py", "cv2"),
+    "FetchReach": ("gymnasium_robotics",),
     "env.backend=envpool": ("envpool",),
     "hydra/sweeper=optuna": ("optuna",),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 import yaml
@@ -12,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from maze_train.config.loading import unknown_option
 from maze_train.config.options import group_names, list_options, shipped_root
 from maze_train.config.overrides import as_typed, config_folders
-from maze_train.errors import ConfigError, MissingExtraError, SpaceError, nearest
+from maze_train.errors import ConfigError, SpaceError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,9 +72,11 @@ def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> Co
 
 def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
     from maze_train.envs.build_failures import nearest_ids
+    from maze_train.envs.registered import missing_package
 
-    if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
-        return ConfigError("env", str(MissingExtraError("ale-py", "atari", "this")), env_id)
+    missing = missing_package(env_id)
+    if missing is not None:
+        return ConfigError("env", str(missing), env_id)
     own = [name for name in list_options("env", folders) if name != "default"]
     close = list(dict.fromkeys([*nearest(env_id, own), *nearest_ids(env_id)]))
     hint = f"; did you mean {' or '.join(close)}?" if close else "."

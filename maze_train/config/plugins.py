@@ -8,7 +8,6 @@ option. Folders that the user names come before ours, so his `env/<name>.yaml` w
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
 from contextlib import contextmanager
@@ -149,7 +148,7 @@ def is_registered(env_id: str) -> bool:
         except ImportError as error:
             raise ConfigError("env", f"importing {module} failed: {error}", env_id) from error
     if name not in gymnasium.registry:
-        _register_atari()
+        _register_installed()
     return name in gymnasium.registry
 
 
@@ -162,15 +161,14 @@ def _env_id(config_path: str) -> str:
 def _registered_ids() -> list[str]:
     import gymnasium
 
-    _register_atari()
+    _register_installed()
     return sorted(gymnasium.registry)
 
 
-def _register_atari() -> None:
-    if importlib.util.find_spec("ale_py") is not None:
-        from maze_train.envs.atari import register_atari
+def _register_installed() -> None:
+    from maze_train.envs.registered import register_installed
 
-        register_atari()
+    register_installed()
 
 
 def _hydra_settings() -> HydraConf:

@@ -23,19 +23,12 @@ class SumTree:
         size: N, >= 1.
     """
 
+    entry_nbytes = 2 * np.dtype(np.float64).itemsize
+    """Bytes of the nodes, by entry."""
+
     def __init__(self, size: int) -> None:
         self._size = size
         self._nodes = np.zeros(2 * size)
-
-    @staticmethod
-    def nbytes_for(size: int) -> int:
-        """Bytes of a tree."""
-        return 2 * size * np.dtype(np.float64).itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the nodes."""
-        return self._nodes.nbytes
 
     @property
     def total(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,16 @@ __all__ = [
     "Transition",
     "Transitions",
     "UniformReplayBuffer",
-    "replay_nbytes",
 ]
+
+
+class Walk(NamedTuple):
+    """Sums of rewards, discounts after the last steps, their positions and flags, `[n]` each."""
+
+    rewards: Array
+    discounts: Array
+    last: Array
+    flags: Array
 
 
 class UniformReplayBuffer(BaseReplayBuffer):
@@ -85,7 +93,12 @@ class UniformReplayBuffer(BaseReplayBuffer):
         if storage == "disk" and directory is None:
             raise ConfigError("directory", "storage=disk needs a directory for its files", None)
         layout = ReplayLayout(
-            buffer_size, observation_space, actions, num_envs=num_envs, frame_stack=frame_stack
+            buffer_size,
+            observation_space,
+            actions,
+            num_envs=num_envs,
+            frame_stack=frame_stack,
+            keeps_terminal_obs=self.keeps_terminal_obs,
         )
         self.num_envs = num_envs
         self._memory = ReplayMemory(layout, storage, directory, device)
@@ -102,7 +115,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
     @property
     def nbytes(self) -> int:
         """Bytes of a full buffer, without last observations of truncated episodes."""
-        return self._memory.layout.nbytes
+        layout = self._memory.layout
+        return layout.nbytes + layout.ring.size * self.entry_nbytes
 
     def reserve(self, n_transitions: int) -> None:  # noqa: D102
         self._memory.reserve(-(-n_transitions // self.num_envs) + 1)
@@ -212,8 +226,11 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return (flags & VALID).astype(bool)
 
     def _gather(self, positions: Array) -> Transitions:
+        return self._transitions(positions, self._walk(positions))
+
+    def _transitions(self, positions: Array, walk: Walk) -> Transitions:
         memory, n_samples = self._memory, len(positions)
-        rewards, discounts, last, flags = self._walk(positions)
+        rewards, discounts, last, flags = walk
         leaves = memory.observations(np.concatenate([positions, last + self.num_envs]))
         beside = np.flatnonzero(flags & BESIDE)
         if beside.size:
@@ -242,12 +259,14 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """Importance weights of samples `[n]`; None: all are 1."""
         return None
 
-    def _walk(self, positions: Array) -> tuple[Array, Array, Array, Array]:
-        """Walk up to n steps from positions `[n]`.
+    def _walk(self, positions: Array) -> Walk:
+        """Walk up to n steps from positions `[n]`."""
+        indices, flags, counts = self._steps_from(positions)
+        rewards = self._memory.rewards.take(indices)
+        return self._summed(positions, counts, rewards, flags, flags & TERMINATED)
 
-        Returns:
-            Rewards, discounts, positions of the last steps and their flags, `[n]` each.
-        """
+    def _steps_from(self, positions: Array) -> tuple[Array, Array, Array]:
+        """Indices and flags of the n steps from positions, and which count, `[n_steps, n]` each."""
         memory = self._memory
         indices = (positions + self._steps) % memory.ring.size
         flags = memory.flags.take(indices)
@@ -256,11 +275,17 @@ class UniformReplayBuffer(BaseReplayBuffer):
         counts = (flags & VALID) != 0
         counts[1:] &= (flags[:-1] & ENDS) == 0
         np.logical_and.accumulate(counts, axis=0, out=counts)
-        steps = counts.sum(0)
-        rewards = np.where(counts, memory.rewards.take(indices) * self._powers[:-1, None], 0)
-        last_flags = flags[steps - 1, np.arange(len(positions))]
-        discounts = np.where(last_flags & TERMINATED, 0, self._powers.take(steps))
-        return rewards.sum(0), discounts, positions + (steps - 1) * self.num_envs, last_flags
+        return indices, flags, counts
+
+    def _summed(
+        self, positions: Array, counts: Array, rewards: Array, flags: Array, terminal: Array
+    ) -> Walk:
+        """Join the steps that count of walks from positions; the other arrays `[n_steps, n]`."""
+        steps, samples = counts.sum(0), np.arange(len(positions))
+        sums = np.where(counts, rewards * self._powers[:-1, None], 0).sum(0)
+        discounts = np.where(terminal[steps - 1, samples], 0, self._powers.take(steps))
+        last = positions + (steps - 1) * self.num_envs
+        return Walk(sums, discounts, last, flags[steps - 1, samples])
 
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):
@@ -288,6 +313,8 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
     proportional variant.
     """
 
+    entry_nbytes = SumTree.entry_nbytes
+
     def __init__(
         self,
         buffer_size: int,
@@ -309,11 +336,6 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         self._progress = 0.0
         self._largest = 1.0
         self._tree = SumTree(self._memory.ring.size)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a full buffer, without last observations of truncated episodes."""
-        return super().nbytes + self._tree.nbytes
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
         """Set the priorities of samples to `(|errors| + epsilon)^alpha`.
@@ -374,23 +396,3 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         priorities = self._tree.priorities[indices]
         weights: Array = (priorities / priorities.min(initial=np.inf)) ** -beta
         return weights.astype(np.float32)
-
-
-def replay_nbytes(
-    buffer_size: int,
-    observation_space: spaces.Space[Any],
-    actions: TensorTree,
-    *,
-    num_envs: int = 1,
-    frame_stack: Mapping[str, int] | None = None,
-    prioritized: bool = False,
-) -> int:
-    """Bytes of a full buffer, before one is made; arguments are those of the buffers.
-
-    Observations that are stored separately come on top: the last ones of truncated episodes, and
-    the first stack of every episode where there are stacks of frames.
-    """
-    layout = ReplayLayout(
-        buffer_size, observation_space, actions, num_envs=num_envs, frame_stack=frame_stack
-    )
-    return layout.nbytes + (SumTree.nbytes_for(layout.ring.size) if prioritized else 0)

@@ -24,7 +24,7 @@ from maze_train.spaces.tensors import storage_dtype
 from maze_train.types import leaves_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from maze_train.types import Array, Tensor, TensorTree
@@ -100,6 +100,7 @@ class ReplayLayout:
         actions: One action of the agent, `[...]`: shape and dtype are used.
         num_envs: B, >= 1.
         frame_stack: Observations that are stacks of the last n frames: n by key.
+        keeps_terminal_obs: Whether the last observations of terminated episodes are kept as well.
 
     Raises:
         ConfigError: If a number is below 1, or `frame_stack` does not fit the observations.
@@ -113,10 +114,12 @@ class ReplayLayout:
         *,
         num_envs: int = 1,
         frame_stack: Mapping[str, int] | None = None,
+        keeps_terminal_obs: bool = False,
     ) -> None:
         check_at_least("buffer_size", buffer_size, 1)
         check_at_least("num_envs", num_envs, 1)
         self.frame_stack = dict(frame_stack or {})
+        self.keeps_terminal_obs = keeps_terminal_obs
         self.has_obs_keys = isinstance(observation_space, spaces.Dict)
         self.has_action_keys = isinstance(actions, dict)
         parts = {"": observation_space}
@@ -156,7 +159,8 @@ class ReplayLayout:
         sizes = {"rows": str(self.ring.rows), "num_envs": str(self.ring.num_envs)}
         stacks = {f"frame_stack/{key}": str(n) for key, n in self.frame_stack.items()}
         columns = {name: f"{s.dtype.name} {list(s.shape)}" for name, s in self.columns().items()}
-        return {**sizes, **stacks, **columns}
+        terminal = {"terminal_obs": "kept"} if self.keeps_terminal_obs else {}
+        return {**sizes, **stacks, **columns, **terminal}
 
 
 class Column:
@@ -279,10 +283,11 @@ class KeptObservations:
         """Drop the observations at a position or beyond."""
         self._end = self._begin + self._count_before(position)
 
-    def gather(self, positions: Array) -> dict[str, Tensor]:
+    def gather(self, positions: Array, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
         """Observations `[k, ...]` by key; for each of the positions `[k]` one is kept."""
         entries = self._begin + self._positions[self._begin : self._end].searchsorted(positions)
-        return {key: torch.from_numpy(leaf[entries]) for key, leaf in self._leaves.items()}
+        keys = self._leaves if keys is None else keys
+        return {key: torch.from_numpy(self._leaves[key][entries]) for key in keys}
 
     def between(self, first: int, stop: int) -> dict[str, Array]:
         """Copies of the parts that belong to positions first..stop - 1."""

@@ -14,7 +14,7 @@ from maze_train.targets import locate
 from maze_train.types import StatePart, leaves_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from maze_train.data.replay_columns import ReplayLayout, Storage
@@ -141,7 +141,7 @@ class ReplayMemory:
         """
         self._check(rollout)
         rollout = rollout.to(torch.device("cpu"))
-        flags, positions, picked = _flags(rollout)
+        flags, positions, picked = _flags(rollout, self.layout.keeps_terminal_obs)
         begin = max(0, rollout.num_steps - self.ring.rows)
         head = first + rollout.num_steps
         self._make_room(head + 1)
@@ -175,18 +175,22 @@ class ReplayMemory:
         """
         return bool(self.flags[(self.head - 1) % self.ring.size] & ENDS)
 
-    def observations(self, positions: Array) -> dict[str, Tensor]:
-        """Observations in the rows at positions `[k]`, by key."""
-        indices = positions % self.ring.size
-        whole = {key: column.gather(indices) for key, column in self._whole.items()}
-        if not self._stacks:
-            return whole
-        return whole | {key: column.gather(positions) for key, column in self._stacks.items()}
+    def observations(
+        self, positions: Array, keys: Iterable[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Observations in the rows at positions `[k]`, by key; None: all of them."""
+        indices, keys = positions % self.ring.size, self.layout.obs if keys is None else keys
+        return {
+            key: self._whole[key].gather(indices)
+            if key in self._whole
+            else self._stacks[key].gather(positions)
+            for key in keys
+        }
 
     def put_final_obs(self, leaves: Mapping[str, Tensor], where: Array, positions: Array) -> None:
         """Write the last observations of `positions` into the entries `where` of `leaves`."""
         entries = torch.from_numpy(where)
-        for key, leaf in self._final_obs.gather(positions).items():
+        for key, leaf in self._final_obs.gather(positions, leaves).items():
             target = leaves[key]
             target.index_copy_(0, entries.to(target.device), leaf.to(target.device))
 
@@ -323,8 +327,12 @@ def _below(prefix: str, content: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def _flags(rollout: Rollout) -> tuple[Array, Array, Array]:
+def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]:
     """The flags of a rollout, and which of its final observations are needed.
+
+    Args:
+        rollout: The rollout.
+        keeps_terminal: Whether those of terminated episodes are needed as well.
 
     Returns:
         Flags of the rows and of the head, `[T + 1, B]`; positions of the rows, increasing, whose
@@ -337,11 +345,13 @@ def _flags(rollout: Rollout) -> tuple[Array, Array, Array]:
     positions = rollout.final_positions.numpy()
     beside = np.zeros(shape, bool)
     beside.flat[positions] = True
-    beside &= valid & ~terminated
-    if (truncated & ~beside).any():
-        step, env = np.argwhere(truncated & ~beside)[0]
+    beside &= valid & (keeps_terminal | ~terminated)
+    missing = (truncated | (keeps_terminal & terminated)) & ~beside
+    if missing.any():
+        step, env = np.argwhere(missing)[0]
+        how = "truncated" if truncated[step, env] else "terminated"
         raise ShapeError(
-            f"step {step} of environment {env} was truncated: expected its last observation in "
+            f"step {step} of environment {env} was {how}: expected its last observation in "
             "final_obs, and its position in final_positions"
         )
     flags = np.zeros((shape[0] + 1, shape[1]), np.uint8)

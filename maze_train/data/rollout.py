@@ -56,7 +56,8 @@ class Rollout:
     """Whether the step was cut off (time limit) in a state that is not terminal, `[T, B]` bool."""
 
     final_obs: TensorTree
-    """True last observations of the K truncated episodes, `[K, ...]`."""
+    """True last observations of the K truncated episodes, `[K, ...]`; those of terminated episodes
+    may be among them."""
 
     final_positions: Tensor
     """Their positions in the rollout: `t * B + b`, `[K]` int64."""
@@ -245,7 +246,7 @@ class RolloutStorage:
         self._leaves.write(step + 1, obs)
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
-        """Store the true last observation of an episode that was truncated at this step."""
+        """Store the true last observation of an episode that ended at this step."""
         self._final_positions.append(step * self.num_envs + env)
         self._final_obs.append(tree_map(lambda x: x.copy(), obs))
 

@@ -204,6 +204,7 @@ def checked_trajectory(
     """
     arrays = {key: np.asarray(array) for key, array in arrays_of(trajectory).items()}
     check_shapes(name, arrays, specs, [trajectory.num_steps])
+    arrays = {key: arrays[key] for key in specs}  # those of an episode may be in another order
     for key, spec in specs.items():
         label, array = f"{name}: {key}", arrays[key]
         if spec.is_checked:
@@ -279,7 +280,7 @@ def trajectories_as_rollout(
     rewards = torch.zeros(shape)
     terminated, truncated = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
     valid = torch.zeros(shape, dtype=torch.bool)
-    cut: dict[int, TensorTree] = {}
+    last: dict[int, TensorTree] = {}
     stop = 0
     for number, episode in enumerate(episodes):
         start, stop = stop, stop + episode.num_steps
@@ -297,10 +298,9 @@ def trajectories_as_rollout(
             valid[rows, env] = True
         env, row = divmod(stop - 1, shape[0])
         terminated[row, env], truncated[row, env] = episode.terminated, not episode.terminated
-        if not episode.terminated:
-            cut[row * num_envs + env] = tree_map(lambda x: x[-1:].clone(), own_obs)
-    final_obs = zeros_for(observation_space, (len(cut),))
-    for k, last_obs in enumerate(cut.values()):
+        last[row * num_envs + env] = tree_map(lambda x: x[-1:].clone(), own_obs)
+    final_obs = zeros_for(observation_space, (len(last),))
+    for k, last_obs in enumerate(last.values()):
         _write(final_obs, (slice(k, k + 1),), last_obs, slice(None))
     assert actions is not None
     return Rollout(
@@ -310,7 +310,7 @@ def trajectories_as_rollout(
         terminated=terminated,
         truncated=truncated,
         final_obs=final_obs,
-        final_positions=torch.tensor(list(cut), dtype=torch.int64),
+        final_positions=torch.tensor(list(last), dtype=torch.int64),
         valid=None if valid.all() else valid,
     )
 

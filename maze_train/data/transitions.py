@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -13,6 +13,10 @@ from maze_train.errors import ShapeError
 from maze_train.types import as_tree, leaves_by_key, tree_map
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import gymnasium
+
     from maze_train.types import Tensor, TensorTree
 
 __all__ = ["BaseReplayBuffer", "Transition", "Transitions", "as_rollout"]
@@ -61,6 +65,12 @@ class Transition:
 class BaseReplayBuffer(ABC):
     """Takes experience in the order of time and gives samples of it."""
 
+    keeps_terminal_obs: ClassVar[bool] = False
+    """Whether rollouts need the last observations of terminated episodes as well."""
+
+    entry_nbytes: ClassVar[int] = 0
+    """Bytes that a transition takes besides its columns."""
+
     @abstractmethod
     def add_rollout(self, rollout: Rollout) -> None:
         """Store a rollout; it goes on where the last one ended, unless `interrupt` was called."""
@@ -75,6 +85,14 @@ class BaseReplayBuffer(ABC):
 
     def reserve(self, n_transitions: int) -> None:  # noqa: B027
         """Announce the most transitions that will come, before the first; limits memory."""
+
+    def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:  # noqa: B027
+        """Learn what only an environment can tell, before the first rollout.
+
+        Args:
+            make_env: Gives an environment of those that collect, in this process, which nobody
+                steps.
+        """
 
     @abstractmethod
     def sample_batch(self, n_samples: int) -> Transitions:
@@ -111,13 +129,16 @@ def as_rollout(transition: Transition) -> Rollout:
     if shapes != next_shapes:
         raise ShapeError(f"obs has the shapes {shapes}, next_obs {next_shapes}: expected the same")
     rows = {key: torch.stack([leaf, next_obs[key]])[:, None] for key, leaf in obs.items()}
-    has_keys, num_cut = isinstance(transition.obs, dict), int(transition.truncated)
+    has_keys, num_ended = (
+        isinstance(transition.obs, dict),
+        int(transition.truncated or transition.terminated),
+    )
     return Rollout(
         obs=as_tree(rows, has_keys),
         actions=tree_map(lambda x: x[None, None], transition.action),
         rewards=torch.tensor([[transition.reward]], dtype=torch.float32),
         terminated=torch.tensor([[transition.terminated]]),
         truncated=torch.tensor([[transition.truncated]]),
-        final_obs=as_tree({key: leaf[1, :num_cut] for key, leaf in rows.items()}, has_keys),
-        final_positions=torch.zeros(num_cut, dtype=torch.int64),
+        final_obs=as_tree({key: leaf[1, :num_ended] for key, leaf in rows.items()}, has_keys),
+        final_positions=torch.zeros(num_ended, dtype=torch.int64),
     )

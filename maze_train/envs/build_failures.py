@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from typing import TYPE_CHECKING
 
 import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
-from maze_train.envs.factory import GAMES
 from maze_train.envs.faults import explained
+from maze_train.envs.registered import missing_package, register_installed
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, nearest
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from maze_train.envs.config import EnvConfig
@@ -33,6 +31,9 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
     Raises:
         KeyboardInterrupt: The error itself, if it is one.
     """
+    missing = missing_package(env_id) if isinstance(error, UnregisteredEnv) else None
+    if missing is not None:
+        return missing
     if isinstance(error, (UnregisteredEnv, DeprecatedEnv)):
         close = nearest_ids(env_id)
         hint = f"; nearest ids: {', '.join(close)}" if close else ""
@@ -79,8 +80,7 @@ def nearest_ids(env_id: str, count: int = 3) -> list[str]:
     A wrong version counts for nothing and a missing namespace for little: `CartPole-v7` is near
     `CartPole-v1`, and `Pong-v5` near `ALE/Pong-v5`.
     """
-    if importlib.util.find_spec("ale_py") is not None:
-        locate(f"{GAMES}.register_atari")()
+    register_installed()
     newest: dict[str, int] = {}
     for registered in gymnasium.registry:
         name, version = split_version(registered)

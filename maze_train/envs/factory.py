@@ -28,6 +28,9 @@ REGISTERED_FAILURE = "maze_train.envs.build_failures.registered_failure"
 GAMES = "maze_train.envs.atari"
 """Atari games, found where one is asked for."""
 
+REGISTER = "maze_train.envs.registered.register_installed"
+"""Imports packages with environments, where an id is not known."""
+
 
 @dataclass(frozen=True)
 class EnvFactory:
@@ -180,6 +183,8 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     """Build a registered environment, turning gymnasium's complaints into ours."""
     if env_id.rpartition(":")[2].startswith("ALE/"):
         locate(f"{GAMES}.register_atari")()
+    elif ":" not in env_id and env_id not in gymnasium.registry:
+        locate(REGISTER)()
     # The checker costs time in every step and warns about style; what matters is checked where
     # values are stored.
     options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}

@@ -50,7 +50,13 @@ class RolloutCollector:
             needs a `Distribution` then.
         on_step: Called after each step of the environments; what it raises goes through, and ends
             the rollout half-way: the environments can then only be closed.
+
+    Attributes:
+        keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
+            well.
     """
+
+    keeps_terminal_obs: bool = False
 
     def __init__(
         self,
@@ -180,9 +186,10 @@ class RolloutCollector:
         infos: dict[str, Any],
         reports: FinishedEpisodes,
     ) -> None:
-        """Keep final observations where the return is bootstrapped, and what infos report."""
+        """Keep final observations that somebody needs, and what infos report."""
         assert self._storage is not None
-        for env in (truncated & ~terminated).nonzero()[0]:
+        kept = truncated | terminated if self.keeps_terminal_obs else truncated & ~terminated
+        for env in kept.nonzero()[0]:
             self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
         reports.successes += successes_of(infos).values()
         if "lost" in infos:

@@ -12,7 +12,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 
 from maze_train.config.plugins import GymnasiumSource, extended_hydra, is_registered
-from maze_train.errors import ConfigError
+from maze_train.envs.factory import EnvFactory
+from maze_train.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 MODULE = """
 import gymnasium
 gymnasium.register("toys/Toy-v3", entry_point="toy_registry:Toy")
+"""
+
+ROBOTS = """
+import gymnasium
+gymnasium.register("FetchToy-v0", entry_point="goal_envs:PointToGoal")
 """
 
 
@@ -87,6 +93,25 @@ def test_a_missing_module_is_a_configuration_error() -> None:
 def test_atari_games_are_registered() -> None:
     """`ALE/` ids need no import by the user."""
     assert is_registered("ALE/Pong-v5")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gymnasium_robotics") is not None, reason="it is installed"
+)
+def test_robots_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ids need no import by the user; a message names the package that is missing."""
+    factory = EnvFactory.from_any("FetchToy-v0")
+    with pytest.raises(MissingExtraError, match=r"needs the package 'gymnasium-robotics'"):
+        factory()
+    (tmp_path / "gymnasium_robotics.py").write_text(ROBOTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert is_registered("FetchToy-v0")
+        del gymnasium.registry["FetchToy-v0"], sys.modules["gymnasium_robotics"]
+        assert factory().spec is not None
+    finally:
+        sys.modules.pop("gymnasium_robotics", None)
+        gymnasium.registry.pop("FetchToy-v0", None)
 
 
 def test_the_settings_of_hydra_are_put_back() -> None:

@@ -16,7 +16,8 @@ from reference_replay import (
 )
 
 from maze_train.data.priorities import SumTree
-from maze_train.data.replay import PrioritizedReplayBuffer, replay_nbytes
+from maze_train.data.replay import PrioritizedReplayBuffer
+from maze_train.data.replay_columns import ReplayLayout
 from maze_train.errors import ConfigError, TrainingError
 
 ALPHA, BETA = 0.7, 0.4
@@ -171,8 +172,8 @@ def test_a_saved_buffer_goes_on_with_its_priorities():
 def test_memory_is_known_beforehand():
     """16 bytes per transition more than without priorities."""
     buffer, _, _ = make(lengths=())
-    assert buffer.nbytes == replay_nbytes(40, BOX, BOX_ACTION, num_envs=2, prioritized=True)
-    assert buffer.nbytes == replay_nbytes(40, BOX, BOX_ACTION, num_envs=2) + 16 * 42
+    assert buffer._tree._nodes.nbytes == 16 * 42
+    assert buffer.nbytes == ReplayLayout(40, BOX, BOX_ACTION, num_envs=2).nbytes + 16 * 42
 
 
 @pytest.mark.parametrize("change", [{"alpha": -0.1}, {"beta": 1.5}, {"epsilon": 0.0}])

@@ -22,7 +22,8 @@ from reference_replay import (
     transition_of,
 )
 
-from maze_train.data.replay import UniformReplayBuffer, replay_nbytes
+from maze_train.data.replay import UniformReplayBuffer
+from maze_train.data.replay_columns import ReplayLayout
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.types import leaves_by_key, tree_map
 
@@ -166,10 +167,10 @@ def test_an_observation_is_stored_once():
     action = torch.zeros(6)
     for num_envs in (1, 8):
         buffer = UniformReplayBuffer(50_000, space, action, num_envs=num_envs)
-        assert buffer.nbytes == replay_nbytes(50_000, space, action, num_envs=num_envs)
+        assert buffer.nbytes == ReplayLayout(50_000, space, action, num_envs=num_envs).nbytes
         assert 0 <= buffer.nbytes / 50_000 / (4 * (17 + 6 + 1) + 1) - 1 < 0.02
     image = spaces.Dict({"image": spaces.Box(0, 255, (84, 84), np.uint8)})
-    assert replay_nbytes(1000, image, action) == 1001 * (84 * 84 + 24 + 4 + 1)
+    assert ReplayLayout(1000, image, action).nbytes == 1001 * (84 * 84 + 24 + 4 + 1)
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk", "device"])
@@ -180,7 +181,7 @@ def test_a_frame_is_stored_once(storage, tmp_path):
     buffer, reference, stream = make(1000, 2, "frames", stream=stacks, **settings)
     assert buffer.nbytes == 1004 * 2 * (2 * 3 + 1 + 4 + 8 + 4 + 1)
     sizes = {"num_envs": 2, "frame_stack": {"image": 4}}
-    assert buffer.nbytes == replay_nbytes(2000, stream.space, BOX_ACTION, **sizes)
+    assert buffer.nbytes == ReplayLayout(2000, stream.space, BOX_ACTION, **sizes).nbytes
     for _ in added(buffer, reference, stream, [50] * 30):
         is_kept = buffer._memory.head <= 1000
         assert len(buffer._memory._stacks["image"].kept) == (2 if is_kept else 0)

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from cases import everyday
+from goal_envs import PointToGoal
 from gymnasium import spaces
 
 from maze_train import train
@@ -180,6 +181,19 @@ def test_small_problems_are_solved(
 ) -> None:
     """The best return, or nearly."""
     assert learn(tmp_path, env, algorithm, total_steps=steps).best_metric >= least
+
+
+@pytest.mark.parametrize(
+    ("replay_buffer", "least", "most"), [("her", -8.0, 0.0), ("uniform", -20.0, -16.0)]
+)
+def test_goals_are_reached_with_hindsight_alone(
+    tmp_path: Path, replay_buffer: str, least: float, most: float
+) -> None:
+    """-1 in each of 20 steps that does not reach the goal: a random walk hardly ever does."""
+    algorithm = {**SAC, "replay_buffer": replay_buffer, "gamma": 0.9, "tau": 0.05}
+    algorithm |= {"entropy_coef": 0.1, "epoch_length": 10}
+    result = learn(tmp_path, PointToGoal, algorithm, total_steps=3_000)
+    assert least <= result.best_metric <= most
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from maze_train import Trajectory, load_policy, train
 if TYPE_CHECKING:
     from pathlib import Path
 
-OWN = ["continued_runs", "own_envs", "own_parts"]
+OWN = ["continued_runs", "goal_envs", "own_envs", "own_parts"]
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
     "runner": "dev",
@@ -118,6 +118,11 @@ CASES: dict[str, dict[str, Any]] = {
         "model.normalization.n_steps": 100,
     },
     "td3": {},
+    "td3, hindsight": {
+        "env": {"_target_": "goal_envs.PointToGoal", "kwargs": {"length": 7, "ends": True}},
+        "algorithm.replay_buffer": "her",
+        "algorithm.n_step_returns": 2,
+    },
     "dqn": {},
     "dqn, all options": {
         "algorithm.dueling": True,

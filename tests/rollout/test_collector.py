@@ -127,10 +127,13 @@ def test_rollouts_are_those_of_a_loop_by_hand(make):
     assert seen == {(False, False), (True, False), (False, True), (True, True)}
 
 
-def test_final_observations_are_kept_for_truncation_alone():
-    """Trap 1: where both flags are set, termination wins and nothing is kept."""
+@pytest.mark.parametrize("keeps_terminal", [False, True])
+def test_final_observations_are_kept_where_they_are_needed(keeps_terminal):
+    """Trap 1: where both flags are set, termination wins, and nothing is kept unless asked for."""
     for ends, kept in ((("both",), 0), (("terminated",), 0), (("truncated",), None)):
+        kept = None if keeps_terminal else kept
         collector, model = make_collector(make=partial(ActorEnv, ends=ends))
+        collector.keeps_terminal_obs = keeps_terminal
         rollout, _ = collector.collect(model)
         ended = int((rollout.terminated | rollout.truncated).sum())
         assert ended > 3

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
-from maze_train.data.replay import PrioritizedReplayBuffer, replay_nbytes
+from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.transitions import BaseReplayBuffer
+from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import ConfigError
 from maze_train.notices import tell
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.targets import TARGET, build_target, locate
 from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.environments import close_quietly
 from maze_train.training.machine import available_disk, available_memory, readable_nbytes
 from maze_train.types import tree_map
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from gymnasium import Env
     from torch import nn
 
     from maze_train.data.rollout import Rollout
@@ -70,6 +73,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         self._check_buffer_fits(acting)
         super().prepare(model)
         self._buffer = self._build_buffer(acting)
+        self._buffer.use_environment(self._single_env)
         self._initial_policy = self._build_initial_policy(acting)
         if demonstrations is not None:
             self._add_demonstrations(acting, demonstrations)
@@ -81,8 +85,10 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             size = readable_nbytes(self._buffer_nbytes(own))
             tell(f"checkpoints hold the replay buffer, which grows to {size}")
         steps = self.algorithm.n_rollout_steps
+        collector = self.context.make_collector(self.env, steps)
+        collector.keeps_terminal_obs = self._buffer.keeps_terminal_obs
         return {
-            "collector": self.context.make_collector(self.env, steps),
+            "collector": collector,
             "replay_buffer": self._buffer,
             "initial_policy": self._initial_policy,
         }
@@ -153,16 +159,16 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     def _buffer_nbytes(self, model: OffPolicyModel) -> int:
         """Bytes of the replay buffer in the end."""
         buffer_class = locate(
-            str(self.algorithm.replay_buffer[TARGET]), f"algorithm.replay_buffer.{TARGET}"
+            str(self.algorithm.replay_buffer_node[TARGET]), f"algorithm.replay_buffer.{TARGET}"
         )
-        return replay_nbytes(
+        layout = ReplayLayout(
             self._buffer_size,
             self.env.single_observation_space,
             _action_zeros(model.distribution),
             num_envs=self.env.num_envs,
             frame_stack=self.env.frame_stack,
-            prioritized=_is_subclass(buffer_class, PrioritizedReplayBuffer),
         )
+        return layout.nbytes + layout.ring.size * int(getattr(buffer_class, "entry_nbytes", 0))
 
     def _check_buffer_fits(self, model: OffPolicyModel) -> None:
         """Refuse a replay buffer that would run out of memory in the middle of training."""
@@ -186,6 +192,16 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             self.algorithm.replay_buffer_size,
         )
 
+    def _single_env(self) -> Env[Any, Any]:
+        """An environment in this process, for a buffer that asks it."""
+        if self.context.env.backend != "gymnasium":
+            key = "algorithm.replay_buffer"
+            problem = "it asks an environment of gymnasium: set env.backend=gymnasium"
+            raise ConfigError(key, problem, self.algorithm.replay_buffer)
+        env = PooledVectorEnv([self.context.env_factory])
+        self.context.closing.callback(close_quietly, env)
+        return env.envs[0]
+
     @property
     def _buffer_dir(self) -> Path:
         """Directory of its unnamed files: the run directory, or the one that will hold it."""
@@ -196,7 +212,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         config = self.algorithm
         try:
             buffer: BaseReplayBuffer = build_target(
-                config.replay_buffer,
+                config.replay_buffer_node,
                 config.replay_buffer_size,
                 self.env.single_observation_space,
                 _action_zeros(model.distribution),
@@ -231,7 +247,3 @@ def _action_zeros(distribution: Distribution) -> TensorTree:
     """One action of the agent, all zeros."""
     params, noise = torch.zeros(distribution.param_size), torch.zeros(distribution.noise_size)
     return tree_map(torch.zeros_like, distribution.sample(params, noise))
-
-
-def _is_subclass(found: object, base: type) -> bool:
-    return isinstance(found, type) and issubclass(found, base)

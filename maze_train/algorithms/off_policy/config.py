@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_between, check_fields
+from maze_train.checks import check_between, check_fields, check_one_of
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
@@ -15,6 +15,15 @@ from maze_train.training.config import AlgorithmConfig
 __all__ = ["OffPolicyConfig", "PolicyAndCriticsConfig"]
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
+
+BUFFERS = MappingProxyType(
+    {
+        "uniform": UNIFORM,
+        "prioritized": "maze_train.data.replay.PrioritizedReplayBuffer",
+        "her": "maze_train.data.hindsight.HindsightReplayBuffer",
+    }
+)
+"""Replay buffers by name."""
 
 RESERVED_SETTINGS = MappingProxyType(
     {
@@ -73,9 +82,9 @@ class OffPolicyConfig(AlgorithmConfig):
     `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
     gives `maze_train.Trajectory` objects. null: none."""
 
-    replay_buffer: dict[str, Any] = field(default_factory=lambda: {TARGET: UNIFORM})
-    """Class of the replay buffer and its own arguments, such as `{_target_:
-    maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
+    replay_buffer: dict[str, Any] | str = field(default_factory=lambda: {TARGET: UNIFORM})
+    """Replay buffer: `uniform`, `prioritized` or `her` (hindsight), or its class with arguments of
+    its own, such as `{_target_: maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
 
     replay_buffer_size: int = 1_000_000
     """Transitions that the replay buffer holds; then the oldest ones are replaced. It takes room
@@ -127,6 +136,9 @@ class OffPolicyConfig(AlgorithmConfig):
         check_between("gamma", self.gamma, 0.0, 1.0)
         check_between("tau", self.tau, 0.0, 1.0)
         check_fields(self, 0.0, "max_grad_norm")
+        if isinstance(self.replay_buffer, str):
+            check_one_of("replay_buffer", self.replay_buffer, BUFFERS)
+            self.replay_buffer = {TARGET: BUFFERS[self.replay_buffer]}
         self._check_targets("optimizer", "replay_buffer")
         self._check_targets("initial_sampling_policy", "initial_demonstration_trajectories")
         self._check_effects()
@@ -143,9 +155,15 @@ class OffPolicyConfig(AlgorithmConfig):
             problem = "is for random actions: leave it out, or initial_sampling_policy"
             raise ConfigError("initial_action_repeat", problem, self.initial_action_repeat)
         for key, origin in RESERVED_SETTINGS.items():
-            if key in self.replay_buffer:
+            if key in self.replay_buffer_node:
                 problem = f"is made from {origin}: set that instead"
-                raise ConfigError(f"replay_buffer.{key}", problem, self.replay_buffer[key])
+                raise ConfigError(f"replay_buffer.{key}", problem, self.replay_buffer_node[key])
+
+    @property
+    def replay_buffer_node(self) -> dict[str, Any]:
+        """Class of the replay buffer and its own arguments."""
+        assert isinstance(self.replay_buffer, dict)  # names were replaced
+        return self.replay_buffer
 
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse a buffer that does not hold one update of all environments."""

@@ -1,0 +1,501 @@
+"""Hindsight replay: relabelled transitions against a slow reference, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from goal_envs import NoReward, PointToGoal
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_replay import (
+    BOX_ACTION,
+    ReferenceReplay,
+    Step,
+    Stream,
+    added,
+    assert_same_leaves,
+    filled,
+    rollout_of,
+    transition_of,
+)
+
+from maze_train import (
+    EnvFactory,
+    RandomPolicy,
+    RolloutCollector,
+    SequentialVectorEnv,
+    SquashedGaussian,
+    Trajectory,
+    train,
+)
+from maze_train.data.hindsight import HindsightReplayBuffer
+from maze_train.data.replay import UniformReplayBuffer
+from maze_train.errors import ConfigError, EnvError, MazeTrainError, TrainingError
+
+GAMMA = 0.9
+GOAL = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+SPACE = spaces.Dict({"observation": GOAL, "achieved_goal": GOAL, "desired_goal": GOAL})
+STRATEGIES = ("future", "final", "episode")
+GOALS = {"_target_": "goal_envs.PointToGoal"}
+
+
+class Task(gymnasium.Env):
+    """Rewards and ends that tell apart whichever goals they are computed for."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        assert achieved_goal.dtype == desired_goal.dtype == np.float64
+        assert info == {}
+        return (7 * achieved_goal[..., 0] + 3 * desired_goal[..., 0]) % 11 - 5
+
+
+class EndingTask(Task):
+    """A task in which goals say where an episode ends."""
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        assert achieved_goal.shape == desired_goal.shape == (2,)
+        return (achieved_goal[0] + 2 * desired_goal[0]) % 4 == 0
+
+
+class GoalStream(Stream):
+    """Random experience of a task; achieved goals are above 0, desired ones below."""
+
+    def __init__(self, rng, num_envs, task, ends=0.2, **settings):
+        self.task = task
+        kinds = ("truncated", "ignored") if isinstance(task, EndingTask) else ("terminated", "both")
+        settings = {"kinds": (*kinds, "truncated", "ignored"), **settings}
+        super().__init__(rng, num_envs, SPACE, ends=ends, **settings)
+
+    def new_obs(self):
+        obs = super().new_obs()
+        goal = np.full(2, -float(self.rng.integers(1, 1000)), np.float32)
+        return {**obs, "desired_goal": goal}
+
+    def next_obs(self, env):
+        self.led_to = {**super().next_obs(env), "desired_goal": self.obs[env]["desired_goal"]}
+        return self.led_to
+
+    def step(self, env):
+        step = super().step(env)
+        goals = [self.led_to[key].astype(np.float64) for key in ("achieved_goal", "desired_goal")]
+        step.reward = float(self.task.compute_reward(*goals, {}))
+        if isinstance(self.task, EndingTask) and step.valid:
+            step.terminated = bool(self.task.compute_terminated(*goals, {}))
+            if step.terminated and not step.truncated:
+                self.obs[env] = self.first_obs(env)
+        step.final_obs = self.led_to if step.terminated or step.truncated else None
+        return step
+
+
+class ReferenceHindsight(ReferenceReplay):
+    """Follows episodes through the rows, and walks towards every goal in plain Python."""
+
+    def __init__(self, rows, num_envs, n_steps, task, strategy):
+        super().__init__(rows, num_envs, n_steps, GAMMA)
+        self.task, self.strategy = task, strategy
+
+    def goals(self):
+        """Goals that a transition may get, by the number of its observation."""
+        found = {}
+        first, last = max(0, len(self.steps) - 1 - self.rows), len(self.steps) - 1
+        for env in range(self.num_envs):
+            episode = []
+            for row in range(first, len(self.steps)):
+                step = self.steps[row][env]
+                episode += [row] if step.valid else []
+                if row < last and (not step.valid or step.terminated or step.truncated):
+                    found |= {(r, env): self.candidates(episode, r, env) for r in episode}
+                    episode = []
+            found |= {(row, env): [] for row in episode}
+        return found
+
+    def candidates(self, episode, row, env):
+        rows = {
+            "future": [r for r in episode if r >= row],
+            "final": episode[-1:],
+            "episode": episode,
+        }[self.strategy]
+        return [self.after(r, env)["achieved_goal"] for r in rows]
+
+    def after(self, row, env):
+        step = self.steps[row][env]
+        return self.steps[row + 1][env].obs if step.final_obs is None else step.final_obs
+
+    def relabelled(self, row, env, goal):
+        """Reward, discount and next observation for another goal."""
+        reward, discount = 0.0, 1.0
+        for k in range(self.n_steps):
+            step = self.steps[row + k][env]
+            if not step.valid:
+                break
+            after = self.after(row + k, env)
+            goals = [x.astype(np.float64) for x in (after["achieved_goal"], goal)]
+            reward += discount * self.task.compute_reward(*goals, {})
+            discount *= self.gamma
+            if isinstance(self.task, EndingTask):
+                is_terminal = self.task.compute_terminated(*goals, {})
+            else:
+                is_terminal = step.terminated
+            if is_terminal:
+                discount = 0.0
+            if is_terminal or step.terminated or step.truncated:
+                break
+        return reward, discount, {**after, "desired_goal": goal}
+
+
+def run(run_dir, **settings):
+    """A short run of SAC with hindsight."""
+    algorithm = {"name": "sac", "epoch_length": 20, "batch_size": 16, "n_rollout_steps": 4}
+    algorithm |= {"initial_buffer_size": 60, "n_step_returns": 2, "replay_buffer": "her"}
+    algorithm |= {"update_to_data_ratio": 0.2}
+    return train(
+        algorithm={**algorithm, **settings.pop("algorithm", {})},
+        model={"hidden_sizes": [8]},
+        evaluation={"n_episodes": 0},
+        tracking={"progress": "quiet", "plot": False, "tensorboard": False},
+        seed=0,
+        run_dir=str(run_dir),
+        **{"total_steps": 480, **settings},
+    )
+
+
+def make(rows=10, num_envs=1, n_steps=1, task=None, strategy="future", seed=0, **settings):
+    """A buffer, its reference and experience for both."""
+    task = task or Task()
+    stream = GoalStream(np.random.default_rng(seed), num_envs, task, **settings.pop("stream", {}))
+    stream.gives_frames = False
+    settings = {"num_envs": num_envs, "n_steps": n_steps, "gamma": GAMMA, **settings}
+    buffer = HindsightReplayBuffer(
+        rows * num_envs, SPACE, BOX_ACTION, strategy=strategy, seed=seed, **settings
+    )
+    buffer.use_environment(lambda: task)
+    return buffer, ReferenceHindsight(rows, num_envs, n_steps, task, strategy), stream
+
+
+def assert_samples_are_right(buffer, reference, n_samples):
+    """All that is sampled is a transition with its own goal or one that it may get."""
+    goals = reference.goals()
+    assert len(buffer) == len(goals)
+    if not goals:
+        return
+    places = {int(reference.steps[r][b].obs["observation"][0]): (r, b) for r, b in goals}
+    batch = buffer.sample_batch(n_samples)
+    for i, number in enumerate(batch.obs["observation"][:, 0].tolist()):
+        row, env = places[int(number)]
+        step, goal = reference.steps[row][env], batch.obs["desired_goal"][i].numpy()
+        assert_same_leaves(batch.actions, i, step.action)
+        if goal[0] < 0:
+            _, _, reward, discount, next_obs = reference.walk(row, env)
+            goal = step.obs["desired_goal"]
+        else:
+            assert any(np.array_equal(goal, other) for other in goals[row, env])
+            reward, discount, next_obs = reference.relabelled(row, env, goal)
+        assert_same_leaves(batch.obs, i, {**step.obs, "desired_goal": goal})
+        assert batch.rewards[i] == pytest.approx(reward, abs=1e-5)
+        assert batch.discounts[i] == pytest.approx(discount, abs=1e-6)
+        if discount:
+            assert_same_leaves(batch.next_obs, i, next_obs)
+
+
+CASE = {
+    "rows": st.integers(1, 12),
+    "n_steps": st.integers(1, 4),
+    "strategy": st.sampled_from(STRATEGIES),
+    "task": st.sampled_from([Task(), EndingTask()]),
+    "seed": st.integers(0, 2**32 - 1),
+}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    num_envs=st.integers(1, 3),
+    lengths=st.lists(st.integers(-1, 15), min_size=1, max_size=8),
+    **CASE,
+)
+def test_every_sample_is_one_of_the_reference(lengths, **case):
+    """Ends of all kinds, ignored rows, interruptions, several turns of the ring."""
+    buffer, reference, stream = make(**case)
+    for _ in added(buffer, reference, stream, lengths):
+        assert_samples_are_right(buffer, reference, 40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(interrupts=st.lists(st.booleans(), min_size=1, max_size=40), **CASE)
+def test_single_transitions_are_relabelled_too(interrupts, **case):
+    """Steps of a lone environment, where the last observation is that of the transition."""
+    buffer, reference, stream = make(stream={"kinds": ("truncated",)}, **case)
+    for interrupt in interrupts:
+        if interrupt and len(buffer):
+            for owner in (buffer, reference, stream):
+                owner.interrupt()
+        step = stream.step(0)
+        buffer.add_transition(transition_of(step, stream.led_to))
+        reference.add([[step], [Step(stream.led_to)]])
+        assert_samples_are_right(buffer, reference, 20)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_goals_are_equally_likely(strategy):
+    """Those that come into question, and k / (k + 1) of all samples get one."""
+    stream = {"ends": 0.15, "kinds": ("truncated",)}
+    buffer, reference, stream = make(
+        30, 2, strategy=strategy, relabelled_per_original=3, stream=stream
+    )
+    for _ in added(buffer, reference, stream, [50]):
+        batch = buffer.sample_batch(60_000)
+    numbers = batch.obs["observation"][:, 0].tolist()
+    drawn = collections.Counter(zip(numbers, batch.obs["desired_goal"][:, 0].tolist(), strict=True))
+    times = collections.Counter(numbers)
+    running = 0
+    for (row, env), goals in reference.goals().items():
+        number = float(reference.steps[row][env].obs["observation"][0])
+        own = times[number] - sum(drawn[number, float(goal[0])] for goal in goals)
+        assert own == drawn[number, float(reference.steps[row][env].obs["desired_goal"][0])]
+        running += not goals
+        if goals:
+            shares = [drawn[number, float(goal[0])] / times[number] for goal in goals]
+            assert np.abs(np.array(shares) - 0.75 / len(goals)).max() < 0.07
+            assert abs(sum(shares) - 0.75) < 0.07
+    assert running > 0
+
+
+def test_no_goal_is_changed_if_none_is_asked_for():
+    """K = 0: samples are those of the reference without hindsight."""
+    buffer, reference, stream = make(30, 2, relabelled_per_original=0)
+    for _ in added(buffer, reference, stream, [50]):
+        assert (buffer.sample_batch(500).obs["desired_goal"] < 0).all()
+
+
+@pytest.mark.parametrize("task", [Task(), EndingTask()])
+@pytest.mark.parametrize("storage", ["memory", "disk", "device"])
+def test_a_saved_buffer_goes_on_as_it_was(tmp_path, storage, task):
+    """Wherever it lies, in every turn of the ring, with running episodes."""
+    case = {"num_envs": 2, "n_steps": 2, "task": task, "strategy": "episode"}
+    buffer, _, stream = make(**case)
+    for length in (3, 4, 9, 1, 7, 30, 2):
+        state = buffer.state_dict()
+        other, _, _ = make(**case, storage=storage, directory=tmp_path)
+        if length != 4:  # a buffer that holds something else
+            other.add_rollout(rollout_of(make(**case, stream={"ends": 1.0})[2].steps(9), SPACE))
+        other.load_state_dict(state)
+        if len(buffer):
+            assert_same_samples(buffer, other)
+        rollout = rollout_of(stream.steps(length), SPACE)
+        for owner in (buffer, other):
+            owner.add_rollout(rollout)
+        assert_same_samples(buffer, other)
+
+
+def assert_same_samples(buffer, other):
+    """Two buffers give the same transitions with the same goals."""
+    ours, theirs = buffer.sample_batch(50), other.sample_batch(50)
+    assert torch.equal(ours.indices, theirs.indices)
+    assert torch.equal(ours.obs["desired_goal"], theirs.obs["desired_goal"])
+    assert torch.equal(ours.rewards, theirs.rewards)
+    assert torch.equal(ours.discounts, theirs.discounts)
+
+
+def test_the_state_of_a_buffer_without_last_observations_is_refused():
+    """It lacks those of terminated episodes."""
+    buffer, _, _ = make()
+    uniform, _, _ = filled(10, 1, lengths=(3,))
+    with pytest.raises(ConfigError, match="terminal_obs is kept here and was missing"):
+        buffer.load_state_dict({**uniform.state_dict(), "layout": {}})
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_rewards_are_those_of_the_environment(ends):
+    """Of the steps of a collector, relabelled ones included."""
+    env = SequentialVectorEnv([EnvFactory.from_any(PointToGoal, ends=ends, length=9)] * 3)
+    policy = RandomPolicy(SquashedGaussian(env.single_action_space), env.single_action_space)
+    collector = RolloutCollector(env, num_steps=200, env_seed=0, action_seed=1)
+    collector.keeps_terminal_obs = True
+    buffer = HindsightReplayBuffer(900, env.single_observation_space, BOX_ACTION, num_envs=3)
+    task = PointToGoal(ends=ends)
+    buffer.use_environment(lambda: task)
+    for _ in range(2):
+        rollout, _ = collector.collect(policy)
+        buffer.add_rollout(rollout)
+    batch = buffer.sample_batch(2000)
+    goals = [batch.next_obs[key].double().numpy() for key in ("achieved_goal", "desired_goal")]
+    rewards = task.compute_reward(*goals, {})
+    is_last = (batch.discounts == 0).numpy()
+    assert np.array_equal(batch.rewards.numpy()[~is_last], rewards[~is_last])
+    assert (batch.rewards.numpy()[is_last] == 0.0).all()
+    assert is_last.any() == ends
+    assert (batch.rewards == 0).float().mean() > 0.3  # a random walk reaches few by itself
+    env.close()
+
+
+@pytest.mark.slow
+def test_where_environments_are_stepped_makes_no_difference(tmp_path):
+    """Runs in this process and with workers, whose environments end and are truncated."""
+    rows = []
+    for runner in ({"name": "dev"}, {"name": "local", "n_workers": 2, "start_method": "fork"}):
+        result = run(
+            tmp_path / runner["name"],
+            env={**GOALS, "kwargs": {"ends": True}},
+            runner={"concurrency": 3, **runner},
+        )
+        rows.append([{k: v for k, v in row.items() if "time/" not in k} for row in result.history])
+    assert len(rows[0]) >= 2
+    assert rows[0] == rows[1]
+
+
+def shown():
+    """Episodes that go straight to their goal."""
+    env = PointToGoal(length=60, ends=True)
+    for seed in range(6):
+        obs, actions, rewards, ended = [env.reset(seed=seed)[0]], [], [], (False, False)
+        while not any(ended):
+            actions.append(np.float32(obs[-1]["desired_goal"] - obs[-1]["achieved_goal"]))
+            observation, reward, *ended, _ = env.step(actions[-1])
+            obs.append(observation)
+            rewards.append(reward)
+        leaves = {key: np.stack([leaf[key] for leaf in obs]) for key in obs[0]}
+        ends = dict(zip(("terminated", "truncated"), ended, strict=True))
+        yield Trajectory(leaves, np.stack(actions).clip(-1.0, 1.0), np.array(rewards), **ends)
+
+
+def test_demonstrations_are_relabelled_too(tmp_path):
+    """They end with goals that were reached; several environments have them in columns."""
+    trajectories = list(shown())
+    assert {t.terminated for t in trajectories} == {True}
+    result = run(
+        tmp_path / "run",
+        env={**GOALS, "kwargs": {"ends": True}},
+        runner={"concurrency": 2},
+        algorithm={"initial_demonstration_trajectories": {"_target_": "test_hindsight.shown"}},
+        total_steps=80,
+    )
+    assert result.history[-1]["replay/size"] == 80 + sum(t.num_steps for t in trajectories)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"strategy": "futur"}, "strategy = 'futur': expected one of .* did you mean 'future'"),
+        ({"relabelled_per_original": -1}, "relabelled_per_original = -1: expected a number >= 0"),
+        ({"observation_space": GOAL}, "observation_space = Box.*needs Dict observations"),
+        (
+            {"observation_space": spaces.Dict({**SPACE, "desired_goal": spaces.Discrete(3)})},
+            "observation_space = Dict.* of one shape and data type",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused(change, message):
+    """The message names the setting and what is expected."""
+    settings = {"buffer_size": 10, "observation_space": SPACE, "actions": BOX_ACTION, **change}
+    with pytest.raises(ConfigError, match=message):
+        HindsightReplayBuffer(**settings)
+
+
+def failing(*goals_and_info):
+    """Misses something in the info."""
+    raise KeyError("speed")
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "message"),
+    [
+        (
+            "compute_reward",
+            failing,
+            "compute_reward of Task raised KeyError: 'speed'; .* empty info",
+        ),
+        ("compute_terminated", failing, "compute_terminated of Task raised KeyError"),
+        ("compute_reward", lambda a, d, i: np.zeros(1), "compute_reward of Task gave .* 9 finite"),
+        ("compute_reward", lambda a, d, i: np.full(len(a), np.nan), "compute_reward of Task gave"),
+        ("compute_reward", lambda a, d, i: np.full(len(a), 7.5), "the environment gives 7.5 and"),
+        (
+            "compute_terminated",
+            lambda a, d, i: True,
+            "terminated=False, but .* and True: hindsight",
+        ),
+    ],
+)
+def test_functions_that_do_not_explain_what_happened_are_refused(name, function, message):
+    """With the name of the function, when experience comes."""
+    task = Task()
+    buffer, _, stream = make(stream={"ends": 0.0})
+    setattr(task, name, function)
+    buffer.use_environment(lambda: task)
+    with pytest.raises(EnvError, match=message):
+        buffer.add_rollout(rollout_of(stream.steps(9), SPACE))
+
+
+def test_a_threshold_that_rounding_moved_is_no_error():
+    """Two other rewards count for nothing, a third one does."""
+    buffer, _, stream = make(100, stream={"ends": 0.0})
+    for _ in range(2):
+        steps = stream.steps(4)
+        steps[0][0].reward += 1.0
+        buffer.add_rollout(rollout_of(steps, SPACE))
+    steps = stream.steps(4)
+    steps[0][0].reward += 1.0
+    with pytest.raises(EnvError, match="needs rewards that follow from goals alone"):
+        buffer.add_rollout(rollout_of(steps, SPACE))
+
+
+def test_what_is_missing_is_named():
+    """An environment, its function, and last observations of terminated episodes."""
+    buffer = HindsightReplayBuffer(10, SPACE, BOX_ACTION)
+    stream = GoalStream(np.random.default_rng(0), 1, Task(), ends=1.0, kinds=("terminated",))
+    with pytest.raises(TrainingError, match="call use_environment"):
+        buffer.add_rollout(rollout_of(stream.steps(2), SPACE))
+    with pytest.raises(EnvError, match=r"needs an environment with compute_reward.* NoReward"):
+        buffer.use_environment(NoReward)
+    steps = stream.steps(2)
+    steps[1][0].final_obs = None
+    with pytest.raises(MazeTrainError, match=r"step 1 of .* 0 was terminated: .* final_obs"):
+        buffer.add_rollout(rollout_of(steps, SPACE))
+    steps = stream.steps(1)
+    steps[0][0].final_obs = {**steps[0][0].final_obs, "achieved_goal": np.full(2, np.inf)}
+    with pytest.raises(EnvError, match="an achieved goal is not finite"):
+        buffer.add_rollout(rollout_of(steps, SPACE))
+
+
+SCALED = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 0.1}
+FLAT = {"_target_": "gymnasium.wrappers.FlattenObservation"}
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "message"),
+    [
+        ("Pendulum-v1", ConfigError, r"algorithm\.replay_buffer\.observation_space = Box"),
+        ({**GOALS, "wrappers": [FLAT]}, ConfigError, r"replay_buffer\.observation_space = Box"),
+        ({**GOALS, "training_wrappers": [SCALED]}, EnvError, "Leave out wrappers that change"),
+        ({"_target_": "goal_envs.NoReward"}, EnvError, "compute_reward.* which NoReward does not"),
+    ],
+)
+def test_environments_without_goals_are_refused(tmp_path, env, error, message):
+    """Before there is a run directory, or with the first step."""
+    with pytest.raises(error, match=message):
+        run(tmp_path / "run", env=env)
+
+
+class Asking(UniformReplayBuffer):
+    """Asks for an environment."""
+
+    def use_environment(self, make_env):
+        make_env()
+
+
+def test_vector_environments_of_others_can_not_be_asked(tmp_path):
+    """They are no single environments."""
+    node = {"_target_": "test_hindsight.Asking"}
+    with pytest.raises(
+        ConfigError, match=r"algorithm.replay_buffer = .* set env.backend=gymnasium"
+    ):
+        run(
+            tmp_path / "run",
+            env={"id": "CartPole-v1", "backend": "native"},
+            algorithm={"replay_buffer": node},
+        )

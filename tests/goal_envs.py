@@ -1,0 +1,71 @@
+"""An environment with goals, small enough for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+REACH = 0.15
+"""Distance within which a goal counts as reached."""
+
+
+class PointToGoal(gymnasium.Env[Any, Any]):
+    """A point in a square that walks to a goal: -1 for each step that does not reach it.
+
+    Args:
+        length: Steps after which an episode is truncated.
+        ends: Whether a step that reaches the goal ends the episode.
+    """
+
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    observation_space = spaces.Dict(
+        {
+            "observation": spaces.Box(-1.0, 1.0, (2,), np.float64),
+            "achieved_goal": spaces.Box(-1.0, 1.0, (2,), np.float64),
+            "desired_goal": spaces.Box(-1.0, 1.0, (2,), np.float64),
+        }
+    )
+
+    def __init__(self, length: int = 20, ends: bool = False) -> None:
+        self.length, self.ends = length, ends
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return np.where(self._reached(achieved_goal, desired_goal), 0.0, -1.0)
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return self.ends and bool(self._reached(achieved_goal, desired_goal))
+
+    def _reached(self, achieved_goal: Any, desired_goal: Any) -> Any:
+        return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < REACH
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.position = self.np_random.uniform(-1.0, 1.0, 2)
+        self.goal = self.np_random.uniform(-1.0, 1.0, 2)
+        self.t = 0
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.position = (self.position + 0.15 * action).clip(-1.0, 1.0)
+        reward = float(self.compute_reward(self.position, self.goal, {}))
+        terminated = self.compute_terminated(self.position, self.goal, {})
+        truncated, info = self.t >= self.length, {"is_success": not reward}
+        return self._observed(), reward, terminated, truncated, info
+
+    def _observed(self) -> dict[str, Any]:
+        position = self.position.copy()
+        return {
+            "observation": position,
+            "achieved_goal": position,
+            "desired_goal": self.goal.copy(),
+        }
+
+
+class NoReward(gymnasium.Env[Any, Any]):
+    """Goals, and nothing that says what they are worth."""
+
+    action_space, observation_space = PointToGoal.action_space, PointToGoal.observation_space
