@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from maze_train.envs.config import EnvConfig
     from maze_train.runners.parts import TrainingResult
 
-__all__ = ["load_policy", "run_rollout", "train"]
-
 
 def train(
     env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,

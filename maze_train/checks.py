@@ -14,16 +14,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "absolute_path",
-    "check_at_least",
-    "check_between",
-    "check_choices",
-    "check_fields",
-    "check_one_of",
-    "check_positive",
-    "check_same_shape",
-]
 
 LONGEST_BELOW = 150
 """Characters that the longest path within a directory of ours takes."""

@@ -36,7 +36,6 @@ from maze_train.training.outcome import Interrupted, Interruption
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["main"]
 
 PROGRAM = "maze-run"
 DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2

@@ -20,20 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "ConfigError",
-    "DatasetError",
-    "EnvError",
-    "MazeTrainError",
-    "MissingExtraError",
-    "RunDirectoryError",
-    "ShapeError",
-    "SpaceError",
-    "TrainingError",
-    "WorkerError",
-    "nearest",
-]
-
 
 class MazeTrainError(Exception):
     """Base of every exception that the package raises on purpose."""

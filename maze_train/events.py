@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, Tensor
 
-__all__ = ["Event", "EventInterface", "Reduction", "Statistics"]
 
 Reduction: TypeAlias = Literal["mean", "sum", "max", "min", "last"]
 

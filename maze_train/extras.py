@@ -7,8 +7,6 @@ from typing import Any
 
 from maze_train.errors import MissingExtraError
 
-__all__ = ["import_extra"]
-
 
 def import_extra(package: str, extra: str, purpose: str, module: str | None = None) -> Any:
     """Import a module of an optional dependency.

@@ -12,15 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "atomic_write",
-    "fsync_directory",
-    "open_regular",
-    "process_runs",
-    "read_regular",
-    "remove_leftovers",
-    "write_synced",
-]
 
 MAX_TEXT_NBYTES = 1 << 28
 

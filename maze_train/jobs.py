@@ -24,7 +24,6 @@ from maze_train.notices import tell
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Job", "report"]
 
 PROGRAM = "maze-run"
 DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2

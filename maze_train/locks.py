@@ -19,7 +19,6 @@ from maze_train.files import open_regular, process_runs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["claim_temporary", "exclusive"]
 
 LOCK = ".lock"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-__all__ = ["tell", "warn"]
-
 
 def tell(text: str) -> None:
     """Print a line; a reader who is gone, or a full disk, costs the line and not the run."""

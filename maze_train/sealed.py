@@ -6,8 +6,6 @@ import hashlib
 import json
 from typing import Any
 
-__all__ = ["DIGEST", "seal", "unseal"]
-
 DIGEST = "sha256"
 """Key of the digest, which is that of the same text without this key."""
 

@@ -11,8 +11,6 @@ import zlib
 
 import numpy as np
 
-__all__ = ["EpisodeSeeds", "Seeds", "draw_seed"]
-
 EPISODES_PER_BLOCK = 64
 
 

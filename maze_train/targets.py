@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
-__all__ = ["build_target", "imported", "is_target", "locate", "maker_of"]
 
 TARGET = "_target_"
 

@@ -12,18 +12,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "Array",
-    "ArrayTree",
-    "Sequences",
-    "StatePart",
-    "Tensor",
-    "TensorTree",
-    "as_tree",
-    "leaves_by_key",
-    "tree_leaves",
-    "tree_map",
-]
 
 Tensor: TypeAlias = torch.Tensor
 Array: TypeAlias = npt.NDArray[Any]

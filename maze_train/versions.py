@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["versions"]
 
 PACKAGES = ("maze-train", "torch", "numpy", "gymnasium")
 

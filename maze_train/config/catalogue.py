@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-__all__ = ["public_classes", "render_events", "render_stub", "stub_path"]
 
 TABLE_HEAD = "| Column | Over an epoch | Meaning |\n| --- | --- | --- |"
 WIDTH = 100
@@ -62,10 +61,10 @@ def render_events() -> str:
 def public_classes(*names: str) -> list[Any]:
     """The public classes in modules of algorithms that have one of these names."""
     return [
-        getattr(module, name)
+        value
         for module in _modules(names or PUBLIC_MODULES)
-        for name in module.__all__
-        if isinstance(getattr(module, name), type)
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, type) and value.__module__ == module.__name__ and name[0] != "_"
     ]
 
 

@@ -17,8 +17,6 @@ from maze_train.config.writing import TUPLE, field_of_key, join
 from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET, locate
 
-__all__ = ["UnknownKeyError", "build_dataclass", "convert", "subclass_named"]
-
 ConfigT = TypeVar("ConfigT")
 
 

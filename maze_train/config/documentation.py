@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-__all__ = [
-    "field_docs",
-    "generated_files",
-    "generated_pages",
-    "main",
-    "render_primary",
-    "render_table",
-    "render_yaml",
-]
 
 WIDTH = 100
 EVENTS = re.compile(r"(<!-- events:begin -->\n).*?(<!-- events:end -->)", re.DOTALL)

@@ -10,7 +10,6 @@ from maze_train.config.options import describe_options, group_names, list_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["help_text"]
 
 HEAD = """\
 maze-run: train a reinforcement-learning agent from configuration, or let a policy play.

@@ -17,16 +17,6 @@ from maze_train.config.writing import dotted_name, join, key_of_field
 from maze_train.errors import ConfigError, nearest
 from maze_train.targets import TARGET
 
-__all__ = [
-    "build_config",
-    "choose_one",
-    "keys_of",
-    "load_config",
-    "named_option",
-    "unknown_option",
-    "values_by_field",
-]
-
 ConfigT = TypeVar("ConfigT")
 
 

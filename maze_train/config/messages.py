@@ -16,7 +16,6 @@ from maze_train.errors import ConfigError, SpaceError, nearest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONFIGURATION_ERRORS", "explain"]
 
 CONFIGURATION_ERRORS = (
     ConfigError,

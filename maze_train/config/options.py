@@ -17,8 +17,6 @@ from maze_train.targets import locate
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["describe_options", "group_names", "list_options", "read_option", "shipped_root"]
-
 
 def shipped_root() -> Path:
     """The folder `conf/` that comes with the package."""

@@ -6,8 +6,6 @@ configuration at hand are suggested.
 
 from __future__ import annotations
 
-__all__ = ["OTHER_NAMES", "ours_for"]
-
 OTHER_NAMES = {
     "env": "env_id env_name gym_id environment task",
     "env.kwargs": "env_kwargs env_config make_kwargs render_mode",

@@ -14,14 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = [
-    "OPTIONS",
-    "as_typed",
-    "config_folders",
-    "normalise",
-    "normalise_completion",
-    "overrides_of",
-]
 
 OPTIONS_WITH_VALUE = (
     "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p",

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from maze_train.training.checkpoints import CheckpointInfo
 
-__all__ = ["PreparedRun", "configure", "prepare"]
 
 # By name, since both need PyTorch: an error in a configuration is reported before it is imported.
 RUN_CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from hydra.core.config_search_path import ConfigSearchPath
 
-__all__ = ["GymnasiumSource", "MazeTrainSearchPath", "extended_hydra", "is_registered"]
 
 Names = list[str]  # inside the class below, `list` is a method
 GROUP = "env"

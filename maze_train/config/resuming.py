@@ -19,7 +19,6 @@ from maze_train.targets import TARGET
 if TYPE_CHECKING:
     from maze_train.training.manifests import CheckpointInfo
 
-__all__ = ["checkpoint_name", "continued", "run_to_resume", "stored_settings"]
 
 FREE = (
     "algorithm.device",

@@ -11,8 +11,6 @@ from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are eval
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
 
-__all__ = ["CHOOSE_ENV", "RANDOM", "RolloutConfig"]
-
 RANDOM = "random"
 """The policy that takes random actions."""
 

@@ -20,8 +20,6 @@ from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.targets import TARGET
 
-__all__ = ["is_rollout", "load_rollout_config", "policy_directory", "policy_nearby"]
-
 BEST = "best"
 WEIGHTS_FILE = "policy.pt"
 ENV_NAMES = ("id", TARGET)

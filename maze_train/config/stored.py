@@ -34,15 +34,6 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
 
-__all__ = [
-    "PARTS",
-    "PARTS_OF_ENV",
-    "PARTS_OF_POLICY",
-    "check_trust",
-    "modules_to_trust",
-    "read_settings",
-    "settings_of_run",
-]
 
 SECTIONS = ("env", "model", "algorithm", "runner", "evaluation", "tracking", "checkpoint")
 

@@ -16,7 +16,6 @@ from maze_train.training.config import AlgorithmConfig, CheckpointConfig, Evalua
 if TYPE_CHECKING:
     from maze_train.workers.places import Place
 
-__all__ = ["AUTO", "DevRunnerConfig", "LocalRunnerConfig", "RunnerConfig", "TrainConfig"]
 
 AUTO = "auto"
 """Value of `resume`: continue the run in `run_dir` if there is one."""

@@ -19,21 +19,6 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
 
-__all__ = [
-    "CHECKPOINTS",
-    "CONFIG_FILE",
-    "LOADER",
-    "TUPLE",
-    "check_plain",
-    "config_text",
-    "config_to_dict",
-    "dotted_name",
-    "field_of_key",
-    "join",
-    "key_of_field",
-    "writable",
-    "write_config",
-]
 
 TUPLE = "_tuple_"
 """The only key of a mapping that stands for a tuple, which YAML does not have."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["BatchLoader", "BatchSource"]
 
 AHEAD = 4
 """Minibatches for each worker that are read before they are needed."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, Tensor
 
-__all__ = ["FrameMemory", "FrameStacks"]
-
 
 @dataclass(frozen=True, slots=True)
 class FrameStacks:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from maze_train.data.transitions import Transitions
     from maze_train.types import Array, TensorTree
 
-__all__ = ["GoalTask", "HindsightReplayBuffer"]
 
 ACHIEVED, DESIRED = GOALS = ("achieved_goal", "desired_goal")
 

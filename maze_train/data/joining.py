@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["join_rollouts", "select_envs", "without_unused_frames"]
 
 ENV_DIM = {
     **dict.fromkeys(("rewards", "terminated", "truncated", "actions", "obs"), 1),

@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     from maze_train.types import Array
 
-__all__ = ["SumTree"]
-
 
 class SumTree:
     """Priorities of N entries, all 0 at first, and sums of them in a binary tree.

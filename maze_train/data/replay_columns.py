@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, Tensor, TensorTree
 
-__all__ = [
-    "STORAGES",
-    "Column",
-    "KeptObservations",
-    "ReplayLayout",
-    "Ring",
-    "Spec",
-    "Storage",
-]
 
 Storage: TypeAlias = Literal["memory", "disk", "device"]
 """Storage of observations and actions: memory, memory-mapped files, or the device that learns from

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from maze_train.data.replay_columns import Column, Spec
     from maze_train.types import Array, Tensor
 
-__all__ = ["FrameColumn"]
-
 
 class FrameColumn:
     """Stacks `[n, *frame]`, newest frame last, put together from the frames of n rows.

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
     from maze_train.types import Array, Tensor
 
-__all__ = ["BESIDE", "ENDS", "TERMINATED", "VALID", "ReplayMemory"]
 
 VALID, TERMINATED, TRUNCATED, BESIDE = 1, 2, 4, 8
 """Bits of the flags of a row: it is a transition; how it ended; the observation after it is not in

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from maze_train.data.frames import FrameMemory
     from maze_train.types import Array, ArrayTree, TensorTree
 
-__all__ = ["Rollout", "RolloutStorage", "StoredTree"]
 
 StoredTree: TypeAlias = Any
 """Observations as they are stored: one leaf, or a flat mapping of them; a leaf is a tensor or

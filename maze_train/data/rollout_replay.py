@@ -14,8 +14,6 @@ from maze_train.data.joining import join_rollouts, select_envs
 from maze_train.data.rollout import Rollout
 from maze_train.types import StatePart
 
-__all__ = ["RolloutReplay"]
-
 
 class RolloutReplay:
     """Keeps the last rollouts of actors, and adds some of them to each new batch.

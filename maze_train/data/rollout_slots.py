@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, Tensor, TensorTree
 
-__all__ = ["RolloutLayout", "RolloutSlot"]
 
 PAGE = 4096
 """Slots begin on pages of their own, so that writing to one takes no memory of the others."""

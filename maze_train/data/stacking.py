@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, Tensor
 
-__all__ = ["stack_numpy_dict_list", "stack_torch_dict_list", "unstack_numpy_list_dict"]
-
 
 def stack_numpy_dict_list(dict_list: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     """Stack the values of each key along a new first axis: n of `[...]` become `[n, ...]`.

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, ArrayTree, TensorTree
 
-__all__ = [
-    "LeafSpec",
-    "Trajectory",
-    "arrays_of",
-    "check_shapes",
-    "checked_trajectory",
-    "leaf_specs",
-    "trajectories_as_rollout",
-    "trees_of",
-]
 
 GROUPS = ("obs", "actions", "rewards")
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array
 
-__all__ = ["TrajectoryDataset", "open_dataset"]
-
 
 class TrajectoryDataset(Sequence[Trajectory]):
     """Recorded episodes. They are read where they are used if they were opened with `mmap`.

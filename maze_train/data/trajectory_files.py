@@ -36,21 +36,6 @@ if TYPE_CHECKING:
     from maze_train.data.trajectories import LeafSpec
     from maze_train.types import Array
 
-__all__ = [
-    "DATASET",
-    "LIMITS",
-    "MAPPED_NBYTES",
-    "VERSION",
-    "append_part",
-    "mapped_or_read",
-    "metadata_of",
-    "nearby",
-    "new_content",
-    "part_files",
-    "read_content",
-    "read_part",
-    "write_content",
-]
 
 DATASET = "dataset.json"
 SCHEMA, VERSION = "maze_train.trajectories", 2

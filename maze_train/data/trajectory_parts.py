@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from maze_train.data.trajectories import LeafSpec
     from maze_train.types import Array, ArrayTree
 
-__all__ = [
-    "PART_NBYTES",
-    "DatasetMetadata",
-    "TrajectoryPart",
-    "check_content",
-    "check_part",
-    "joined",
-    "joined_parts",
-]
 
 PART_NBYTES = 64 * 2**20
 """Size from which episodes become a part."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array
 
-__all__ = ["read_arrays"]
 
 MANIFEST = "MANIFEST.json"
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from maze_train.data.trajectories import Trajectory
     from maze_train.data.trajectory_parts import DatasetMetadata
 
-__all__ = ["TrajectoryWriter"]
 
 PART_SECONDS = 60.0
 

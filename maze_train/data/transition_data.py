@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from maze_train.data.trajectory_parts import TrajectoryPart
     from maze_train.types import Array, Tensor, TensorTree
 
-__all__ = ["TransitionData", "split_episodes"]
 
 BLOCK_NBYTES = 2**25
 """Bytes of the transitions that are converted at a time."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["BaseReplayBuffer", "Transition", "Transitions", "as_rollout"]
-
 
 @dataclass(frozen=True, slots=True)
 class Transitions:

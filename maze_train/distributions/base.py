@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, Tensor, TensorTree
 
-__all__ = ["Actions", "Constant", "Distribution", "ParamsGradient", "check_space", "env_dtype"]
 
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
 """Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, of g `[n]`

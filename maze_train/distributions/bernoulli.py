@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["Bernoulli"]
 
 LOG_2 = math.log(2.0)
 LEAST_UNIFORM = 2.0**-25

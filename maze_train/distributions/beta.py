@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["Beta"]
 
 PROPOSALS = 8
 """Proposals for each Gamma variate; all are rejected with a probability below 0.05⁸ = 4e-11."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.types import Array, Tensor
 
-__all__ = ["BoxBounds", "BoxScale", "VectorLayout"]
-
 
 class VectorLayout:
     """Conversion between vectors [..., D] and actions [..., *space.shape]."""

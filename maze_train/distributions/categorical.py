@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
-__all__ = [
-    "Categorical",
-    "MultiCategorical",
-    "finite_log_probs",
-    "impossible_logit",
-    "weighted",
-]
 
 LEAST_LOG_PROB = -1e4
 """Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import ParamsGradient
     from maze_train.types import Tensor
 
-__all__ = ["DiagonalGaussian", "GaussianFamily", "SquashedGaussian"]
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LOG_2 = math.log(2.0)

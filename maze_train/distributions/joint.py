@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["JointDistribution"]
-
 
 class JointDistribution(Distribution):
     """Independent parts: p(a) = Π_k p_k(a_k), for Dict and Tuple action spaces.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from gymnasium import Space
 
-__all__ = ["DEFAULTS", "FAMILIES", "Override", "distribution_for", "family_class"]
 
 Override: TypeAlias = str | Mapping[str, Any]
 """A family: its name, `{name: ..., **settings}`, or `{_target_: my_package.Family, **settings}`."""

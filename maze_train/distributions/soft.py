@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from maze_train.types import Tensor, TensorTree
 
 
-__all__ = ["SoftActions", "SoftSample"]
-
-
 @dataclass(frozen=True, slots=True)
 class SoftSample:
     """Actions drawn for n observations: continuous parts sampled, discrete ones in full."""

@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 
     from maze_train.envs.config import EnvConfig
 
-__all__ = [
-    "AtariPreprocessing",
-    "EpisodicLifeWrapper",
-    "SignRewardWrapper",
-    "check_game",
-    "for_training",
-    "make_game",
-    "register_atari",
-]
 
 PURPOSE = "the preprocessing of Atari games"
 

@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
     from maze_train.envs.config import EnvConfig
 
-__all__ = [
-    "Backend",
-    "autoreset_mode",
-    "build_native",
-    "built",
-    "check_preprocessing",
-    "check_settings",
-    "seed_for",
-    "smaller",
-]
 
 ATARI_ENTRY_POINT = "ale_py.vector_env:AtariVectorEnv"
 ATARI = {

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from maze_train.spaces.describe import FlatView
     from maze_train.spaces.mask_layouts import MaskLayout
 
-__all__ = ["StepBuffers", "column_writer", "converted", "masked_writer", "row_writer"]
 
 Array: TypeAlias = npt.NDArray[Any]
 

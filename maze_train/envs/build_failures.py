@@ -15,7 +15,6 @@ from maze_train.errors import ConfigError, EnvError, MazeTrainError, nearest
 if TYPE_CHECKING:
     from maze_train.envs.config import EnvConfig
 
-__all__ = ["build_failure", "missing_dependency", "nearest_ids", "registered_failure"]
 
 REMEDIES = (
     ("gymnasium-robotics", "use version 4 or newer of this environment"),

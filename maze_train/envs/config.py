@@ -9,8 +9,6 @@ from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
 
-__all__ = ["EnvConfig"]
-
 
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:

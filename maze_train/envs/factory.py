@@ -16,7 +16,6 @@ from maze_train.targets import build_target, locate, maker_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BoundedEnvFactory", "EnvFactory", "env_name"]
 
 MONITOR = "maze_train.envs.monitoring.MonitoringWrapper"
 """Reports the returns of whole episodes, where wrappers for training change them."""

@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-__all__ = [
-    "MAX_REWARD",
-    "SHIMMY",
-    "FiniteCheck",
-    "NonFiniteError",
-    "check_finite",
-    "check_finite_reward",
-    "episode_fault",
-    "explained",
-    "non_finite_rewards",
-    "non_finite_rows",
-]
 
 READERS = ("maze_train.", "gymnasium.")
 """Packages that read what an environment returns."""

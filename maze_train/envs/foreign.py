@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     Columns = dict[str, Array]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["ForeignVectorEnv", "make_foreign_env"]
-
 
 def make_foreign_env(
     config: EnvConfig,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["check_columns", "check_final", "column_of", "masked", "reordered"]
-
 
 def column_of(space: Any, n: int) -> Array:
     """A zeroed array for n values of a leaf."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.envs.buffers import Array
 
-__all__ = ["ActionMaskWrapper", "note_on_ignored_mask"]
-
 
 class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Observes the legal actions that the environment gives as `info["action_mask"]`.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from maze_train.envs.buffers import Array
 
-__all__ = ["EpisodeRecord", "Journal"]
 
 CHUNK_BYTES = 2**18
 CHUNK_ROWS = (16, 1024)

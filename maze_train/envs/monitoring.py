@@ -11,15 +11,6 @@ from maze_train.spaces.describe import FlatView
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "FRAME_STACK",
-    "MonitoringWrapper",
-    "continuing_layers",
-    "described_metadata",
-    "gives_state",
-    "layers_of",
-]
-
 
 def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
     """The wrappers of an environment from the outside in, then the environment itself."""

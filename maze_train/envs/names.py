@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     import gymnasium
 
-__all__ = ["SequentialVectorEnv", "SubprocVectorEnv"]
 
 SequentialVectorEnv = PooledVectorEnv
 """Steps in this process where no place is given."""

@@ -18,7 +18,6 @@ from maze_train.errors import EnvError
 if TYPE_CHECKING:
     import gymnasium
 
-__all__ = ["load_own_state", "offers_own_state", "own_state", "plain_copy"]
 
 STATELESS = (
     known.ClipAction,

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import ArrayTree, StepResult
     from maze_train.workers.places import Place
 
-__all__ = ["PooledVectorEnv"]
 
 JOURNAL = "maze_train.envs.journal.Journal"
 REPAIR = "maze_train.envs.repair.WorkerRepair"

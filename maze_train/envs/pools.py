@@ -18,7 +18,6 @@ from maze_train.extras import import_extra
 if TYPE_CHECKING:
     from maze_train.envs.config import EnvConfig
 
-__all__ = ["EnvPoolVectorEnv", "build_envpool"]
 
 ATARI = {
     "frame_skip": 4,

@@ -10,8 +10,6 @@ from maze_train.errors import MissingExtraError
 from maze_train.extras import import_extra
 from maze_train.targets import locate
 
-__all__ = ["missing_package", "register_installed"]
-
 ROBOTICS = ("gymnasium-robotics", "robotics", "this environment", "gymnasium_robotics")
 ROBOTS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
 """Beginnings of the ids of gymnasium-robotics."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from maze_train.envs.worker import StepReport
     from maze_train.workers.pool import WorkerPool
 
-__all__ = ["WorkerRepair", "episode_seed"]
-
 
 class WorkerRepair:
     """Restarts of the workers of a vector environment.

@@ -12,8 +12,6 @@ from maze_train.errors import ConfigError, SpaceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["SelectEntriesWrapper"]
-
 
 class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Shows some entries of a vector only, such as positions without velocities.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, ArrayTree
 
-__all__ = ["EnvSlots", "EpisodeError"]
-
 
 class EpisodeError(EnvError):
     """An episode failed.

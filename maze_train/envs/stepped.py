@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array
 
-__all__ = ["ON_NON_FINITE", "SteppedEnvs", "build_envs", "checked_info", "close_all"]
 
 ON_NON_FINITE = ("raise", "skip")
 """Reactions to numbers that are not finite."""

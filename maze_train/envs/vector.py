@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from maze_train.envs.buffers import StepBuffers
 
-__all__ = ["MazeVectorEnv", "StepResult"]
 
 Array: TypeAlias = npt.NDArray[Any]
 ArrayTree: TypeAlias = "Array | dict[str, Array]"

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
 
-__all__ = ["CALLS", "EnvWorker", "StepReport"]
 
 CALLS = {
     "step": "a step",

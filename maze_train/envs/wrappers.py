@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
     from maze_train.envs.buffers import Array
 
-__all__ = [
-    "DiscretizeActionsWrapper",
-    "ObservationStackWrapper",
-    "RandomResetWrapper",
-    "RewardScalingWrapper",
-]
 
 RANDOM_RESET_ATTEMPTS = 100
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["antithetic_gradient", "centered_ranks", "normalized_returns", "shaped_returns"]
-
 
 def _check_returns(returns: Tensor) -> torch.dtype:
     """Refuse what has no order or no mean; gives the dtype of the utilities."""

@@ -18,16 +18,6 @@ from maze_train.checks import check_same_shape
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
-__all__ = [
-    "MAX_LOG_RATIO",
-    "approximate_kl",
-    "clip_fraction",
-    "clipped_surrogate_loss",
-    "clipped_value_loss",
-    "critic_loss",
-    "policy_gradient_loss",
-    "squared_value_loss",
-]
 
 # exp(89) overflows float32, and the gradient of a clipped sample would be 0 * inf = NaN. exp(60) is
 # far outside of any clip range and leaves room for the product with an advantage.

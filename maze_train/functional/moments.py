@@ -12,8 +12,6 @@ from maze_train.errors import ShapeError
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
-__all__ = ["Moments", "batch_moments", "merge_moments"]
-
 
 @dataclass(frozen=True)
 class Moments:

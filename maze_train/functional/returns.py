@@ -16,15 +16,6 @@ from maze_train.errors import ShapeError
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
-__all__ = [
-    "backward_recurrence",
-    "discounts_and_lambdas",
-    "explained_variance",
-    "lambda_advantages",
-    "lambda_returns",
-    "normalize_advantages",
-]
-
 
 def backward_recurrence(inputs: Tensor, decays: Tensor) -> Tensor:
     """Accumulate inputs from the last row to the first.

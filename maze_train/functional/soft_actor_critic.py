@@ -13,13 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
-__all__ = [
-    "EntropyTerms",
-    "soft_policy_loss",
-    "soft_state_values",
-    "temperature_loss",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class EntropyTerms:

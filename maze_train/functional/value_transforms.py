@@ -13,17 +13,6 @@ from maze_train.checks import check_positive
 from maze_train.errors import ConfigError, ShapeError
 from maze_train.types import Array, Tensor
 
-__all__ = [
-    "IdentityValueTransform",
-    "LinearScaleValueTransform",
-    "ReduceScaleValueTransform",
-    "ValueTransform",
-    "check_support",
-    "scalar_to_support",
-    "support_to_scalar",
-    "two_hot_loss",
-]
-
 
 def _as_tensor(x: Tensor | Array | float) -> Tensor:
     return x if isinstance(x, Tensor) else torch.as_tensor(x)

@@ -17,7 +17,6 @@ from maze_train.functional.returns import backward_recurrence
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
-__all__ = ["VTraceReturns", "importance_weights", "vtrace"]
 
 # exp(89) overflows float32, and a ratio of inf at a discount or an error of 0 would give NaN.
 # exp(40) is far above any threshold, and unclipped advantages multiply two ratios with rewards.

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor, TensorTree
 
-__all__ = [
-    "ActionDistribution",
-    "VTraceFromLogitsReturns",
-    "VTraceOptions",
-    "from_importance_weights",
-    "from_logits",
-    "get_log_rhos",
-    "log_probs_from_logits_and_actions_and_spaces",
-]
-
 
 class ActionDistribution(Protocol):
     """Log-probabilities of actions under parameters; every `Distribution` has them."""

@@ -13,7 +13,6 @@ from maze_train.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Progress", "Schedule", "check_schedule", "scheduled_value"]
 
 PREFIX = "linear_"
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["SGD", "Adam", "Optimizer"]
-
 
 class Optimizer(torch.optim.Optimizer, ABC):
     """Steps that lower what a gradient is of, each entry by its own gradient alone.

@@ -13,14 +13,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = [
-    "FlatParameters",
-    "clip_gradients",
-    "compute_gradient_norm",
-    "constant",
-    "get_flat_parameters",
-    "set_flat_parameters",
-]
 
 # Keeps the quotient finite for a zero gradient; the size that the field uses.
 NORM_EPSILON = 1e-6

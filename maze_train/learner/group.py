@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from maze_train.learner.learner import Learner
     from maze_train.types import Tensor
 
-__all__ = ["LearnerGroup"]
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from maze_train.learner.config import Progress, Schedule
     from maze_train.types import Tensor
 
-__all__ = ["DEFAULT_MODULE", "Learner", "LearnerEvents"]
 
 DEFAULT_MODULE = "default"
 DEFAULT_OPTIMIZER = "default"

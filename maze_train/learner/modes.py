@@ -13,7 +13,6 @@ from maze_train.checks import check_one_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["has_modes", "matmul_precision"]
 
 OWN = ("maze_train.nets.", "maze_train.algorithms.")
 INDIFFERENT = (

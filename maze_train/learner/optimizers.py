@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["ModuleOptimizer"]
 
 EPSILON = 1e-5
 

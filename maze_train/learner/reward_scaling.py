@@ -14,7 +14,6 @@ from maze_train.functional.returns import backward_recurrence
 if TYPE_CHECKING:
     from maze_train.types import Tensor
 
-__all__ = ["RewardScaler"]
 
 EPSILON = 1e-8
 """Added to the variance."""

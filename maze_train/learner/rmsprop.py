@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["RMSpropTF"]
-
 
 class RMSpropTF(Optimizer):
     """Steps along the gradient, each entry divided by its root mean square.

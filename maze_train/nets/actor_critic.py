@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from maze_train.nets.recurrent import RecurrentNetwork
     from maze_train.types import Sequences, Tensor, TensorTree
 
-__all__ = ["ActorCriticModel", "build_actor_critic"]
 
 VALUE_GAIN = 1.0
 

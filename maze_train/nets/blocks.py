@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["MLP", "activation", "is_traced", "linear"]
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 

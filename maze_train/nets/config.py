@@ -8,8 +8,6 @@ from typing import Any, Literal
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError
 
-__all__ = ["ACTIVATIONS", "MemoryConfig", "ModelConfig", "ObservationNormalizationConfig"]
-
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 

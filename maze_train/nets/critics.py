@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["Critics", "OwnCritics", "TemplateCritics", "build_critics"]
-
 
 class TemplateCritics(nn.Module):
     """E critics that share what reads images and Dict observations, and nothing else.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["EnsembleMLP"]
-
 
 class EnsembleMLP(nn.Module):
     """E multi-layer perceptrons that read the same inputs, as batched matrix products.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["ImageEncoder", "ResidualBlock"]
 
 SMALLEST_NATURE_SIDE = 36
 """Pixels from which on the convolutions of Mnih et al. leave a position."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from maze_train.spaces.mask_layouts import MaskedPart, MaskLayout
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["ActionMasking"]
-
 
 class ActionMasking:
     """Sets the logits of actions that are not legal to a number that means probability 0.

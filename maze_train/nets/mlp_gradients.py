@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["Backward", "add_row_sum", "forward_and_backward", "has_gradients_by_hand"]
 
 Backward: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"
 """Takes dL/d output, adds dL/d parameters to their `.grad`, and returns dL/d input if asked."""

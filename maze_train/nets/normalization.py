@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from maze_train.nets.config import ObservationNormalizationConfig
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["ObservationNormalizer"]
 
 EPSILON = 1e-8
 """Added to the variance."""

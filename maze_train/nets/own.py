@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from maze_train.nets.policy_model import PolicyModel
     from maze_train.types import Tensor
 
-__all__ = ["build_own", "build_value_transform", "wrapped"]
 
 ROWS = 2
 """Observations that a network is tried out on."""

@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.types import Tensor, TensorTree
 
-__all__ = [
-    "PolicyAndCritics",
-    "build_policy_and_critics",
-    "resolve_policy_and_critics",
-]
 
 Model = TypeVar("Model", bound="PolicyAndCritics")
 

@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     from maze_train.spaces.mask_layouts import MaskLayout
     from maze_train.types import Tensor, TensorTree
 
-__all__ = [
-    "POLICY_GAIN",
-    "Policy",
-    "PolicyModel",
-    "build_masking",
-    "build_network",
-    "build_normalizer",
-    "build_policy",
-    "compose_policy",
-    "head_of_trunk",
-    "input_space",
-    "readable",
-]
 
 POLICY_GAIN = 0.01
 """Gain of the orthogonal initialisation of the output layer of a policy."""

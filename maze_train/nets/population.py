@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     View = Callable[[torch.Tensor], Array]
 
-__all__ = ["ROW_BLOCK", "Population", "build_population", "find_normalizer", "row_blocks"]
 
 Net: TypeAlias = "Callable[[Any, int], Array]"
 """Maps observations of some rows, beginning with the first, to outputs `[rows, size]`; how many

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from maze_train.nets.config import MemoryConfig
     from maze_train.types import Tensor
 
-__all__ = ["RecurrentNetwork"]
 
 CLOSED = -1e4
 """Input of a gate that closes it: its sigmoid is exactly 0 in float32 and float64."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from maze_train.nets.policy_model import Policy
     from maze_train.types import Tensor
 
-__all__ = ["SoftActorCriticModel", "build_soft_actor_critic", "resolve_soft_actor_critic"]
 
 CRITICS = 2
 

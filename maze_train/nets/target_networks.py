@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.types import TensorTree
 
-__all__ = ["ModelWithTargets", "TargetNetwork", "refuse_settings"]
-
 
 class TargetNetwork:
     """Moves the copy of a network towards it.

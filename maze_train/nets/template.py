@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from maze_train.nets.images import ImageEncoder
     from maze_train.types import Tensor, TensorTree
 
-__all__ = [
-    "BoxEncoder",
-    "DictEncoder",
-    "Encoder",
-    "OneHotEncoder",
-    "TemplateNet",
-    "encoder_for",
-    "is_plain",
-    "leaf_encoder",
-    "resolve",
-]
 
 IMAGE_ENCODER = "maze_train.nets.images.ImageEncoder"
 

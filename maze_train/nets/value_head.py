@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor
 
-__all__ = ["ValueHead"]
 
 BUILD_TRANSFORM = "maze_train.nets.own.build_value_transform"
 SUPPORT_TO_SCALAR = "maze_train.functional.value_transforms.support_to_scalar"

@@ -11,8 +11,6 @@ from maze_train.types import tree_map
 if TYPE_CHECKING:
     from maze_train.types import Array, ArrayTree, Tensor, TensorTree
 
-__all__ = ["ActingModel", "ActionSampler", "Actor", "RecurrentModel", "device_of", "env_actions"]
-
 
 class ActionSampler(Protocol):
     """Source of actions: every `Distribution`, and the policy that first fills a replay buffer."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
 
-__all__ = ["ActorEnvs", "ActorPolicy", "ActorWorker", "MakeActorEnv"]
-
 
 class MakeActorEnv(Protocol):
     """Builds the environments of an actor."""

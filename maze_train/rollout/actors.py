@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.actor_worker import ActorEnvs, MakeActorEnv
     from maze_train.workers.places import Place
 
-__all__ = ["DistributedActors", "GatheredRollouts", "StepCounts"]
 
 CALLS = {"collect": "a step of a rollout"}
 """Names of calls in messages."""

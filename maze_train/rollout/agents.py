@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.slot_agent import EpisodeTask
     from maze_train.types import Array, ArrayTree
 
-__all__ = ["PolicyAgent", "RandomAgent", "UniformPolicy", "built_policy"]
-
 
 class PolicyAgent(SlotAgent):
     """Policies of users act, one for each slot, so that they may remember.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.acting import ActingModel, RecurrentModel
     from maze_train.types import Array, ArrayTree, Tensor
 
-__all__ = ["RolloutCollector"]
-
 
 class RolloutCollector:
     """Steps vectorised environments with a policy, T steps at a time.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.slot_agent import EpisodeTask, SlotAgent
     from maze_train.types import Array, ArrayTree
 
-__all__ = ["EpisodePlayer", "EpisodeRecording", "PlaySettings", "PlayedEpisode"]
-
 
 class EpisodeRecording:
     """Observations and actions of an episode, copied step by step.

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.types import Array
 
-__all__ = [
-    "EpisodeTracker",
-    "FinishedEpisodes",
-    "TrainingEpisodeEvents",
-    "final_reports",
-    "success_of",
-    "successes_of",
-]
-
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
     """Episodes that ended during an epoch of training; absent when none did."""

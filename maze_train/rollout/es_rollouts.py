@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.population import MemberSettings
     from maze_train.workers.places import Place
 
-__all__ = ["ESDistributedRollouts", "ESRolloutResult", "trained_size"]
 
 REPORT_S = 0.005
 """Seconds for which results wait for others, while members play."""

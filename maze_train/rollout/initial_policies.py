@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from maze_train.nets.masking import ActionMasking
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["BatchPolicy", "GivenPolicy", "RandomPolicy"]
 
 LEAST_UNIFORM = 2.0**-25
 """Half of the step between uniform float32 numbers, taken for a draw of 0."""

@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.noise_table import SharedNoiseTable
     from maze_train.types import ArrayTree, Tensor, TensorTree
 
-__all__ = [
-    "MemberActions",
-    "ObservationMoments",
-    "PairDraw",
-    "PairDraws",
-    "num_reals",
-]
 
 PAIRS_PER_BLOCK = 64
 """Pairs whose random numbers are drawn together: a generator takes longer to make than to use."""

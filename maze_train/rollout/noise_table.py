@@ -14,7 +14,6 @@ from maze_train.workers.memory import SharedMemory
 if TYPE_CHECKING:
     from maze_train.types import Array, Tensor
 
-__all__ = ["SharedNoiseTable"]
 
 NUMBER_NBYTES = 4
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
     MakeAgent = Callable[[EnvSlots], SlotAgent]
 
-__all__ = ["PlayerPool", "PlayerWorker", "RolloutPlayer"]
 
 LONGEST_S = 0.05
 """Seconds after which a call returns elsewhere, unless a step takes longer."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.slot_agent import EpisodeTask
     from maze_train.types import Array, ArrayTree, TensorTree
 
-__all__ = ["MemberAgent", "MemberSettings", "ModelAgent", "PopulationAgent", "first_observations"]
-
 
 class PopulationAgent(SlotAgent):
     """Copies of a model act, one in each slot.

@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.player import MakeAgent
     from maze_train.rollout.slot_agent import SlotAgent
 
-__all__ = [
-    "RolloutGenerator",
-    "agent_maker",
-    "check_policy_spaces",
-    "model_of",
-    "spaces_of_policy",
-]
 
 RANDOM = "random"
 

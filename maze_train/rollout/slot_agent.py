@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.members import ObservationMoments
     from maze_train.types import ArrayTree
 
-__all__ = ["EpisodeTask", "SlotAgent"]
-
 
 class EpisodeTask(NamedTuple):
     """An episode that is to be played."""

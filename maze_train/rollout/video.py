@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array
 
-__all__ = ["VideoWriter", "check_render_mode", "ffmpeg_path", "frames_per_second"]
 
 DEFAULT_FPS = 30.0
 """Frames per second, where an environment names none."""

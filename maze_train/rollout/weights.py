@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Array, Tensor
 
-__all__ = ["WeightsReader", "WeightsWriter", "weights_nbytes"]
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 
-__all__ = ["TrainingRunner"]
 
 # Files of a run are imported when it reads or writes them; evaluators when it has them.
 CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from maze_train.training.config import AlgorithmConfig
     from maze_train.types import Tensor
 
-__all__ = ["SavedBasePolicy"]
 
 WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
 
-__all__ = ["start_notes"]
 
 LARGE_ONE_HOT = 10_000
 """Inputs of a one-hot observation from which on it is worth a line."""

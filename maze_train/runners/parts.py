@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 
-__all__ = [
-    "BEST",
-    "METRICS",
-    "TrainingResult",
-    "check_is_free",
-    "make_run_dir",
-    "missing_results",
-    "new_directory",
-    "tell_stop",
-]
-
 
 def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
     """Print where an unfinished run stopped, and how to go on."""

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
 
-__all__ = ["RolloutResult", "RolloutRunner"]
 
 ROLLOUT_FILE = "rollout.yaml"
 TRAJECTORIES, VIDEOS, ROLLOUTS = "trajectories", "videos", "rollouts"

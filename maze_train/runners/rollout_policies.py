@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from maze_train.envs.slots import EnvSlots
     from maze_train.rollout.slot_agent import SlotAgent
 
-__all__ = ["RolloutPolicy", "chosen_policy"]
-
 
 @dataclass(frozen=True)
 class RolloutPolicy:

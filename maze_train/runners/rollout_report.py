@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
     from maze_train.rollout.episode_player import PlayedEpisode
 
-__all__ = [
-    "EPISODES_FILE",
-    "SUMMARY_FILE",
-    "RolloutFiles",
-    "RolloutProgress",
-    "RolloutSummary",
-    "summarise",
-]
 
 EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
 COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "truncated", "lost")

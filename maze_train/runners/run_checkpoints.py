@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from maze_train.training.trainer import Trainer
     from maze_train.types import Tensor
 
-__all__ = ["RunCheckpoints", "how_to_go_on", "load_checkpoint", "past_rows"]
 
 RESULTS = (METRICS, BEST, "summary.json", "policies", "plots", "events.out.tfevents.*")
 """Files and directories of a run besides its configuration and its checkpoints."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
 
-__all__ = ["SavedPolicy", "load_weights", "read_saved_policy"]
 
 BEST, POLICIES = "best", "policies"
 

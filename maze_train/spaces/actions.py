@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["checked_actions", "masks_of_parts", "random_action"]
-
 
 def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
     """One part of n actions of the environment, as an array `[n, *space.shape]`.

@@ -13,7 +13,6 @@ from maze_train.spaces.describe import flat_spaces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check_same_spaces", "space_difference"]
 
 MAX_ENTRIES = 8
 """Entries of a MultiDiscrete space that are written out."""

@@ -18,20 +18,6 @@ from maze_train.errors import SpaceError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "MASK_KEY",
-    "FlatView",
-    "ImageLayout",
-    "choice_sizes",
-    "flat_space",
-    "flat_spaces",
-    "flatten_value",
-    "holds_images",
-    "image_layout",
-    "is_image",
-    "is_mask_key",
-    "unflatten_value",
-]
 
 MASK_KEY = "action_mask"
 """The key of a Dict observation that holds the legal actions."""

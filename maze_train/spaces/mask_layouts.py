@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["MaskLayout", "MaskedPart", "layout_of_masks"]
-
 
 @dataclass(frozen=True)
 class MaskedPart:

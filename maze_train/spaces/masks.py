@@ -22,7 +22,6 @@ from maze_train.targets import locate
 if TYPE_CHECKING:
     from maze_train.spaces.mask_layouts import MaskLayout
 
-__all__ = ["mask_layout"]
 
 MASKS = "maze_train.spaces.mask_layouts.layout_of_masks"
 """Found where observations hold masks."""

@@ -13,7 +13,6 @@ from maze_train.errors import SpaceError
 if TYPE_CHECKING:
     from maze_train.types import Array
 
-__all__ = ["MAX_NUMBERS", "space_from_dict", "space_to_dict"]
 
 MAX_NUMBERS = 1 << 26
 """Most numbers that a value of one leaf may have: an image of 4,096 x 4,096 x 4."""

@@ -12,7 +12,6 @@ from gymnasium import spaces
 if TYPE_CHECKING:
     from maze_train.types import Array, ArrayTree, TensorTree
 
-__all__ = ["as_tensors", "sampled_for", "storage_dtype", "zeros_for"]
 
 DTYPES = {
     **{name: name for name in ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")},

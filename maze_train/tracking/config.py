@@ -9,8 +9,6 @@ from maze_train.checks import check_choices
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
 
-__all__ = ["TrackingConfig"]
-
 
 @dataclass(kw_only=True, slots=True)
 class TrackingConfig:

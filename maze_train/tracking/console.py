@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["ConsoleWriter"]
-
 
 class ConsoleWriter(MetricsWriter):
     """Shows progress while training runs, and the outcome when it ends.

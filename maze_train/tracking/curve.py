@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["LearningCurveWriter", "draw_learning_curve"]
-
 LOSSES = ("train/policy_loss", "validation/policy_loss")
 
 _TRAIN_COLOR = "#9aa5b1"

@@ -11,7 +11,6 @@ from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DISAGREEMENT", "Disagreement"]
 
 DISAGREEMENT = (
     "note: training has improved, but evaluation gets no more than training did at the beginning, "

@@ -13,8 +13,6 @@ from rich.text import Text
 
 from maze_train.checks import check_one_of
 
-__all__ = ["Display", "ProgressMode"]
-
 ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
 
 # A refresh costs about half a millisecond, and there can be hundreds of updates in a second.

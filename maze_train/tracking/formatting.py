@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["compact", "duration", "readable"]
-
 
 def compact(number: float) -> str:
     """A count in at most five characters: 950, 1.2k, 40k, 1.25M."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-__all__ = ["ordered_columns", "read_rows"]
-
 MAX_NBYTES = 1 << 30
 
 

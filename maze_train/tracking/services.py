@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["MLflowWriter", "WandbWriter"]
-
 FAILURES = ("error", "interrupted")
 """Stop reasons of runs that did not come to their end."""
 

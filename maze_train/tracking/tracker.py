@@ -15,19 +15,6 @@ if TYPE_CHECKING:
 
     from maze_train.tracking.config import TrackingConfig
 
-__all__ = [
-    "ENV_STEPS",
-    "EPOCH",
-    "EVAL_RETURN",
-    "EVAL_RETURN_STD",
-    "TRAIN_RETURN",
-    "UPDATES",
-    "MetricsRow",
-    "MetricsWriter",
-    "RunInfo",
-    "Tracker",
-    "build_writers",
-]
 
 MetricsRow: TypeAlias = dict[str, float]
 """`epoch`, `updates`, `env_steps` (totals since the start of training), then `train/...`,

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-__all__ = ["CSVWriter", "JSONSummaryWriter", "TensorBoardWriter"]
-
-
 class CSVWriter(MetricsWriter):
     """`metrics.csv`: one line per epoch, one column per metric.
 

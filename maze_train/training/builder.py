@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from maze_train.training.trainer import Trainer
     from maze_train.workers.places import Place
 
-__all__ = ["AlgorithmBuilder", "BuildContext", "make_builder"]
 
 EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
 """Found where a run evaluates its policy."""

@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from maze_train.training.state_trees import TreePath
     from maze_train.types import StatePart
 
-__all__ = [
-    "DamagedError",
-    "FileDigest",
-    "FilesWriter",
-    "PartFile",
-    "Parts",
-    "digest",
-    "read_at_most",
-    "read_verified",
-    "verify",
-]
 
 BLOCK_BYTES = 1 << 20
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from maze_train.training.checkpoints import Checkpoint, CheckpointStore
     from maze_train.training.outcome import Position
 
-__all__ = ["Checkpoints"]
-
 
 class Checkpoints:
     """Says when a checkpoint is due, and writes it.

@@ -10,14 +10,6 @@ from maze_train.errors import ConfigError, nearest
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.targets import TARGET
 
-__all__ = [
-    "EVALUATION_METRICS",
-    "TRIAL_STEPS",
-    "AlgorithmConfig",
-    "CheckpointConfig",
-    "EvaluationConfig",
-]
-
 EVALUATION_METRICS = (
     "episode_return_mean",
     "episode_return_std",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.workers.places import Place
 
-__all__ = ["build_vector_env", "close_quietly"]
 
 FOREIGN = "maze_train.envs.foreign.make_foreign_env"
 """Builds vector environments of `env.backend`, where that is not gymnasium."""

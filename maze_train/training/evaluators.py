@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.training.config import EvaluationConfig
 
-__all__ = ["Evaluator", "MultiEvaluator", "RolloutEvaluator", "own_evaluators"]
 
 MOST_LOST = 10
 """Episodes that may be lost in an evaluation, for each one that it is to play."""

@@ -16,7 +16,6 @@ from maze_train.errors import TrainingError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["generator_states", "generators_kept", "generators_of_run", "load_generator_states"]
 
 LOCKS: dict[int, Any] = {}
 """Locks by process, as a fork has generators of its own: held by the thread whose run uses them."""

@@ -14,13 +14,6 @@ from maze_train.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "available_disk",
-    "available_memory",
-    "find_device",
-    "readable_nbytes",
-    "torch_threads",
-]
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 

@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = [
-    "MANIFEST",
-    "MIGRATIONS",
-    "SCHEMA",
-    "STATE",
-    "Checkpoint",
-    "CheckpointInfo",
-    "make_manifest",
-    "read_checkpoint",
-    "read_manifest",
-    "sort_key",
-]
-
 MANIFEST, STATE = "MANIFEST.json", "state.safetensors"
 MAX_MANIFEST_BYTES = 10_000_000
 

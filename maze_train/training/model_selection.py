@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["BestModelSelection", "ModelSelectionBase", "copy_of_weights"]
-
 
 class ModelSelectionBase(ABC):
     """Selection by the score of the current policy after each evaluation."""

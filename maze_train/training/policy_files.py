@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
 
-__all__ = ["PolicyWriter", "TrainedPolicy", "read_score", "read_spaces", "read_weights"]
-
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
 DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32

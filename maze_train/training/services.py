@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from maze_train.training.model_selection import BestModelSelection
     from maze_train.training.outcome import Interruption, Limits
 
-__all__ = ["TrainerServices"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerServices:

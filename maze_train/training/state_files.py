@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["dumps", "loads"]
-
 FORMAT = 1
 
 

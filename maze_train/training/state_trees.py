@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["TREE", "OpenPart", "Packer", "TreePath", "Unpacker", "WritePart", "check_content"]
-
 TreePath: TypeAlias = tuple[Any, ...]
 """A place in a state: keys and indices from the root."""
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.services import TrainerServices
 
-__all__ = ["TimeEvents", "Trainer"]
 
 # Imported where a trainer writes its state to a file by itself.
 DUMPS = "maze_train.training.state_files.dumps"

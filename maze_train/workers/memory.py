@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["ArrayLayout", "SharedMemory", "map_shared", "open_shared", "padded"]
 
 CACHE_LINE = 64
 

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
-__all__ = [
-    "CALL",
-    "DEFINE",
-    "DONE",
-    "FAILED",
-    "FIRST_METHOD",
-    "MOST_METHODS",
-    "QUIT",
-    "RESULT",
-    "receive_message",
-    "send_message",
-]
 
 QUIT, DEFINE, CALL = b"\x00", b"\x01", b"\x02"
 """From the pool: close and end; the name of a method follows, which gets the next number; a message

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from maze_train.workers.pool import MakeWorker, WorkerPool
 
-__all__ = ["LocalProcesses", "Place", "Portable", "ThisProcess", "available_cores", "dumps"]
 
 START_METHODS = ("forkserver", "spawn", "fork")
 

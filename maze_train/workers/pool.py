@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 
     MakeWorker = Callable[["WorkerContext"], Any]
 
-__all__ = [
-    "CLOSED",
-    "CallCancelledError",
-    "InlinePool",
-    "PrivateMemory",
-    "WorkerContext",
-    "WorkerFailedError",
-    "WorkerPool",
-    "check_spaces",
-    "warn",
-    "worker_names",
-]
-
 
 CLOSED = "these workers are closed: build new ones"
 

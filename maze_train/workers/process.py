@@ -34,18 +34,6 @@ if TYPE_CHECKING:
 
     from maze_train.workers.memory import SharedMemory
 
-__all__ = [
-    "BEATS",
-    "BUILT",
-    "CANCELLED",
-    "GUARD",
-    "PAGE_NBYTES",
-    "PROCESS_NAME",
-    "SIGNALS",
-    "STEPS",
-    "process_main",
-    "refuse_import",
-]
 
 BEATS, STEPS, CANCELLED, BUILT = range(4)
 """Numbers (int64) that pool and process see at once: signs of life, environment steps, calls that

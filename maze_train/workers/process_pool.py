@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from maze_train.workers.places import LocalProcesses
     from maze_train.workers.pool import MakeWorker
 
-__all__ = ["ProcessPool"]
-
 
 class ProcessPool(WorkerPool):
     """Workers with a process and a pipe each, which end with this process.

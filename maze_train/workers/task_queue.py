@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from maze_train.workers.pool import WorkerPool
 
-__all__ = ["MOST_DEATHS", "MOST_RAISES", "TaskQueue"]
 
 Result = TypeVar("Result")
 

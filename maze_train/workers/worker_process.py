@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from maze_train.workers.memory import SharedMemory
     from maze_train.workers.pool import MakeWorker
 
-__all__ = ["WorkerProcess", "end_all"]
 
 BUILDING = "building its environments"
 

@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.learner.config import Schedule
 
-__all__ = ["A2CAlgorithmConfig"]
-
 
 @dataclass(kw_only=True)
 class A2CAlgorithmConfig(ActorCriticConfig):

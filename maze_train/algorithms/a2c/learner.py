@@ -7,8 +7,6 @@ from typing import ClassVar
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 
-__all__ = ["A2CLearner"]
-
 
 class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
     """Advantage actor-critic: one gradient step on the whole rollout.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from maze_train.algorithms.actor_critic.trainer import ActorCritic
 
-__all__ = ["A2C"]
-
 
 class A2C(ActorCritic):
     """Advantage actor-critic: alternates rollouts and single gradient steps; see `A2CLearner`."""

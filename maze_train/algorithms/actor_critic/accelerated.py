@@ -37,7 +37,6 @@ AnyLearner: TypeAlias = Any
 """An `ActorCriticLearner`."""
 GradientsByHand: TypeAlias = "Mapping[str, Mapping[str, object]]"
 
-__all__ = ["AcceleratedLearner", "GradientsByHand", "accelerates"]
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")

@@ -13,14 +13,6 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout, StoredTree
     from maze_train.nets.actor_critic import ActorCriticModel
 
-__all__ = [
-    "ActorCriticBatch",
-    "EvaluatedRollout",
-    "PreparedRollout",
-    "evaluate_rollout",
-    "evaluate_with_graph",
-    "with_new_states",
-]
 
 MAX_NUMBERS = 2**22
 """Numbers of observations that networks read at once: 16 MiB as float32."""

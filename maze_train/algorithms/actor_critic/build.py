@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from maze_train.training.trainer import Trainer
 
-__all__ = ["ActorCriticBuilder"]
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 

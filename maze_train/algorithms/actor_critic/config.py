@@ -10,8 +10,6 @@ from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
-__all__ = ["ActorCriticConfig"]
-
 
 @dataclass(kw_only=True)
 class ActorCriticConfig(AlgorithmConfig):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from maze_train.events import Event
 from maze_train.learner.learner import LearnerEvents
 
-__all__ = ["ActorCriticEvents"]
-
 
 class ActorCriticEvents(LearnerEvents):
     """Statistics of actor-critic learners, means over samples unless said otherwise."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.learner.reward_scaling import RewardScaler
 
-__all__ = ["ActorCriticLearner"]
 
 REWARD_SCALER = "maze_train.learner.reward_scaling.RewardScaler"
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.rollout.collector import RolloutCollector
 
-__all__ = ["ActorCritic"]
-
 
 class ActorCritic(Trainer):
     """Base of on-policy actor-critic trainers.

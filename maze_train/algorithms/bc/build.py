@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from maze_train.data.trajectory_dataset import TrajectoryDataset
     from maze_train.training.evaluators import Evaluator
 
-__all__ = ["BCBuilder"]
-
 
 class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     """Builds a policy for the spaces of a data set, and what it learns from.

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from maze_train.data.transition_data import TransitionData
     from maze_train.distributions.base import Distribution
 
-__all__ = ["check_legal", "warn_of_scale"]
 
 SCALES = (0.05, 20.0)
 """Deviations of recorded actions between which a Gaussian with deviation 1 finds them soon."""

@@ -11,8 +11,6 @@ from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
-__all__ = ["BCAlgorithmConfig"]
-
 
 @dataclass(kw_only=True)
 class BCAlgorithmConfig(AlgorithmConfig):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from maze_train.algorithms.bc.metrics import ImitationMetrics
     from maze_train.data.transition_data import TransitionData
 
-__all__ = ["BCValidationEvaluator"]
 
 BLOCK_NBYTES = 2**22
 """Bytes of the transitions that are evaluated at a time."""

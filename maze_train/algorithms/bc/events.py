@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from maze_train.events import Event, EventInterface
 
-__all__ = ["ImitationEvents"]
-
 
 class ImitationEvents(EventInterface, prefix="train"):
     """Metrics of imitation of recorded actions.

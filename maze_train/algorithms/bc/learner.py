@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.nets.policy_model import PolicyModel
 
-__all__ = ["BCBatch", "BCLearner"]
-
 
 @dataclass(frozen=True)
 class BCBatch:

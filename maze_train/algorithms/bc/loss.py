@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["BCLoss", "balanced_weights"]
-
 
 class BCLoss:
     """Loss of recorded actions: a sum over their parts, minus an entropy bonus.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.events import Event
 
-__all__ = ["ImitationMetrics", "parts_of", "split_parts"]
 
 TOP_5_MIN, TOP_10_MIN = 10, 20
 """Numbers of choices above which it is worth knowing whether one is among the 5 or 10 likeliest."""

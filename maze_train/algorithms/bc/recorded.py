@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.data.trajectory_parts import TrajectoryPart
 
-__all__ = ["DATASET", "fingerprints", "kept_parts", "open_recorded"]
 
 DATASET = "runner.dataset"
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
 
-__all__ = ["BCTrainer"]
 
 METRICS_INTERVAL = 16
 """Minibatches from one look at the actions to the next: it takes as long as a gradient step."""

@@ -9,8 +9,6 @@ from maze_train.algorithms.off_policy.config import OffPolicyConfig
 from maze_train.checks import check_between, check_one_of
 from maze_train.learner.config import Schedule, check_schedule
 
-__all__ = ["DQNAlgorithmConfig"]
-
 
 @dataclass(kw_only=True)
 class DQNAlgorithmConfig(OffPolicyConfig):

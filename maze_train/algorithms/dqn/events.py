@@ -5,8 +5,6 @@ from __future__ import annotations
 from maze_train.events import Event
 from maze_train.learner.learner import LearnerEvents
 
-__all__ = ["DQNEvents"]
-
 
 class DQNEvents(LearnerEvents):
     """Statistics of DQN learners, means over gradient steps unless said otherwise.

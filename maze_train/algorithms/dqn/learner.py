@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.types import Tensor
 
-__all__ = ["DQNLearner"]
 
 DELTA = {"huber": 1.0, "squared": math.inf}
 """Errors from which on a loss is linear."""

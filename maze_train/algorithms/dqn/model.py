@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["DQNModel", "DuelingNet", "build_dqn", "resolve_dqn"]
 
 UNUSED = {
     "critic": "the values are model.policy, which acts too",

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
 
-__all__ = ["DQN"]
-
 
 class DQN(OffPolicy):
     """Deep Q-learning: acts at random with probability epsilon; see `DQNLearner`."""

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from maze_train.training.trainer import Trainer
 
-__all__ = ["STATISTICS_STEPS", "ESBuilder"]
 
 STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
 """Steps of each environment per rollout of the untrained policy, and how many environments: not

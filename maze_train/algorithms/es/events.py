@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from maze_train.events import Event, EventInterface
 
-__all__ = ["ESEvents", "PopulationEvents"]
-
 
 class ESEvents(EventInterface, prefix="train"):
     """Metrics of one update of evolution strategies.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.noise_table import SharedNoiseTable
     from maze_train.types import Tensor
 
-__all__ = ["ESLearner", "EvaluatedPopulation"]
-
 
 @dataclass(frozen=True)
 class EvaluatedPopulation:

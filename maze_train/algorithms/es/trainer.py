@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult
 
-__all__ = ["ESTrainer"]
 
 MOST_LOST = 10
 """Pairs that may be lost in an update, for each episode that it needs or pair that it has."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from maze_train.training.trainer import Trainer
 
-__all__ = ["ImpalaBuilder"]
 
 REPLAY = "maze_train.data.rollout_replay.RolloutReplay"
 """Keeps rollouts to learn from again, where `algorithm.replay_size` asks for it."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.events import Event, EventInterface
 
-__all__ = ["ActorEvents", "ActorTimeEvents", "ImpalaEvents"]
-
 
 class ImpalaEvents(ActorCriticEvents):
     """Statistics of IMPALA learners."""

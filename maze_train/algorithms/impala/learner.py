@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from maze_train.learner.config import Progress
     from maze_train.types import Tensor
 
-__all__ = ["ImpalaLearner"]
-
 
 class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     """Actor-critic on rollouts of older policies: V-trace, and one gradient step on each batch.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from maze_train.learner.config import Progress
     from maze_train.rollout.actors import DistributedActors, GatheredRollouts
 
-__all__ = ["IMPALA"]
-
 
 class IMPALA(Trainer):
     """Learns from the rollouts of actors, in the order in which they are finished.

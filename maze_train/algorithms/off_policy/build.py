@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from maze_train.training.trainer import Trainer
     from maze_train.types import TensorTree
 
-__all__ = ["OffPolicyBuilder", "OffPolicyModel"]
 
 DEMONSTRATIONS = "maze_train.algorithms.off_policy.demonstrations.read_demonstrations"
 """Reads recorded episodes, where the settings name some."""

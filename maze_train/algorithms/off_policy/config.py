@@ -12,8 +12,6 @@ from maze_train.learner.config import Schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
-__all__ = ["OffPolicyConfig", "PolicyAndCriticsConfig"]
-
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
 
 BUFFERS = MappingProxyType(

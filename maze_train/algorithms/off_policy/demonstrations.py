@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.envs.vector import MazeVectorEnv
 
-__all__ = ["read_demonstrations"]
 
 KEY = "algorithm.initial_demonstration_trajectories"
 

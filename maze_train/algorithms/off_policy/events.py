@@ -5,8 +5,6 @@ from __future__ import annotations
 from maze_train.events import Event, EventInterface
 from maze_train.learner.learner import LearnerEvents
 
-__all__ = ["PolicyAndCriticsEvents", "ReplayEvents", "ReplayTimeEvents"]
-
 
 class ReplayEvents(EventInterface, prefix="replay"):
     """Statistics of the replay buffer."""

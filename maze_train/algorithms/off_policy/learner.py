@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["OffPolicyLearner", "PolicyAndCriticsLearner"]
 
 Config = TypeVar("Config", bound=OffPolicyConfig)
 PolicyConfig = TypeVar("PolicyConfig", bound=PolicyAndCriticsConfig)

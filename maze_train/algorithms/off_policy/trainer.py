@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.collector import RolloutCollector
     from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 
-__all__ = ["OffPolicy"]
-
 
 class OffPolicy(Trainer):
     """Base of trainers that step environments, and learn from what was stored before.

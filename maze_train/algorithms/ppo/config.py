@@ -10,8 +10,6 @@ from maze_train.checks import check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
-__all__ = ["PPOAlgorithmConfig"]
-
 
 @dataclass(kw_only=True)
 class PPOAlgorithmConfig(ActorCriticConfig):

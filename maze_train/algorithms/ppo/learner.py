@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.types import Tensor
 
-__all__ = ["PPOLearner", "minibatch_indices"]
-
 
 class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     """Proximal policy optimization with the clipped surrogate.

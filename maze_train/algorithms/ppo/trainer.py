@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from maze_train.algorithms.actor_critic.trainer import ActorCritic
 
-__all__ = ["PPO"]
-
 
 class PPO(ActorCritic):
     """Proximal policy optimization: alternates rollouts and passes over them; see `PPOLearner`."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
 from maze_train.events import Event
 
-__all__ = ["SACEvents"]
-
 
 class SACEvents(PolicyAndCriticsEvents):
     """Statistics of SAC learners, means over gradient steps unless said otherwise."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["SACLearner"]
 
 TEMPERATURE = "temperature"
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from maze_train.types import Tensor
 
-__all__ = ["NoisyActions"]
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
 from maze_train.checks import check_fields
 
-__all__ = ["TD3AlgorithmConfig"]
-
 
 @dataclass(kw_only=True)
 class TD3AlgorithmConfig(PolicyAndCriticsConfig):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
 from maze_train.events import Event
 
-__all__ = ["TD3Events"]
-
 
 class TD3Events(PolicyAndCriticsEvents):
     """Statistics of TD3 learners, means over gradient steps."""

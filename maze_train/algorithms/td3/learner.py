@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from maze_train.events import Statistics
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["TD3Learner"]
 
 SATURATED = 0.99
 """Size from which on an action scaled to [-1, 1] counts as saturated."""

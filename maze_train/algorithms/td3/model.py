@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from maze_train.nets.policy_model import Policy
     from maze_train.types import Tensor, TensorTree
 
-__all__ = ["TD3Model", "build_td3", "resolve_td3"]
 
 FAMILY = "maze_train.algorithms.td3.actions.NoisyActions"
 """The family of actions."""
