@@ -66,10 +66,13 @@ class EnsembleMLP(nn.Module):
         parameters = list(self._parameters.values())
         return list(zip(parameters[::2], parameters[1::2], strict=True))  # type: ignore[arg-type]  # none is None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`."""
-        x = x.expand(self.size, *x.shape)
+    def forward(self, x: Tensor, first: int | None = None) -> Tensor:
+        """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`: of all networks or the first."""
+        count = self.size if first is None else first
+        x = x.expand(count, *x.shape)
         for i, (weight, bias) in enumerate(self._layers()):
+            if first is not None:
+                weight, bias = weight[:count], bias[:count]
             x = _layer(x, weight, bias)
             if i < self._n_hidden:
                 x = self._activation(x)
