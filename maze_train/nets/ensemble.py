@@ -61,7 +61,7 @@ class EnsembleMLP(nn.Module):
             self.register_parameter(f"bias_{i}", bias)
             inputs = outputs
 
-    def _layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
         # Reading attributes goes through a slow look-up of nn.Module.
         parameters = list(self._parameters.values())
         return list(zip(parameters[::2], parameters[1::2], strict=True))  # type: ignore[arg-type]  # none is None
