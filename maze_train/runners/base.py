@@ -149,7 +149,8 @@ class TrainingRunner:
             if base is not None:
                 tell(base.take_over(model))
             evaluator = self._build_evaluator()
-            writers = build_writers(self.config.tracking)
+            with generators_kept():  # rich draws from `random` when it is imported
+                writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
                 if self.resumed_dir is None:
