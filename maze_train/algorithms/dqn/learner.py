@@ -68,7 +68,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         q = model.policy(model.inputs(batch.obs)).unsqueeze(0)
         loss, errors = critic_loss(q, choices, targets, batch.weights, DELTA[self.config.loss])
         if batch.weights is not None:
-            self.errors = errors.abs().squeeze(0)
+            self.errors = self.part.gather(errors.abs().squeeze(0))
         statistics.record(DQNEvents.critic_loss, loss)
         statistics.record(DQNEvents.critic_value, errors.mean() + targets.mean())
         return loss
