@@ -33,7 +33,12 @@ Result = TypeVar("Result")
 WORKER = "maze_train.learner.worker"
 PARCELS = "maze_train.learner.parcels.Parcels"
 
-CALLS = {"update": "an update", "begin": "taking the weights", "connect": "meeting the others"}
+CALLS = {
+    "building its environments": "its start",
+    "begin": "taking the weights",
+    "connect": "meeting the others",
+    "update": "an update",
+}
 """Names of calls in messages."""
 
 NOT_SHARED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
@@ -205,6 +210,7 @@ class LearnerGroup:
             WorkerError: If they are not to be started again.
         """
         unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
+        locate(f"{WORKER}.leave")()  # A process that is forked would take the connection with it.
         for failure in failures or [unknown]:
             pool.restart(failure, failure.text, "all learners go on from before the update")
             self._parcels.give_memory(failure.index)

@@ -71,6 +71,7 @@ class LearnerWorker:
         try:
             self._learner.update(*unpack(self._memory, content, sizes))
         except PeersLostError:
+            leave()  # Learners that wait for this one notice it.
             return None
         return self._part.statistics
 
