@@ -54,7 +54,6 @@ from maze_train.errors import ConfigError, TrainingError, WorkerError
 from maze_train.learner.config import Progress
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.part import own_rows, shard_rows
-from maze_train.learner.worker import join, leave, meeting_place
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
@@ -70,14 +69,6 @@ REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float
 SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
 PATIENCE_S, SHORT_S = 60.0, 2.0
 RUNNING = ObservationNormalizationConfig(mode="running")
-
-
-@pytest.fixture(scope="module")
-def has_connected():
-    """Connect once: what PyTorch opens for all connections of this process stays."""
-    store = meeting_place(0, 1, PATIENCE_S)
-    join(store, 0, 1, PATIENCE_S, torch.device("cpu"))
-    leave()
 
 
 # -- sharing out -----------------------------------------------------------------------------------
