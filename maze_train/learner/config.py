@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from maze_train.checks import check_choices
+from maze_train.checks import check_at_least, check_choices
 from maze_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,6 +92,19 @@ def check_schedule(
     values = value.values if isinstance(value, Schedule) else [value]
     for number in values:
         check(key, number, *bounds)
+
+
+@dataclass(kw_only=True)
+class LearnerGroupConfig:
+    """Settings of the learners of a run."""
+
+    n_learners: int = 1
+    """Learners that share out the samples of each minibatch, with the numbers of one; one is in the
+    main process, each other one in a process of its own, for which the settings of `runner=local`
+    hold. >= 1."""
+
+    def __post_init__(self) -> None:
+        check_at_least("n_learners", self.n_learners, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from maze_train.errors import ConfigError, TrainingError
 from maze_train.events import Event, EventInterface, Statistics
 from maze_train.learner.modes import has_modes, matmul_precision
 from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.part import MadeFrom, Part, shard_rows
 
 if TYPE_CHECKING:
     from maze_train.learner.config import Progress, Schedule
@@ -37,7 +38,7 @@ class LearnerEvents(EventInterface, prefix="train"):
     skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
 
 
-class Learner(ABC, Generic[Experience, Prepared, Batch]):
+class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
@@ -68,6 +69,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     config: Any
     most_empty_updates: ClassVar[int] = 1
     """Updates in a row without a gradient step, as none was finite, after which training ends."""
+    part: Part = Part()
+    """Part of each minibatch that this learner computes."""
 
     def __init__(
         self,
@@ -189,12 +192,14 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         looks = self.device.type == "cpu" or self.on_non_finite == "skip"
         norms: list[Tensor] = []
         skipped: list[int] = []
+        own = self.part.begin(statistics)
         for i, minibatch in enumerate(self.minibatches(prepared, statistics)):
-            losses = self.compute_losses(minibatch, statistics)
-            if self.should_stop(statistics):
+            losses = self.compute_losses(self.part.take(self.shard, minibatch), own)
+            if self.should_stop(own):
                 break
             self._active = self.active_optimizers(losses)
             self.compute_gradients(losses)
+            self.part.join_gradients(self._active)
             norm = self.postprocess_gradients()
             if looks and not math.isfinite(norm):
                 skipped.append(i)
@@ -204,6 +209,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             norms.append(norm)
             self.apply_gradients()
             self.after_gradient_step()
+        self.part.end(statistics)
         for module in modules:
             module.eval()
         bad = list(skipped)
@@ -287,6 +293,17 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self, prepared: Mapping[str, Prepared], statistics: Statistics
     ) -> Iterator[Mapping[str, Batch]]:
         """The minibatches of one update, by module."""
+
+    def shard(self, batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
+        """The part of a minibatch that the learner `rank` of `count` computes.
+
+        What a loss takes of the whole minibatch has to be made of it here.
+
+        Returns:
+            Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
+            that case); how many there are in all.
+        """
+        return shard_rows(batch, rank, count)
 
     def compute_losses(
         self, minibatch: Mapping[str, Batch], statistics: Statistics

@@ -90,6 +90,7 @@ class TrainingRunner:
             seeds=self.seeds,
             device=find_device(config.algorithm.device),
             concurrency=config.runner.concurrency,
+            n_learners=config.learner_group.n_learners,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,
             evaluation=config.evaluation,

@@ -14,7 +14,6 @@ import torch
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
-from maze_train.functional.returns import normalize_advantages
 from maze_train.learner.learner import Learner
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.mlp_gradients import (
@@ -155,9 +154,7 @@ def _loss_and_backward(
     log_probs, entropy, params_gradient = getattr(model.distribution, FAMILY_METHOD)(
         params, batch.actions
     )
-    advantages = batch.advantages
-    if config.normalize_advantage:
-        advantages = normalize_advantages(advantages)
+    advantages = learner.advantages(batch)
     policy_loss = learner.policy_loss(log_probs, advantages, batch, statistics)
     mean_entropy = entropy.mean()
     statistics.record(events.policy_loss, policy_loss, size)

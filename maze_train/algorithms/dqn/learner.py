@@ -104,7 +104,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
             gradient = torch.zeros_like(q).scatter_(-1, choices, slopes)
             self._backward = (*self._backward, partial(backward, gradient, False))
         if batch.weights is not None:
-            self.errors = errors.abs().squeeze(0)
+            self.errors = self.part.gather(errors.abs().squeeze(0))
         statistics.record(DQNEvents.critic_loss, loss)
         statistics.record(DQNEvents.critic_value, errors.mean() + targets.mean())
         return loss
