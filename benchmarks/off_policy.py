@@ -26,7 +26,7 @@ BUFFER = 100_000
 SIDES = ("SB3", "dev", "local", "dev medium", "local medium")
 ENVS = {"sac": "HalfCheetah-v5", "td3": "HalfCheetah-v5", "dqn": "CartPole-v1"}
 OURS = {
-    "dqn": {"double_q": False, "n_rollout_steps": 4, "epsilon": 0.05},
+    "dqn": {"double_q": False, "epsilon": 0.05},
     "td3": {"lr": 1e-3},
 }
 PEERS = {

@@ -229,6 +229,7 @@ class Ring(gymnasium.Env[Any, Any]):
 
 SMALL: dict[str, Any] = {
     "algorithm.initial_buffer_size": 16,
+    "algorithm.n_rollout_steps": 1,
     "algorithm.batch_size": 8,
     "algorithm.epoch_length": 8,
     "model.hidden_sizes": [8],
