@@ -96,7 +96,7 @@ class LocalRunnerConfig(RunnerConfig):
     on_worker_failure: Literal["fail", "restart"] = "fail"
     """Reaction when a worker raises, dies or hangs: fail: the run ends; restart: the worker is
     started again and its environments are put back where they were, or, where that fails too, begin
-    new episodes, and the lost ones are counted."""
+    new episodes, and the lost ones are counted; learners repeat the update."""
 
     max_worker_restarts: int = 10
     """Restarts of workers, of training or of an evaluator, after which the run ends. >= 0."""

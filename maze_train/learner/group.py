@@ -11,8 +11,9 @@ from torch import nn
 
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError, WorkerError
+from maze_train.learner.parcels import Parcels
 from maze_train.learner.part import Part, PeersLostError, Shard
-from maze_train.targets import locate
+from maze_train.learner.worker import LearnerWorker, copy_maker, join, leave, meeting_place
 from maze_train.workers.places import LocalProcesses
 from maze_train.workers.pool import WorkerFailedError
 
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result")
-
-# Found where there are several learners.
-WORKER = "maze_train.learner.worker"
-PARCELS = "maze_train.learner.parcels.Parcels"
 
 CALLS = {
     "building its environments": "its start",
@@ -73,8 +70,7 @@ class LearnerGroup:
         self.n_learners = n_learners
         self._learner = learner
         self._place = place if isinstance(place, LocalProcesses) else LocalProcesses()
-        self._pool: WorkerPool | None = None
-        self._parcels: Any = None
+        self._parcels: Parcels | None = None
         self._is_ready = False
         if n_learners > 1:
             _check_modules(learner, n_learners)
@@ -102,17 +98,18 @@ class LearnerGroup:
 
     def _try_update(self, experience: Any, progress: Progress) -> Statistics | None:
         """Update; None if a learner was lost, all are then as they were before."""
-        pool = self._start()
+        others = self._start()
+        pool = others.pool
         before = deepcopy(self._learner.state_dict()) if pool.may_restart else {}
-        self._parcels.send("update", (experience, progress))
+        others.send("update", (experience, progress))
         statistics: Statistics | None = None
         try:
             statistics = self._learner.update(experience, progress)
         except PeersLostError:
-            locate(f"{WORKER}.leave")()  # The others notice it.
+            leave()  # The others notice it.
         parts, failures = self._receive(pool)
         if statistics is None or failures or None in parts:
-            self._restart(pool, failures)
+            self._restart(others, failures)
             self._learner.load_state_dict(before)
             return None
         for part in parts:
@@ -128,12 +125,12 @@ class LearnerGroup:
         if self.n_learners == 1:
             return [function(self._learner)]
         try:
-            pool = self._start()
-            self._parcels.send("apply", function)
+            others = self._start()
+            others.send("apply", function)
             own = function(self._learner)
-            results, failures = self._receive(pool)
+            results, failures = self._receive(others.pool)
             if failures:
-                self._restart(pool, failures)
+                self._restart(others, failures)
         except BaseException:
             self.shutdown()
             raise
@@ -142,30 +139,23 @@ class LearnerGroup:
 
     # -- the other learners ----------------------------------------------------------------------
 
-    def _start(self) -> WorkerPool:
+    def _start(self) -> Parcels:
         """Start learners, and make them equal to the first one, where they are not."""
-        pool = self._pool
-        if pool is None:
-            ranks = range(1, self.n_learners)
-            copy_maker, worker = locate(f"{WORKER}.copy_maker"), locate(f"{WORKER}.LearnerWorker")
-            makers = [
-                partial(worker, copy_maker(self._learner, r), self.n_learners, self._timeout_s)
-                for r in ranks
-            ]
+        others = self._parcels
+        if others is None:
             self._check_threads()
-            self._pool = pool = self._place.pool(makers, [f"learner {r}" for r in ranks], CALLS)
-            self._parcels = locate(PARCELS)(pool)
+            ranks = range(1, self.n_learners)
+            how = (self.n_learners, self._place.timeout_s)
+            makers = [partial(LearnerWorker, copy_maker(self._learner, r), *how) for r in ranks]
+            pool = self._place.pool(makers, [f"learner {rank}" for rank in ranks], CALLS)
+            self._parcels = others = Parcels(pool)
             self._learner.part = Shard(0, self.n_learners)
         if not self._is_ready:
-            self._parcels.send("begin", (self._learner.state_dict(), torch.get_num_threads()))
-            pool.receive_all()
-            self._connect(pool)
+            others.send("begin", (self._learner.state_dict(), torch.get_num_threads()))
+            others.pool.receive_all()
+            self._connect(others.pool)
             self._is_ready = True
-        return pool
-
-    @property
-    def _timeout_s(self) -> float:
-        return self._place.timeout_s
+        return others
 
     def _check_threads(self) -> None:
         """Refuse a fork that would have several threads, for which it would wait forever."""
@@ -180,13 +170,12 @@ class LearnerGroup:
 
     def _connect(self, pool: WorkerPool) -> None:
         """Let all learners meet."""
-        locate(f"{WORKER}.leave")()
-        store = locate(f"{WORKER}.meeting_place")(0, self.n_learners, self._timeout_s)
+        leave()
+        store = meeting_place(0, self.n_learners, self._place.timeout_s)
         for index in range(len(pool)):
             pool.call(index, "connect", store.port)
-        join = locate(f"{WORKER}.join")
         try:
-            join(store, 0, self.n_learners, self._timeout_s, self._learner.device)
+            join(store, 0, self.n_learners, self._place.timeout_s, self._learner.device)
         except PeersLostError as error:
             pool.receive_all()
             raise WorkerError(f"the learners can not connect to each other: {error}") from error
@@ -203,26 +192,26 @@ class LearnerGroup:
                 failures.append(failure)
         return results, failures
 
-    def _restart(self, pool: WorkerPool, failures: list[WorkerFailedError]) -> None:
+    def _restart(self, others: Parcels, failures: list[WorkerFailedError]) -> None:
         """Start learners that failed again.
 
         Raises:
             WorkerError: If they are not to be started again.
         """
         unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
-        locate(f"{WORKER}.leave")()  # A process that is forked would take the connection with it.
+        leave()  # A process that is forked would take the connection with it.
         for failure in failures or [unknown]:
-            pool.restart(failure, failure.text, "all learners go on from before the update")
-            self._parcels.give_memory(failure.index)
+            others.pool.restart(failure, failure.text, "all learners go on from before the update")
+            others.give_memory(failure.index)
         self._is_ready = False
 
     def shutdown(self) -> None:
         """End the other learners; calling it again does nothing. They start again when needed."""
-        if self._pool is not None:
-            locate(f"{WORKER}.leave")()
-            self._pool.close()
+        if self._parcels is not None:
+            leave()
+            self._parcels.pool.close()
             self._parcels.close()
-        self._pool, self._is_ready = None, False
+        self._parcels, self._is_ready = None, False
         self._learner.part = Part()
 
     # -- state -----------------------------------------------------------------------------------

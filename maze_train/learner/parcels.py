@@ -30,7 +30,7 @@ class Parcels:
     """
 
     def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool
+        self.pool = pool
         self._memory: SharedMemory | None = None
 
     def send(self, method: str, value: Any) -> None:
@@ -45,21 +45,21 @@ class Parcels:
         memory = self._with_room_for(sum(map(padded, sizes)))
         for buffer, start in zip(buffers, _starts(sizes), strict=True):
             memory.buffer[start : start + buffer.nbytes] = buffer
-        for index in range(len(self._pool)):
-            self._pool.call(index, method, content, sizes)
+        for index in range(len(self.pool)):
+            self.pool.call(index, method, content, sizes)
 
     def _with_room_for(self, nbytes: int) -> Any:
         """The memory; a larger one if it is too small."""
         if self._memory is None or self._memory.nbytes < nbytes:
             self.close()
-            self._memory = memory = self._pool.allocate(max(nbytes, 1))  # type: ignore[assignment]  # the workers live in processes
-            self._pool.call_all("take_memory", memory)
+            self._memory = memory = self.pool.allocate(max(nbytes, 1))  # type: ignore[assignment]  # the workers live in processes
+            self.pool.call_all("take_memory", memory)
         return self._memory
 
     def give_memory(self, index: int) -> None:
         """Let a worker that was started again take the memory."""
         if self._memory is not None:
-            self._pool.ask(index, "take_memory", self._memory)
+            self.pool.ask(index, "take_memory", self._memory)
 
     def close(self) -> None:
         """Close the descriptor of the memory; calling it again does nothing."""

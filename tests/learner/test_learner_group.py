@@ -18,6 +18,7 @@ import pytest
 import torch
 from cases import everyday, sweep
 from gymnasium import spaces
+from leftovers import left_of, run_owner
 from practice_learner import LineLearner, make_data, make_module
 
 sys.path.append(str(Path(__file__).parents[1] / "algorithms"))
@@ -67,7 +68,7 @@ pytestmark = [
 ]
 REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float64)
 SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
-PATIENCE_S, SHORT_S = 60.0, 2.0
+PATIENCE_S, SHORT_S = 60.0, 3.0
 RUNNING = ObservationNormalizationConfig(mode="running")
 
 
@@ -197,7 +198,7 @@ LEARNERS = {
     "dqn": dqn,
     "bc": bc,
 }
-MEANT = ("a2c", "ppo", "ppo, memory", "impala, sums", "sac", "bc")
+EVERYDAY = ("ppo", "ppo, memory", "impala, sums", "sac")
 
 
 @contextmanager
@@ -223,7 +224,7 @@ def group_of(make, n_learners, **processes):
 
 def pids(group):
     """The processes of the other learners."""
-    return [process.pid for process in group._pool.processes]
+    return [process.pid for process in group._parcels.pool.processes]
 
 
 def assert_equal_states(state, other, exact=False):
@@ -253,7 +254,9 @@ def assert_all_equal(group):
 
 
 @slow
-@pytest.mark.parametrize("name", everyday(6, sorted(LEARNERS, key=lambda name: name not in MEANT)))
+@pytest.mark.parametrize(
+    "name", everyday(4, sorted(LEARNERS, key=lambda name: name not in EVERYDAY))
+)
 def test_the_numbers_of_one_learner(name):
     """Weights, moments, statistics and errors, with parts that are uneven or empty."""
     with group_of(LEARNERS[name], 1) as (alone, update):
@@ -279,9 +282,9 @@ def test_state_of_any_number_of_learners():
         end = group.state_dict()
     for n_learners in (1, 2, 3):
         with group_of(LEARNERS["ppo"], n_learners) as (group, update):
-            update(2)
+            update(3)
             group.load_state_dict(deepcopy(state))  # it may be written to
-            assert_equal_states(update(4)[2:], expected, exact=n_learners == 2)
+            assert_equal_states(update(4)[3:], expected, exact=n_learners == 2)
             assert_equal_states(group.state_dict(), end, exact=n_learners == 2)
             group.set_weights(state["learner"]["modules"])
             assert_all_equal(group)
@@ -340,8 +343,8 @@ def strike(group, number, when="in an update", victim=-1):
     ("number", "when"),
     [
         (signal.SIGKILL, "in an update"),
-        (signal.SIGKILL, "between"),
         (signal.SIGSTOP, "in an update"),
+        pytest.param(signal.SIGKILL, "between", marks=pytest.mark.exhaustive),
         pytest.param(signal.SIGSTOP, "between", marks=pytest.mark.exhaustive),
     ],
 )
@@ -366,7 +369,7 @@ def test_a_learner_that_is_lost(number, when, capfd):
 
 
 @slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", everyday(1, [signal.SIGKILL, signal.SIGSTOP]))
 def test_a_learner_that_is_not_started_again(number):
     """Training ends with one message that names it; nothing is left."""
     timeout_s = PATIENCE_S if number == signal.SIGKILL else SHORT_S
@@ -376,6 +379,31 @@ def test_a_learner_that_is_not_started_again(number):
         with pytest.raises(WorkerError, match=r"\Alearner 1 .*; on_worker_failure = fail\)"):
             update(1)
         assert multiprocessing.active_children() == []
+
+
+OWNER = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import torch
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+from test_learner_group import LEARNERS, group_of, pids
+with group_of(LEARNERS["bc"], 3) as (group, update):
+    update(1)
+    print(*pids(group), flush=True)
+    while True:
+        update(1)
+"""
+
+
+@slow
+def test_learners_end_with_the_first_one(tmp_path):
+    """Also when it is killed while they exchange gradients."""
+    folder = Path(__file__).parent
+    with run_owner(OWNER, tmp_path, str(folder), str(folder.parent)) as (owner, others):
+        assert len(others) == 2
+        owner.kill()
+        assert left_of(others, PATIENCE_S) == []
 
 
 @slow
