@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import nn
 
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.errors import TrainingError
 from maze_train.events import Event, EventInterface, Statistics
-from maze_train.learner.modes import has_modes, matmul_precision
-from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.learner_state import LearnerState
+from maze_train.learner.modes import matmul_precision
+from maze_train.learner.modules import DEFAULT_MODULE
 
 if TYPE_CHECKING:
-    from maze_train.learner.config import Progress, Schedule
+    from torch import nn
+
+    from maze_train.learner.config import Progress
+    from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.types import Tensor
 
-
-DEFAULT_MODULE = "default"
-DEFAULT_OPTIMIZER = "default"
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
@@ -37,7 +37,7 @@ class LearnerEvents(EventInterface, prefix="train"):
     skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
 
 
-class Learner(ABC, Generic[Experience, Prepared, Batch]):
+class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
@@ -77,62 +77,12 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        if isinstance(modules, nn.Module):
-            modules = {DEFAULT_MODULE: modules}
-        self.config = config
-        self.device = torch.device(device)
-        self.modules: dict[str, nn.Module] = {
-            key: module.to(self.device) for key, module in modules.items()
-        }
-        self.modules_with_modes = {key for key, module in self.modules.items() if has_modes(module)}
         self._empty_updates = 0
-        self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self._active: list[ModuleOptimizer] = []
         self.on_non_finite: str = config.on_non_finite
         self.grad_clip_by: str = getattr(config, "grad_clip_by", "global_norm")
         self.precision: str = getattr(config, "matmul_precision", "highest")
-        self.generator = torch.Generator().manual_seed(seed)
-        self.weights_seq_no = 0
-        for module_id in self.modules:
-            self.configure_optimizers_for_module(module_id)
-
-    @property
-    def module(self) -> nn.Module:
-        """The module of ordinary training, which has one."""
-        return self.modules[DEFAULT_MODULE]
-
-    # -- optimizers ------------------------------------------------------------------------------
-
-    def configure_optimizers_for_module(self, module_id: str) -> None:
-        """Register the optimizers of a module; by default one over all its parameters."""
-        params = list(self.modules[module_id].parameters())
-        self.register_optimizer(module_id, params, self.config.optimizer, self.config.lr)
-
-    def register_optimizer(
-        self,
-        module_id: str,
-        params: Sequence[nn.Parameter],
-        node: Mapping[str, Any],
-        lr: float | Schedule,
-        name: str = DEFAULT_OPTIMIZER,
-    ) -> None:
-        """Give some parameters of a module an optimizer.
-
-        Raises:
-            ConfigError: If the name is taken, or another optimizer owns one of the parameters.
-        """
-        key = (module_id, name)
-        owned = {id(p) for optimizer in self.optimizers.values() for p in optimizer.params}
-        if key in self.optimizers:
-            raise ConfigError(
-                "optimizer", f"module {module_id!r} has an optimizer {name!r} already"
-            )
-        if any(id(p) in owned for p in params):
-            raise ConfigError(
-                "optimizer",
-                f"{name!r} of module {module_id!r} shares parameters with another optimizer",
-            )
-        self.optimizers[key] = ModuleOptimizer(params, node, lr)
+        super().__init__(modules, config, device, seed)
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -159,7 +109,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         prepared = {
             module_id: self.preprocess(module_id, part, statistics)
             for module_id, part in by_module.items()
-            if self.should_module_be_updated(module_id)
+            if self.should_module_be_updated(module_id, part)
         }
         if prepared:
             with matmul_precision(self.precision):
@@ -173,10 +123,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> dict[str, Experience]:
         if not isinstance(experience, Mapping):
             experience = {DEFAULT_MODULE: experience}
-        unknown = [module_id for module_id in experience if module_id not in self.modules]
-        if unknown:
-            known = ", ".join(self.modules)
-            raise ConfigError("module_id", f"no such module; there are: {known}", unknown[0])
+        for module_id in experience:
+            self._known(module_id)
         return dict(experience)
 
     def _take_steps(
@@ -251,20 +199,6 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             f"network of your own that are not finite, such as logits that are all -inf{advice}"
         )
 
-    def check_weights(self) -> None:
-        """Refuse weights that are not finite.
-
-        Raises:
-            TrainingError: If there is one, with its module and name.
-        """
-        for module_id, module in self.modules.items():
-            for name, value in module.named_parameters():
-                if not bool(torch.isfinite(value).all()):
-                    raise TrainingError(
-                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
-                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
-                    )
-
     def forget_episodes(self, envs: Tensor) -> None:
         """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.
 
@@ -272,7 +206,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Once per update, before everything: learning rates and other scheduled settings."""
+        """Once per update, before everything: learning rates, frozen parameters, schedules."""
+        self.hold_parameters(progress)
         for optimizer in self.optimizers.values():
             statistics.record(LearnerEvents.learning_rate, optimizer.set_lr(progress))
 
@@ -340,38 +275,3 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, after everything: adaptive coefficients, running statistics."""
-
-    def should_module_be_updated(self, module_id: str) -> bool:
-        """Whether a module learns from its experience, which is dropped otherwise."""
-        return True
-
-    # -- state -----------------------------------------------------------------------------------
-
-    def get_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of the weights by module."""
-        return {
-            module_id: {key: value.detach().clone() for key, value in module.state_dict().items()}
-            for module_id, module in self.modules.items()
-        }
-
-    def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write weights, as `get_weights` gives them, into the modules, in place."""
-        for module_id, state in weights.items():
-            self.modules[module_id].load_state_dict(dict(state))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, random generator and counters."""
-        return {
-            "modules": self.get_weights(),
-            "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
-            "generator": self.generator.get_state(),
-            "weights_seq_no": self.weights_seq_no,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.set_weights(state["modules"])
-        for key, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"]["/".join(key)])
-        self.generator.set_state(state["generator"])
-        self.weights_seq_no = state["weights_seq_no"]

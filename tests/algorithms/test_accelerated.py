@@ -15,7 +15,7 @@ from maze_train.algorithms.actor_critic.accelerated import accelerates
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.distributions.categorical import Categorical
-from maze_train.learner.config import Progress
+from maze_train.learner.config import Freeze, Progress
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 from maze_train.types import tree_map
 
@@ -107,6 +107,7 @@ def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
     "changes",
     [
         {"critic_burn_in_epochs": 1},
+        {"lr_factors": {"critic": 2.0, "*.bias": 0.5}, "freeze": [Freeze.from_text("policy.net")]},
         {"model": {"shared_trunk": True}},
         {"model": {"shared_trunk": True}, "critic_burn_in_epochs": 1},
         {"space": PARTS},

@@ -219,12 +219,12 @@ def test_register_optimizer_refuses_duplicates():
     learner = LineLearner(make_module())
     other = [torch.nn.Parameter(torch.zeros(2))]
     with pytest.raises(ConfigError, match=r"module 'default' has an optimizer 'default' already"):
-        learner.register_optimizer("default", other, ADAM, 0.1)
-    params = [*other, learner.module.bias]
+        learner.register_optimizer(optimizer=ADAM, params=other, lr_or_lr_schedule=0.1)
+    second = {"name": "second", "optimizer": ADAM, "lr_or_lr_schedule": 0.1}
     with pytest.raises(ConfigError, match=r"'second' of module 'default' shares parameters"):
-        learner.register_optimizer("default", params, ADAM, 0.1, name="second")
+        learner.register_optimizer(params=[*other, learner.module.bias], **second)
     assert list(learner.optimizers) == [("default", "default")]
-    learner.register_optimizer("default", other, ADAM, 0.1, name="second")
+    learner.register_optimizer(params=other, **second)
     assert len(learner.optimizers) == 2
 
 
@@ -234,9 +234,12 @@ class TakesTurns(LineLearner):
     turns = ()
 
     def configure_optimizers_for_module(self, module_id):
-        module, momentum = self.modules[module_id], {"_target_": "torch.optim.SGD", "momentum": 0.9}
-        self.register_optimizer(module_id, [module.weight], momentum, 0.1, name="weight")
-        self.register_optimizer(module_id, [module.bias], momentum, 0.02, name="bias")
+        momentum = {"_target_": "torch.optim.SGD", "momentum": 0.9}
+        for name, lr in (("weight", 0.1), ("bias", 0.02)):
+            params = [getattr(self.modules[module_id], name)]
+            self.register_optimizer(
+                module_id, name, optimizer=momentum, params=params, lr_or_lr_schedule=lr
+            )
 
     def active_optimizers(self, losses):
         assert list(losses) == ["default"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -12,6 +12,7 @@ from maze_train.algorithms.dqn.events import DQNEvents
 from maze_train.algorithms.dqn.model import DQNModel
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.functional.losses import critic_loss
+from maze_train.learner.apis import HasPolicy, HasTargets
 
 if TYPE_CHECKING:
     from maze_train.data.transitions import Transitions
@@ -34,6 +35,8 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         device: Where the models and their updates live.
         seed: Unused: losses take no random numbers.
     """
+
+    required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
 
     def model(self, module_id: str) -> DQNModel:
         """A module under its type."""

@@ -1,0 +1,53 @@
+"""Settings of gradient steps, from the call of a run to its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from short_runs import QUIET, rows, short_run, written_config
+
+from maze_train import load_policy, train
+from maze_train.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+TURNS: dict[str, Any] = {
+    "algorithm.lr": 0.01,
+    "algorithm.lr_factors": {"critic": 2.0},
+    "algorithm.freeze": ["*.bias", {"params": ["policy"], "period": 2, "stop": 1}],
+    "total_steps": 192,
+}
+
+
+def test_frozen_parts_and_factors_of_the_rate() -> None:
+    """They are written with the run, which goes on with them, and change what is learned."""
+    short_run("whole", **TURNS)
+    assert written_config("whole")["algorithm"]["freeze"][1]["params"] == ["policy"]
+    short_run("half", **TURNS | {"total_steps": 128})
+    train(resume="half", total_steps=192, trust=["own_envs"], **QUIET)
+    assert rows("half") == rows("whole")
+    short_run("without", **TURNS | {"algorithm.lr_factors": {}})
+    assert rows("without")[-1] != rows("whole")[-1]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
+    """The saved policy is that of the start, whatever the critics learn."""
+    short_run("start", algorithm, total_steps=64)
+    short_run("frozen", algorithm, **{"algorithm.freeze": ["policy"], "base_run": "start"})
+    short_run("free", algorithm, base_run="start")
+    weights = {
+        name: torch.cat([p.flatten() for p in load_policy(name).model.policy.parameters()])
+        for name in ("start", "frozen", "free")
+    }
+    assert torch.equal(weights["start"], weights["frozen"])
+    assert not torch.equal(weights["start"], weights["free"])
+
+
+def test_a_name_that_means_nothing_ends_the_run_at_once() -> None:
+    """The message has the key and names that are close."""
+    message = r"algorithm.freeze\[0\].params = 'polcy': no parameter has this name.*policy"
+    with pytest.raises(ConfigError, match=message):
+        short_run(**{"algorithm.freeze": ["polcy"]})
