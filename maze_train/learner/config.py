@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.checks import check_at_least, check_choices, check_fields
 from maze_train.errors import ConfigError
+from maze_train.targets import TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -202,6 +203,12 @@ class GradientSettings:
     """Parameters that do not learn, always (`[trunk]`) or in some updates (`[{params: [trunk],
     stop: 100}]`); they and their moments stay as they are."""
 
+    loss_function: dict[str, Any] | None = None
+    """A loss that takes the place of the algorithm's: `{_target_: my_package.my_loss, key: value}`,
+    a function of learner, module id, minibatch and statistics, and of these keys."""
+
     def __post_init__(self) -> None:
+        if self.loss_function is not None and TARGET not in self.loss_function:
+            raise ConfigError("loss_function", f"expected the key {TARGET}", self.loss_function)
         for name, factor in self.lr_factors.items():
             check_at_least(f"lr_factors.{name}", factor, 0.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from maze_train.events import Event, EventInterface, Statistics
 from maze_train.learner.learner_state import LearnerState
 from maze_train.learner.modes import matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.targets import TARGET, maker_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +37,7 @@ class LearnerEvents(EventInterface, prefix="train"):
     gradient_steps = Event("Gradient steps taken.", reduce="sum")
     learning_rate = Event("Learning rate of the last update.", reduce="last")
     skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
+    loss = Event("Terms of a loss that has several, each as `train/loss/<term>`.")
 
 
 class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
@@ -83,6 +86,7 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
         self.grad_clip_by: str = getattr(config, "grad_clip_by", "global_norm")
         self.precision: str = getattr(config, "matmul_precision", "highest")
         super().__init__(modules, config, device, seed)
+        self.loss_function = _loss_function(self.settings.loss_function)
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -228,15 +232,35 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
         return {
-            module_id: self.compute_loss_for_module(module_id, batch, statistics)
+            module_id: self._loss_of(module_id, batch, statistics)
             for module_id, batch in minibatch.items()
         }
+
+    def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
+        """The loss of a module: its own, else that of the settings, else that of the algorithm."""
+        if module_id in self.modules_with_loss:
+            module: Any = self.modules[module_id]
+            loss = module.compute_self_supervised_loss(batch, statistics)
+        elif self.loss_function is not None:
+            loss = self.loss_function(self, module_id, batch, statistics)
+        else:
+            loss = self.compute_loss_for_module(module_id, batch, statistics)
+        if not isinstance(loss, Mapping):
+            return loss  # type: ignore[no-any-return]  # of a module or function of a user
+        prefix = "" if module_id == DEFAULT_MODULE else f"{module_id}/"
+        for name, term in loss.items():
+            statistics.record(LearnerEvents.loss.of_part(prefix + name), term)
+        return torch.stack(list(loss.values())).sum()
 
     @abstractmethod
     def compute_loss_for_module(
         self, module_id: str, batch: Batch, statistics: Statistics
-    ) -> Tensor:
-        """Forward pass and loss of one module on one minibatch, 0-d."""
+    ) -> Tensor | Mapping[str, Tensor]:
+        """Forward pass and loss of one module on one minibatch, 0-d.
+
+        Or the terms of the loss, 0-d each, by names, under which they are reported: the loss is
+        their sum.
+        """
 
     def should_stop(self, statistics: Statistics) -> bool:
         """Whether the update ends before the gradient of the current minibatch is applied."""
@@ -275,3 +299,12 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, after everything: adaptive coefficients, running statistics."""
+
+
+def _loss_function(node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
+    """The function that `algorithm.loss_function` names, with its own arguments."""
+    if node is None:
+        return None
+    key = "algorithm.loss_function"
+    function = maker_of(str(node[TARGET]), f"{key}.{TARGET}")
+    return partial(function, **{name: value for name, value in node.items() if name != TARGET})

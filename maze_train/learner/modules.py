@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from maze_train.errors import ConfigError, TrainingError
-from maze_train.learner.apis import missing_names
+from maze_train.learner.apis import HasOwnLoss, missing_names
 from maze_train.learner.config import GradientSettings, Progress, Schedule, as_schedule
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
@@ -53,6 +53,7 @@ class LearnerModules:
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
         self.modules_with_modes: set[str] = set()
+        self.modules_with_loss: set[str] = set()
         self.frozen_modules: set[str] = set()
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self.weights_seq_no = 0
@@ -124,6 +125,8 @@ class LearnerModules:
         self.modules[module_id] = module.to(self.device)
         if has_modes(module):
             self.modules_with_modes.add(module_id)
+        if isinstance(module, HasOwnLoss):
+            self.modules_with_loss.add(module_id)
 
     def remove_module(self, module_id: str) -> nn.Module:
         """Remove a module and its optimizers, and return it.
@@ -135,8 +138,8 @@ class LearnerModules:
         for key in [key for key in self.optimizers if key[0] == module_id]:
             del self.optimizers[key]
         del self.modules[module_id]
-        self.modules_with_modes.discard(module_id)
-        self.frozen_modules.discard(module_id)
+        for ids in (self.modules_with_modes, self.modules_with_loss, self.frozen_modules):
+            ids.discard(module_id)
         return module
 
     def check_module(self, module_id: str, module: nn.Module) -> None:

@@ -132,6 +132,11 @@ def test_illegal_actions():
     assert used == [{"default"}, set()]
 
 
+def own_loss(learner, module_id, batch, statistics):
+    """The loss of the algorithm, as a function of a user."""
+    return learner.compute_loss_for_module(module_id, batch, statistics)
+
+
 class OwnFamily(Categorical):
     """A family of a user."""
 
@@ -165,6 +170,7 @@ def test_other_families_and_settings_are_left_to_autograd():
         make_learner("ppo", value_clip_range=0.5),
         make_learner("own", value_clip_range=0.5),
         make_learner("impala", loss_reduction="sum"),
+        make_learner("ppo", loss_function={"_target_": f"{__name__}.own_loss"}),
     ):
         assert not accelerates(other, other.module)
 

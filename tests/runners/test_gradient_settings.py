@@ -51,3 +51,19 @@ def test_a_name_that_means_nothing_ends_the_run_at_once() -> None:
     message = r"algorithm.freeze\[0\].params = 'polcy': no parameter has this name.*policy"
     with pytest.raises(ConfigError, match=message):
         short_run(**{"algorithm.freeze": ["polcy"]})
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala", "sac"])
+def test_a_loss_of_ones_own(algorithm: str) -> None:
+    """The run is that of the algorithm's own loss, of which the column is one term; or of twice."""
+    node = {"_target_": "own_parts.own_loss"}
+    # With a critic of one's own, no gradient is by hand.
+    model = {} if algorithm == "sac" else {"model.critic": {"_target_": "own_parts.OwnNet"}}
+    short_run("plain", algorithm, **model)
+    short_run("own", algorithm, **model, **{"algorithm.loss_function": node})
+    short_run("twice", algorithm, **model, **{"algorithm.loss_function": {**node, "scale": 2.0}})
+    own = rows("own")
+    terms = [row.pop("train/loss/own") for row in own]
+    assert terms[-1]
+    assert own == rows("plain")
+    assert rows("twice")[-1]["train/grad_norm"] != own[-1]["train/grad_norm"]
