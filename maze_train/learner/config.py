@@ -207,6 +207,10 @@ class GradientSettings:
     """A loss that takes the place of the algorithm's: `{_target_: my_package.my_loss, key: value}`,
     a function of learner, module id, minibatch and statistics, and of these keys."""
 
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    """Type in which networks compute while losses are made; `float16`: losses are scaled, and steps
+    whose gradient overflows are left out. Weights and moments keep their type."""
+
     def __post_init__(self) -> None:
         if self.loss_function is not None and TARGET not in self.loss_function:
             raise ConfigError("loss_function", f"expected the key {TARGET}", self.loss_function)

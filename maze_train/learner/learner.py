@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from maze_train.errors import TrainingError
-from maze_train.events import Event, EventInterface, Statistics
+from maze_train.events import Statistics
+from maze_train.learner.accumulation import Accumulation
+from maze_train.learner.gradients import norm_of
 from maze_train.learner.learner_state import LearnerState
 from maze_train.learner.modes import matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.learner.steps import GradientSteps, LearnerEvents
 from maze_train.targets import TARGET, maker_of
 
 if TYPE_CHECKING:
@@ -28,16 +32,6 @@ if TYPE_CHECKING:
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
 Batch = TypeVar("Batch")
-
-
-class LearnerEvents(EventInterface, prefix="train"):
-    """Statistics that every learner emits."""
-
-    grad_norm = Event("L2 norm of the gradient before clipping, mean over minibatches.")
-    gradient_steps = Event("Gradient steps taken.", reduce="sum")
-    learning_rate = Event("Learning rate of the last update.", reduce="last")
-    skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
-    loss = Event("Terms of a loss that has several, each as `train/loss/<term>`.")
 
 
 class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
@@ -60,7 +54,11 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
             - `max_grad_norm`: bound of the gradient, 0: no clipping; `grad_clip_by`, if there is
               one: `global_norm` (the default), `norm` or `value`, see `clip_gradients`.
             - `on_non_finite`: `raise`: a gradient that is not finite ends training; `skip`: its
-              step is left out, unless no step of `most_empty_updates` updates is left.
+              step is left out, unless no step of `most_empty_updates` updates is left; `zero`:
+              entries that are not finite count 0.
+            - `gradient_accumulation`, if there is one: minibatches whose mean gradient a step
+              follows; 1: each has a step of its own.
+            - those of `GradientSettings`, if it derives from it.
             - `matmul_precision`, if there is one: precision of products of float32 matrices in
               updates: `highest` (the default), `high` or `medium`, see
               `torch.set_float32_matmul_precision`.
@@ -86,6 +84,8 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
         self.grad_clip_by: str = getattr(config, "grad_clip_by", "global_norm")
         self.precision: str = getattr(config, "matmul_precision", "highest")
         super().__init__(modules, config, device, seed)
+        count: int = getattr(config, "gradient_accumulation", 1)
+        self._accumulation = Accumulation(count) if count > 1 else None
         self.loss_function = _loss_function(self.settings.loss_function)
 
     # -- one update ------------------------------------------------------------------------------
@@ -138,35 +138,59 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
         for module in modules:
             module.train()
         # A look at each norm would stall a GPU; there all are looked at after the update.
-        looks = self.device.type == "cpu" or self.on_non_finite == "skip"
-        norms: list[Tensor] = []
-        skipped: list[int] = []
-        for i, minibatch in enumerate(self.minibatches(prepared, statistics)):
-            losses = self.compute_losses(minibatch, statistics)
+        looks = (
+            self.device.type == "cpu"
+            or self.on_non_finite == "skip"
+            or self.loss_scaler is not None
+        )
+        steps = GradientSteps(looks=looks)
+        number = 0
+        for number, minibatch in enumerate(self.minibatches(prepared, statistics)):
+            with self._autocast():
+                losses = self.compute_losses(minibatch, statistics)
             if self.should_stop(statistics):
                 break
             self._active = self.active_optimizers(losses)
             self.compute_gradients(losses)
-            norm = self.postprocess_gradients()
-            if looks and not math.isfinite(norm):
-                skipped.append(i)
-                if self.on_non_finite == "raise":
-                    break
-                continue
-            norms.append(norm)
-            self.apply_gradients()
-            self.after_gradient_step()
+            if self._accumulation is None or self._accumulation.add(self._active):
+                self._step(number, steps)
+            self.after_minibatch(number)
+            if steps.skipped and self.on_non_finite == "raise":
+                break
+        if self._accumulation is not None and self._accumulation.is_pending:
+            self._step(number, steps)
         for module in modules:
             module.eval()
-        bad = list(skipped)
-        if not looks and norms:
-            bad = torch.isfinite(torch.stack(norms)).logical_not().nonzero().flatten().tolist()
-        self._check_finite(bad, bool(norms), statistics, progress)
-        statistics.record(LearnerEvents.gradient_steps, float(len(norms)))
-        for norm in norms:
-            statistics.record(LearnerEvents.grad_norm, norm)
-        if skipped:
-            statistics.record(LearnerEvents.skipped_steps, float(len(skipped)))
+        self._check_finite(steps.bad(), bool(steps.norms), statistics, progress)
+        steps.record(statistics)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """What losses are computed in: layers in `algorithm.autocast`, if that is a type."""
+        name = self.settings.autocast
+        if name == "none":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, name))
+
+    def _step(self, number: int, steps: GradientSteps) -> None:
+        """Take the gradient step of a minibatch, or of those up to it, if it is finite."""
+        if self._accumulation is not None:
+            self._active = self._accumulation.take()
+        if self.on_non_finite == "zero":
+            steps.zeroed += [optimizer.zero_non_finite() for optimizer in self._active]
+        norm = self.postprocess_gradients()
+        if steps.looks and not math.isfinite(norm):
+            if self.loss_scaler is not None and self.loss_scaler.lower():
+                steps.overflows += 1
+            else:
+                steps.skipped.append(number)
+            return
+        steps.norms.append(norm)
+        if self.config.max_grad_norm > 0:
+            steps.clipped.append(norm_of([g for o in self._active for g in o.gradients()]))
+        self.apply_gradients()
+        if self.loss_scaler is not None:
+            self.loss_scaler.count_step()
+        self.after_gradient_step()
 
     def _check_finite(
         self,
@@ -280,10 +304,18 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
         terms = [loss for loss in losses.values() if loss.requires_grad]
         if terms:
             total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+            if self.loss_scaler is not None:
+                total = total * self.loss_scaler.scale
             total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
 
     def postprocess_gradients(self) -> Tensor:
-        """Clip the gradients of each optimizer; returns the norm of all of them before that."""
+        """Clip the gradients of each optimizer; returns the norm of all of them before that.
+
+        Gradients of a loss that was scaled are brought back to their size first.
+        """
+        if self.loss_scaler is not None:
+            for gradient in (g for optimizer in self._active for g in optimizer.gradients()):
+                gradient.div_(self.loss_scaler.scale)
         norms = [o.clip(self.config.max_grad_norm, self.grad_clip_by) for o in self._active]
         if not norms:
             return torch.zeros((), device=self.device)
@@ -296,6 +328,9 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
 
     def after_gradient_step(self) -> None:
         """After each gradient step that was applied: target networks."""
+
+    def after_minibatch(self, number: int) -> None:
+        """After each minibatch, counted from 0, with or without a step of its own."""
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, after everything: adaptive coefficients, running statistics."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.errors import ConfigError
+from maze_train.learner.accumulation import LossScaler
 from maze_train.learner.modules import LearnerModules
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class LearnerState(LearnerModules):
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         super().__init__(modules, config, device)
+        self.loss_scaler = LossScaler() if self.settings.autocast == "float16" else None
 
     def get_weights(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the weights by module."""
@@ -49,12 +51,15 @@ class LearnerState(LearnerModules):
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizers, random generator and counters."""
-        return {
+        state = {
             "modules": self.get_weights(),
             "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
             "generator": self.generator.get_state(),
             "weights_seq_no": self.weights_seq_no,
         }
+        if self.loss_scaler is not None:
+            state["loss_scaler"] = self.loss_scaler.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`.
@@ -74,3 +79,5 @@ class LearnerState(LearnerModules):
             optimizer.load_state_dict(state["optimizers"]["/".join(key)])
         self.generator.set_state(state["generator"])
         self.weights_seq_no = state["weights_seq_no"]
+        if self.loss_scaler is not None:
+            self.loss_scaler.load_state_dict(state["loss_scaler"])

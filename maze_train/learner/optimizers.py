@@ -83,6 +83,10 @@ class ModuleOptimizer:
             owned = [{"params": self._owned(i)} for i in range(len(self._groups))]
             self.optimizer = build_target(node, owned, key=key, kind=torch.optim.Optimizer, **extra)
 
+    def owned(self) -> list[nn.Parameter]:
+        """What the optimizer of PyTorch has: flat vectors, or the parameters."""
+        return [param for i in range(len(self._groups)) for param in self._owned(i)]
+
     def _owned(self, group: int) -> Sequence[nn.Parameter]:
         """What the optimizer of PyTorch has of a group: one flat vector, or its parameters."""
         return [self._flat[group].vector] if self._flat else self._groups[group]
@@ -140,6 +144,14 @@ class ModuleOptimizer:
             for param in group
             if param.grad is not None
         ]
+
+    def zero_non_finite(self) -> Tensor:
+        """Set entries of gradients that are not finite to 0; returns how many there were, 0-d."""
+        count = torch.zeros((), device=self.params[0].device)
+        for gradient in self.gradients():
+            count += torch.isfinite(gradient).logical_not().sum()
+            gradient.nan_to_num_(0.0, 0.0, 0.0)
+        return count
 
     def clip(self, bound: float, by: str) -> Tensor:
         """Clip the gradients in place (see `clip_gradients`) and return their norm before that."""

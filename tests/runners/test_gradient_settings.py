@@ -67,3 +67,25 @@ def test_a_loss_of_ones_own(algorithm: str) -> None:
     assert terms[-1]
     assert own == rows("plain")
     assert rows("twice")[-1]["train/grad_norm"] != own[-1]["train/grad_norm"]
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac"])
+def test_networks_compute_in_half_precision(algorithm: str) -> None:
+    """What is learned is another thing in the last digits, and finite."""
+    short_run("plain", algorithm)
+    for name in ("bfloat16", "float16"):
+        short_run(name, algorithm, **{"algorithm.autocast": name})
+        assert rows(name)[-1]["train/gradient_steps"] == rows("plain")[-1]["train/gradient_steps"]
+        for column in ("train/value_loss", "train/critic_loss"):
+            if column in rows("plain")[-1]:
+                half, single = (float(rows(run)[-1][column]) for run in (name, "plain"))
+                assert half == pytest.approx(single, rel=0.2)
+                assert half != single
+
+
+def test_minibatches_are_gathered() -> None:
+    """Half of the steps, of twice as many samples each."""
+    short_run("each")
+    short_run("pairs", **{"algorithm.gradient_accumulation": 2})
+    steps = [float(rows(name)[0]["train/gradient_steps"]) for name in ("each", "pairs")]
+    assert steps[0] == 2.0 * steps[1] > 0.0

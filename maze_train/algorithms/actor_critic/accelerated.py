@@ -101,6 +101,7 @@ def accelerates(learner: AnyLearner, model: Any) -> bool:
     owner = _owner(learner, "policy_loss_gradient")
     return (
         learner.loss_function is None
+        and learner.settings.autocast == "none"
         and all(_is_declared(learner, method) for method in METHODS)
         and owner is not None
         and owner is _owner(learner, "policy_loss")

@@ -83,9 +83,10 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
-        # With a memory the loss reads sequences; networks with modes are in another one for it.
+        # With a memory the loss reads sequences; networks with modes are in another one for it, and
+        # with autocast they compute in another type.
         runs_again = self.modules_with_modes | self.accelerated
-        if model.state_size or module_id in runs_again:
+        if model.state_size or module_id in runs_again or self.settings.autocast != "none":
             return super().evaluate(module_id, rollout)
         evaluated, self._outputs[module_id] = evaluate_with_graph(model, rollout)
         return evaluated
