@@ -44,6 +44,7 @@ SET_CHILD_SUBREAPER = 36
 def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
     """Transitions per second of this package, and the share of time without an update."""
     from maze_train import Statistics, TrainerServices, load_config
+    from maze_train.config.pipeline import prepare
     from maze_train.runners.base import TrainingRunner
 
     env_id, envs_per_actor = ENVS[env]
@@ -59,7 +60,7 @@ def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
             "seed": 0,
         }
     )
-    with TrainingRunner(config) as runner:
+    with TrainingRunner(prepare(config)) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         updates, started = 0, time.perf_counter()

@@ -46,6 +46,7 @@ PEERS = {
 def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Steps per second of this package, and the share of time in updates."""
     from maze_train import Statistics, TrainerServices, load_config
+    from maze_train.config.pipeline import prepare
     from maze_train.runners.base import TrainingRunner
 
     runner_name, _, precision = side.partition(" ")
@@ -62,7 +63,7 @@ def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[st
             "seed": 0,
         }
     )
-    with TrainingRunner(config) as runner:
+    with TrainingRunner(prepare(config)) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(STARTS + WARM_UP):

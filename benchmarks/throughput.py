@@ -47,6 +47,7 @@ def measure_ours(
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
+    from maze_train.config.pipeline import prepare
     from maze_train.runners.base import TrainingRunner
 
     config = load_config(
@@ -63,7 +64,7 @@ def measure_ours(
         }
     )
     torch.set_num_threads(threads)
-    with TrainingRunner(config) as runner:
+    with TrainingRunner(prepare(config)) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.pipeline import configure
+from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import key_of_field
@@ -76,7 +76,7 @@ def train(
         given = {} if env is None else {"env": env}  # recorded episodes need none
         config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
     factory = None if maker is None else EnvFactory(config.env, maker)
-    return TrainingRunner(config, factory).run()
+    return TrainingRunner(prepare(config), factory).run()
 
 
 def run_rollout(

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
-from maze_train.config.pipeline import configure
+from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
 from maze_train.config.train_config import AUTO
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, RunDirectoryError
@@ -124,7 +124,7 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     # Only now: PyTorch takes a second to import, and a configuration error should be shown at once.
     from maze_train.runners.base import TrainingRunner
 
-    result = TrainingRunner(config).run()
+    result = TrainingRunner(prepare(config)).run()
     if result.missing:
         raise RunDirectoryError(
             f"training came to its end, but these could not be written to {result.run_dir}: "

@@ -12,6 +12,8 @@ import pytest
 import torch
 from leftovers import open_files
 
+from maze_train.learner.worker import join, leave, meeting_place
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -56,6 +58,14 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="session")
+def has_connected() -> None:
+    """Connect learners once: what PyTorch opens for all connections of a process stays."""
+    store = meeting_place(0, 1, 60.0)
+    join(store, 0, 1, 60.0, torch.device("cpu"))
+    leave()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from maze_train import Tracker, TrainerServices, load_config
 from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
 from maze_train.algorithms.bc.loss import BCLoss
 from maze_train.algorithms.bc.metrics import ImitationMetrics
+from maze_train.config.pipeline import prepare
 from maze_train.data.trajectory_dataset import open_dataset
 from maze_train.data.transition_data import TransitionData
 from maze_train.nets.policy_model import PolicyModel
@@ -57,7 +58,7 @@ def main() -> None:
             "seed": 0,
         }
     )
-    with tempfile.TemporaryDirectory() as directory, TrainingRunner(config) as runner:
+    with tempfile.TemporaryDirectory() as directory, TrainingRunner(prepare(config)) as runner:
         model = runner.builder.build_model()
         runner.builder.prepare(model)
         assert isinstance(model, PolicyModel)

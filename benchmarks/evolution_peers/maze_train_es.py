@@ -13,6 +13,7 @@ from common import ENVS, LR, NOISE_STDDEV, POPULATION, Window, initial_parameter
 from torch import nn
 
 from maze_train import Statistics, TrainerServices, load_config
+from maze_train.config.pipeline import prepare
 from maze_train.runners.base import TrainingRunner
 
 
@@ -42,7 +43,7 @@ def main() -> None:
     if arguments.workers > 1:
         settings |= {"runner": "local", "runner.n_workers": arguments.workers}
     window = Window(arguments.seconds)
-    with TrainingRunner(load_config(settings)) as runner:
+    with TrainingRunner(prepare(load_config(settings))) as runner:
         model = runner.builder.build_model()
         runner.builder.prepare(model)
         set_parameters(model, initial_parameters())

@@ -23,7 +23,7 @@ from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
 from maze_train.config.writing import dotted_name, key_of_field
 from maze_train.envs.config import EnvConfig
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import LearnerGroupConfig, Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import TARGET, locate
 from maze_train.tracking.config import TrackingConfig
@@ -119,6 +119,7 @@ def generated_files() -> dict[Path, str]:
         "evaluation/default": EvaluationConfig,
         "tracking/default": TrackingConfig,
         "checkpoint/default": CheckpointConfig,
+        "learner_group/default": LearnerGroupConfig,
         "runner/dev": DevRunnerConfig,
         "runner/local": LocalRunnerConfig,
     }

@@ -30,6 +30,7 @@ FREE = (
     "algorithm.storage",
     "checkpoint",
     "evaluation.dump_interval",
+    "learner_group",
     "resume",
     "run_dir",
     "runner",

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
 
 
-SECTIONS = ("env", "model", "algorithm", "runner", "evaluation", "tracking", "checkpoint")
+SECTIONS = (
+    *("env", "model", "algorithm", "runner", "evaluation", "tracking", "checkpoint"),
+    "learner_group",
+)
 
 PARTS: Mapping[str, str] = MappingProxyType(
     {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
+from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import locate
 from maze_train.tracking.config import TrackingConfig
@@ -142,6 +143,9 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints, from which a run can be continued."""
 
+    learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
+    """The learners."""
+
     seed: int | None = None
     """Seed of every random stream, >= 0; null: drawn at the start and written to config.yaml."""
 
@@ -182,6 +186,11 @@ class TrainConfig:
                 "algorithm.patience or runner.max_wall_time_s",
                 total_steps,
             )
+        if self.learner_group.n_learners > 1 and not self.algorithm.can_share_minibatches:
+            problem = (
+                f"{self.algorithm.name} needs one learner: its workers do the work; expected 1"
+            )
+            raise ConfigError("learner_group.n_learners", problem, self.learner_group.n_learners)
         try:
             self.algorithm.check_concurrency(self._concurrency)
             if not self.runner.fast_dev_run:

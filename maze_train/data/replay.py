@@ -273,14 +273,17 @@ class UniformReplayBuffer(BaseReplayBuffer):
         # A step counts if it is one, and no step before it was the last of an episode. The row of
         # the newest observation is none, so what lies behind it in the ring is out of reach.
         counts = (flags & VALID) != 0
-        counts[1:] &= (flags[:-1] & ENDS) == 0
-        np.logical_and.accumulate(counts, axis=0, out=counts)
+        if len(counts) > 1:
+            counts[1:] &= (flags[:-1] & ENDS) == 0
+            np.logical_and.accumulate(counts, axis=0, out=counts)
         return indices, flags, counts
 
     def _summed(
         self, positions: Array, counts: Array, rewards: Array, flags: Array, terminal: Array
     ) -> Walk:
         """Join the steps that count of walks from positions; the other arrays `[n_steps, n]`."""
+        if len(counts) == 1:  # what is sampled is a step
+            return Walk(rewards[0], self._powers[1] * (terminal[0] == 0), positions, flags[0])
         steps, samples = counts.sum(0), np.arange(len(positions))
         sums = np.where(counts, rewards * self._powers[:-1, None], 0).sum(0)
         discounts = np.where(terminal[steps - 1, samples], 0, self._powers.take(steps))

@@ -28,6 +28,9 @@ VALID, TERMINATED, TRUNCATED, BESIDE = 1, 2, 4, 8
 the next row but stored separately."""
 
 ENDS = TERMINATED | TRUNCATED
+NONE = np.empty(0, np.int64)
+"""No position."""
+
 LARGE = ("obs/", "actions/")
 """Columns that lie where the storage says."""
 
@@ -338,10 +341,15 @@ def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]
         last observation is kept, `[K]`; which of `final_obs` these are, `[K]`.
     """
     shape = rollout.num_steps, rollout.num_envs
+    flags, positions = np.zeros((shape[0] + 1, shape[1]), np.uint8), rollout.final_positions.numpy()
+    terminated, truncated = rollout.terminated.numpy(), rollout.truncated.numpy()
+    has_ends = len(positions) > 0 or terminated.any() or truncated.any()
+    if rollout.valid is None and not has_ends:  # so are most rollouts of a few steps
+        flags[:-1] = VALID
+        return flags, NONE, NONE
     valid = np.ones(shape, bool) if rollout.valid is None else rollout.valid.numpy()
-    terminated = rollout.terminated.numpy() & valid
-    truncated = rollout.truncated.numpy() & valid & ~terminated
-    positions = rollout.final_positions.numpy()
+    terminated = terminated & valid
+    truncated = truncated & valid & ~terminated
     beside = np.zeros(shape, bool)
     beside.flat[positions] = True
     beside &= valid & (keeps_terminal | ~terminated)
@@ -353,7 +361,6 @@ def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]
             f"step {step} of environment {env} was {how}: expected its last observation in "
             "final_obs, and its position in final_positions"
         )
-    flags = np.zeros((shape[0] + 1, shape[1]), np.uint8)
     flags[:-1] = valid * VALID + terminated * TERMINATED + truncated * TRUNCATED + beside * BESIDE
     order = np.argsort(positions)
     order = order[beside.flat[positions[order]]]

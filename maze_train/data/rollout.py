@@ -187,6 +187,7 @@ class RolloutStorage:
         self._any_invalid = False
         self._final_positions: list[int] = []
         self._final_obs: list[ArrayTree] = []
+        self._no_final_obs = zeros_for(observation_space, (0,))
 
     @property
     def obs_nbytes(self) -> int:
@@ -266,7 +267,7 @@ class RolloutStorage:
 
     def _stacked_final_obs(self) -> TensorTree:
         if not self._final_obs:
-            return zeros_for(self.space, (0,))
+            return self._no_final_obs
         pieces = [leaves_by_key(as_tensors(self.space, obs)) for obs in self._final_obs]
         leaves = {key: torch.stack([piece[key] for piece in pieces]) for key in pieces[0]}
         return as_tree(leaves, "" not in leaves)

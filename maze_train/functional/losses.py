@@ -205,3 +205,23 @@ def critic_loss(
     if weights is not None:
         bounded = bounded * weights
     return bounded.mean(1).sum(), errors.detach()
+
+
+def critic_loss_gradient(
+    errors: Tensor, weights: Tensor | None = None, delta: float = math.inf
+) -> Tensor:
+    """Gradient of `critic_loss` with respect to the values of the actions, by hand.
+
+    ∂L/∂Q_e(s_n, a_n) = w_n / N clip(Q_e(s_n, a_n) - y_n, -δ, δ)
+
+    Args:
+        errors: Q_e - y as `critic_loss` returns them, `[E, N]`.
+        weights: w, `[N]`; None: 1.
+        delta: δ, > 0; infinite: squared errors.
+
+    Returns:
+        The gradient, `[E, N]`.
+    """
+    bounded = errors if delta == math.inf else errors.clamp(-delta, delta)
+    share = 1.0 / errors.shape[1]
+    return bounded * (share if weights is None else weights * share)

@@ -95,6 +95,19 @@ def check_schedule(
         check(key, number, *bounds)
 
 
+@dataclass(kw_only=True)
+class LearnerGroupConfig:
+    """Settings of the learners of a run."""
+
+    n_learners: int = 1
+    """Learners that share out the samples of each minibatch, with the numbers of one; one is in the
+    main process, each other one in a process of its own, for which the settings of `runner=local`
+    hold. >= 1."""
+
+    def __post_init__(self) -> None:
+        check_at_least("n_learners", self.n_learners, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Progress of training before an update.

@@ -56,7 +56,8 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
     elif by == "norm" and len(gradients) > 1:
         for gradient, own_norm in zip(gradients, norms, strict=True):
             gradient.mul_(_coefficient(own_norm, bound))
-    else:
+    elif norm.device.type != "cpu" or not norm.item() + NORM_EPSILON <= bound:
+        # Elsewhere a look at the norm would take longer than a product with 1.
         coefficient = _coefficient(norm, bound)
         for gradient in gradients:
             gradient.mul_(coefficient)

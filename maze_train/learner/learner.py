@@ -18,6 +18,7 @@ from maze_train.learner.gradients import norm_of
 from maze_train.learner.learner_state import LearnerState
 from maze_train.learner.modes import matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.learner.part import MadeFrom, Part, shard_rows
 from maze_train.learner.steps import GradientSteps, LearnerEvents
 from maze_train.targets import TARGET, maker_of
 
@@ -34,7 +35,7 @@ Prepared = TypeVar("Prepared")
 Batch = TypeVar("Batch")
 
 
-class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
+class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
@@ -69,6 +70,8 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
     config: Any
     most_empty_updates: ClassVar[int] = 1
     """Updates in a row without a gradient step, as none was finite, after which training ends."""
+    part: Part = Part()
+    """Part of each minibatch that this learner computes."""
 
     def __init__(
         self,
@@ -145,13 +148,15 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
         )
         steps = GradientSteps(looks=looks)
         number = 0
+        own = self.part.begin(statistics)
         for number, minibatch in enumerate(self.minibatches(prepared, statistics)):
             with self._autocast():
-                losses = self.compute_losses(minibatch, statistics)
-            if self.should_stop(statistics):
+                losses = self.compute_losses(self.part.take(self.shard, minibatch), own)
+            if self.should_stop(own):
                 break
             self._active = self.active_optimizers(losses)
             self.compute_gradients(losses)
+            self.part.join_gradients(self._active)
             if self._accumulation is None or self._accumulation.add(self._active):
                 self._step(number, steps)
             self.after_minibatch(number)
@@ -159,6 +164,7 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
                 break
         if self._accumulation is not None and self._accumulation.is_pending:
             self._step(number, steps)
+        self.part.end(statistics)
         for module in modules:
             module.eval()
         self._check_finite(steps.bad(), bool(steps.norms), statistics, progress)
@@ -251,6 +257,17 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
     ) -> Iterator[Mapping[str, Batch]]:
         """The minibatches of one update, by module."""
 
+    def shard(self, batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
+        """The part of a minibatch that the learner `rank` of `count` computes.
+
+        What a loss takes of the whole minibatch has to be made of it here.
+
+        Returns:
+            Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
+            that case); how many there are in all.
+        """
+        return shard_rows(batch, rank, count)
+
     def compute_losses(
         self, minibatch: Mapping[str, Batch], statistics: Statistics
     ) -> dict[str, Tensor]:
@@ -259,6 +276,12 @@ class Learner(LearnerState, ABC, Generic[Experience, Prepared, Batch]):
             module_id: self._loss_of(module_id, batch, statistics)
             for module_id, batch in minibatch.items()
         }
+
+    @property
+    def may_differentiate_by_hand(self) -> bool:
+        """Whether all losses are those of the algorithm, computed in the type of the weights."""
+        replaced = self.loss_function is not None or self.modules_with_loss
+        return not replaced and self.settings.autocast == "none"
 
     def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""

@@ -82,6 +82,11 @@ class ModuleOptimizer:
         if self.params:
             owned = [{"params": self._owned(i)} for i in range(len(self._groups))]
             self.optimizer = build_target(node, owned, key=key, kind=torch.optim.Optimizer, **extra)
+        self._is_fused_adam = (
+            len(self._flat) == 1
+            and type(self.optimizer) is torch.optim.Adam
+            and bool(self.optimizer.defaults["fused"])
+        )
 
     def owned(self) -> list[nn.Parameter]:
         """What the optimizer of PyTorch has: flat vectors, or the parameters."""
@@ -192,7 +197,10 @@ class ModuleOptimizer:
         for param in owned:
             param.grad = None
         before = [param.detach().clone() for param in self._held]
-        self.optimizer.step()
+        if self._is_fused_adam and not owned and _can_be_short(self.optimizer):
+            _fused_adam_step(self.optimizer)
+        else:
+            self.optimizer.step()
         for param, value in zip(self._held, before, strict=True):
             param.detach().copy_(value)
         for param, gradient in zip(owned, gradients, strict=True):
@@ -206,3 +214,38 @@ class ModuleOptimizer:
         """Continue from `state`."""
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state)
+
+
+def _can_be_short(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of fused Adam is only its kernel: it has moments, and nobody listens."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(optimizer.state) and not hooks and "step" not in vars(optimizer)
+
+
+@torch.no_grad()
+def _fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
+    """Do what `step` of a fused `torch.optim.Adam` of one parameter does, to the bit.
+
+    For small networks what surrounds the kernel there takes several times longer than it.
+    """
+    group = optimizer.param_groups[0]
+    param: Tensor = group["params"][0]
+    gradient = param.grad
+    assert gradient is not None  # that of `FlatParameters`
+    state, betas = optimizer.state[param], group["betas"]
+    state["step"] += 1
+    torch._fused_adam_(
+        [param],
+        [gradient],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [state["max_exp_avg_sq"]] if group["amsgrad"] else [],
+        [state["step"]],
+        lr=group["lr"],
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=group["amsgrad"],
+        maximize=group["maximize"],
+    )

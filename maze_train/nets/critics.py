@@ -62,9 +62,15 @@ class TemplateCritics(nn.Module):
         features: Tensor = self.encoder(obs)
         return features
 
-    def values(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Values, `[E, N, output_size]`, of what `encode` gave and actions."""
-        outputs: Tensor = self.layers(torch.cat([features, actions], dim=-1))
+    def values(self, features: Tensor, actions: Tensor, first: int | None = None) -> Tensor:
+        """Values, `[E, N, output_size]`, of what `encode` gave and actions.
+
+        Args:
+            features: What `encode` gave.
+            actions: Numbers that describe an action, `[N, action_size]`.
+            first: Critics to ask, from the first one on; None: all E.
+        """
+        outputs: Tensor = self.layers(torch.cat([features, actions], dim=-1), first)
         return outputs
 
 
@@ -87,9 +93,9 @@ class OwnCritics(nn.Module):
         """The observations themselves: each network reads them in its own way."""
         return obs
 
-    def values(self, features: TensorTree, actions: Tensor) -> Tensor:
-        """Values, `[E, N, output_size]`, of what `encode` gave and actions."""
-        return torch.stack([member(features, actions) for member in self.members])
+    def values(self, features: TensorTree, actions: Tensor, first: int | None = None) -> Tensor:
+        """Values, `[E, N, output_size]`, as `TemplateCritics.values` gives them."""
+        return torch.stack([member(features, actions) for member in self.members[:first]])
 
 
 Critics: TypeAlias = TemplateCritics | OwnCritics

@@ -61,15 +61,18 @@ class EnsembleMLP(nn.Module):
             self.register_parameter(f"bias_{i}", bias)
             inputs = outputs
 
-    def _layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
         # Reading attributes goes through a slow look-up of nn.Module.
         parameters = list(self._parameters.values())
         return list(zip(parameters[::2], parameters[1::2], strict=True))  # type: ignore[arg-type]  # none is None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`."""
-        x = x.expand(self.size, *x.shape)
+    def forward(self, x: Tensor, first: int | None = None) -> Tensor:
+        """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`: of all networks or the first."""
+        count = self.size if first is None else first
+        x = x.expand(count, *x.shape)
         for i, (weight, bias) in enumerate(self._layers()):
+            if first is not None:
+                weight, bias = weight[:count], bias[:count]
             x = _layer(x, weight, bias)
             if i < self._n_hidden:
                 x = self._activation(x)

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from maze_train.config.pipeline import prepare
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
 from maze_train.locks import exclusive
@@ -33,7 +32,7 @@ from maze_train.training.services import TrainerServices
 if TYPE_CHECKING:
     from torch import nn
 
-    from maze_train.config.train_config import TrainConfig
+    from maze_train.config.pipeline import PreparedRun
     from maze_train.runners.run_checkpoints import RunCheckpoints
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
@@ -59,16 +58,15 @@ class TrainingRunner:
     live.
 
     Args:
-        config: The configuration.
+        prepared: The configuration, and what the run begins with; see `prepare`.
         env_factory: Builds the environments instead of what `config.env` names.
 
     Raises:
-        ConfigError: If parts of the configuration do not fit, see `prepare`.
-        RunDirectoryError: If the configuration of a run that is continued is damaged.
+        ConfigError: If parts of the configuration do not fit.
     """
 
-    def __init__(self, config: TrainConfig, env_factory: EnvFactory | None = None) -> None:
-        self.prepared = prepared = prepare(config)
+    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+        self.prepared = prepared
         self.config = prepared.config
         self.resumed_dir = prepared.resumed_dir
         self.env_factory = env_factory or EnvFactory(self.config.env)
@@ -92,6 +90,7 @@ class TrainingRunner:
             seeds=self.seeds,
             device=find_device(config.algorithm.device),
             concurrency=config.runner.concurrency,
+            n_learners=config.learner_group.n_learners,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,
             evaluation=config.evaluation,
@@ -149,7 +148,8 @@ class TrainingRunner:
             if base is not None:
                 tell(base.take_over(model))
             evaluator = self._build_evaluator()
-            writers = build_writers(self.config.tracking)
+            with generators_kept():  # rich draws from `random` when it is imported
+                writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
                 if self.resumed_dir is None:

@@ -61,6 +61,7 @@ class BuildContext(Generic[Config]):
         seeds: Gives a seed for each named stream of random numbers.
         device: Where the learner and its models live.
         concurrency: Environments that collect experience in parallel.
+        n_learners: Learners that share out minibatches.
         run_dir: Directory of the run, which need not exist yet.
         model: Settings of the networks.
         evaluation: Settings of evaluations.
@@ -87,6 +88,7 @@ class BuildContext(Generic[Config]):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
     dataset: str | dict[str, Any] | None = None
+    n_learners: int = 1
     is_trial: bool = False
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
@@ -176,7 +178,9 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         Raises:
             ConfigError: If a part that the configuration names is none, or does not fit.
         """
-        self.learners = LearnerGroup(self.build_learner(model))
+        context = self.context
+        self.learners = LearnerGroup(self.build_learner(model), context.n_learners, context.place)
+        context.closing.callback(self.learners.shutdown)
 
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
         """The learner that changes the weights of the model."""

@@ -71,6 +71,9 @@ class AlgorithmConfig:
     """Source of experience: an environment, or recorded episodes; with these, an environment serves
     evaluations only and may be missing."""
 
+    can_share_minibatches: ClassVar[bool] = True
+    """Whether losses are means over samples, which several learners can share out."""
+
     n_epochs: int = 0
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 
 BUILDING = "building its environments"
+"""Name of what comes before all calls, unless the names of calls have another one for it."""
 
 LOST_EXIT_CODE = 255
 """Exit code that multiprocessing reports for a process whose fork server is gone."""
@@ -188,7 +189,7 @@ class WorkerProcess:
     def _what(self, calls: Mapping[str, str]) -> str:
         """Name of what the process does, or did last."""
         if not self._numbers[BUILT]:
-            return BUILDING
+            return calls.get(BUILDING, BUILDING)
         # A process that has nothing to do may die as well.
         method = self.pending[0] if self.pending else "waiting"
         return calls.get(method, method)
@@ -235,7 +236,7 @@ class WorkerProcess:
             how = f"signal {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
                 how += "; was memory exhausted?"
-        hint = f". {GUARD}" if what == BUILDING and code == 1 else ""
+        hint = f". {GUARD}" if not self._numbers[BUILT] and code == 1 else ""
         self._kill()
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how}){hint}")
 

@@ -10,6 +10,7 @@ import pytest
 
 from maze_train import AlgorithmBuilder, EnvFactory, TrainerServices, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
+from maze_train.config.pipeline import prepare
 from maze_train.errors import ConfigError
 from maze_train.rollout.es_rollouts import trained_size
 from maze_train.runners.base import TrainingRunner
@@ -23,10 +24,10 @@ ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
 def make(**settings: Any) -> Any:
     """A runner of a small configuration on CartPole."""
     small = {"model.hidden_sizes": [4], "seed": 1}
-    return TrainingRunner(load_config({"env": "CartPole-v1", **small, **settings}))
+    return TrainingRunner(prepare(load_config({"env": "CartPole-v1", **small, **settings})))
 
 
-def prepare(runner: Any) -> Any:
+def prepared_model(runner: Any) -> Any:
     """Model, learner and source of experience; returns the model."""
     model = runner.builder.build_model()
     runner.builder.prepare(model)
@@ -111,7 +112,7 @@ def test_what_is_no_builder_is_refused() -> None:
 def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
     """Settings that are refused when their parts are built, before there is a run directory."""
     with pytest.raises(ConfigError, match=message), make(**settings) as made:
-        prepare(made)
+        prepared_model(made)
 
 
 # -- evolution strategies ------------------------------------------------------------------------
@@ -120,14 +121,14 @@ def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
 def test_a_noise_table_that_is_too_small() -> None:
     """One that holds no two vectors; one number more than the policy has is enough."""
     with make(**ES) as made:
-        dim = trained_size(prepare(made))
+        dim = trained_size(prepared_model(made))
     assert dim == 4 * 4 + 4 + 4 * 2 + 2
     key = "algorithm.noise_table_size"
     message = rf"algorithm\.noise_table_size = {dim}: expected more than {dim}, the number of param"
     with pytest.raises(ConfigError, match=message), make(**{**ES, key: dim}) as made:
-        prepare(made)
+        prepared_model(made)
     with make(**{**ES, key: dim + 1}) as made:
-        prepare(made)
+        prepared_model(made)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -174,8 +175,8 @@ def test_as_many_environments_as_slots() -> None:
 
     settings = {**ES, "algorithm.n_rollouts_per_update": 6, "algorithm.max_steps": 7}
     config = load_config({"env": "Pendulum-v1", "model.hidden_sizes": [4], **settings})
-    with TrainingRunner(config, EnvFactory.from_any(make_env)) as runner:
-        prepare(runner)
+    with TrainingRunner(prepare(config), EnvFactory.from_any(make_env)) as runner:
+        prepared_model(runner)
         assert len(built) == 6
         builder: Any = runner.builder
         env = builder.member_env_factory()()
@@ -191,5 +192,5 @@ def test_no_process_is_there_for_nothing(n_workers: int, expected: int) -> None:
     """Not more than members that play at a time."""
     settings = {**ES, **FORK, "runner.concurrency": 3, "runner.n_workers": n_workers}
     with make(**settings) as made:
-        prepare(made)
+        prepared_model(made)
         assert len(multiprocessing.active_children()) == expected

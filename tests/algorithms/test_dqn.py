@@ -153,6 +153,36 @@ def test_updates_are_those_of_the_papers(space, settings, weights):
     assert largest > 1.0  # beyond the square of the Huber loss
 
 
+class Tripled(DQNLearner):
+    """Another loss, whose gradient autograd has to find."""
+
+    factor = 3.0
+
+    def compute_loss_for_module(self, *args):
+        return self.factor * super().compute_loss_for_module(*args)
+
+
+class Ordinary(Tripled):
+    """The same loss, by autograd."""
+
+    factor = 1.0
+
+
+@pytest.mark.parametrize("loss", ["huber", "squared"])
+@pytest.mark.parametrize(("space", "weights"), [(BOX, False), (PARTS, True)])
+def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
+    """Networks of linear layers have them; a subclass gets those of its own loss."""
+    norms = {}
+    for learner_class in (DQNLearner, Ordinary, Tripled):
+        model = make_model(space).float()
+        learner = learner_class(model, DQNAlgorithmConfig(**{**SETTINGS, "loss": loss}))
+        batch = make_batch(space, 0, weights)
+        norms[learner_class] = learner.update(batch, Progress()).reduce()["train/grad_norm"]
+        assert bool(learner._backward) == (learner_class is DQNLearner)
+    assert norms[DQNLearner] == pytest.approx(norms[Ordinary], rel=1e-6)
+    assert norms[Tripled] == pytest.approx(3.0 * norms[Ordinary], rel=1e-6)
+
+
 # -- known values --------------------------------------------------------------------------------
 
 

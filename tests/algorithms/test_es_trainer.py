@@ -20,6 +20,7 @@ from maze_train import EnvFactory, Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.es.trainer import ESTrainer
+from maze_train.config.pipeline import prepare
 from maze_train.envs.names import SequentialVectorEnv
 from maze_train.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
@@ -411,7 +412,7 @@ def walking(
         }
     )
     factory = EnvFactory(config.env, lambda: WalkEnv(**env or {}))
-    with TrainingRunner(config, factory) as runner:
+    with TrainingRunner(prepare(config), factory) as runner:
         trainer = runner.builder.build(
             TrainerServices(**{"limits": Limits(n_epochs=3), **(services or {})})
         )

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 import maze_train.algorithms.off_policy.learner as off_policy_learner
 from maze_train import EnvFactory, Statistics, Trajectory, load_config
+from maze_train.config.pipeline import prepare
 from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress
 from maze_train.runners.base import TrainingRunner
@@ -85,7 +86,7 @@ def sac(
             **changes,
         }
     )
-    with TrainingRunner(config, EnvFactory(config.env, make)) as runner:
+    with TrainingRunner(prepare(config), EnvFactory(config.env, make)) as runner:
         trainer = runner.builder.build(TrainerServices())
         runner.builder.before_training(trainer)
         yield trainer, made[-num_envs:]

@@ -20,6 +20,7 @@ from maze_train.functional.losses import (
     clipped_surrogate_loss,
     clipped_value_loss,
     critic_loss,
+    critic_loss_gradient,
     policy_gradient_loss,
     squared_value_loss,
 )
@@ -188,5 +189,10 @@ def test_critic_loss(choices: tuple[int, ...], delta: float, weighted: bool) -> 
         errors[e, i] = error.detach()
     loss, found = critic_loss(q, chosen, targets, weights, delta)
     torch.testing.assert_close(loss, expected, rtol=RTOL, atol=0)
-    torch.testing.assert_close(torch.autograd.grad(loss, q), torch.autograd.grad(expected, q))
+    (gradient,) = torch.autograd.grad(expected, q)
+    torch.testing.assert_close(torch.autograd.grad(loss, q), (gradient,))
     torch.testing.assert_close(found, errors)
+    slopes = critic_loss_gradient(found, weights, delta).unsqueeze(2)
+    entries = (chosen if choices else torch.zeros(n, 1, dtype=torch.int64)).expand(size, n, -1)
+    by_hand = torch.zeros_like(q).scatter_(2, entries, slopes.expand(entries.shape))
+    torch.testing.assert_close(by_hand, gradient)

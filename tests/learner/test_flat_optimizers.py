@@ -120,7 +120,7 @@ def update(optimizer: Optimizer, gradients: Any, lrs: list[float]) -> list[float
             for eps in (1e-8, 0.1)
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else value.__name__,
 )
 def test_steps_are_those_of_the_papers(cls: Any, slow: Any, settings: dict[str, Any]) -> None:
     """Entry by entry, under changing learning rates; the momentum of RMSProp sums past steps."""

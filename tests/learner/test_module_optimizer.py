@@ -82,6 +82,7 @@ FLAT = [
     *((f"torch.optim.{name}", {}) for name in ELEMENTWISE),
     *((f"torch.optim.{name}", {"weight_decay": 0.1}) for name in ELEMENTWISE),
     *((f"maze_train.{name}", {}) for name in ("SGD", "Adam")),
+    ("torch.optim.Adam", {"weight_decay": 0.1, "amsgrad": True, "maximize": True}),
     ("maze_train.RMSpropTF", {"momentum": 0.5}),
     (f"{OWN}.Signs", {}),
 ]
@@ -189,3 +190,18 @@ def test_state_continues_and_is_reset(target):
     torch.testing.assert_close(moved(other, others, -2.0), third, rtol=1e-5, atol=1e-7)
     ours.reset()
     torch.testing.assert_close(moved(ours, params, 5.0), first, rtol=1e-5, atol=1e-7)
+
+
+def test_adam_is_called_where_somebody_listens():
+    """The kernel alone does the steps of Adam; hooks and schedulers of PyTorch are not left out."""
+    params, calls = make_params(), []
+    ours = ModuleOptimizer(params, {"_target_": "torch.optim.Adam"}, 0.1)
+    step(ours, params)
+    handle = ours.optimizer.register_step_post_hook(lambda *_: calls.append("hook"))
+    step(ours, params)
+    handle.remove()
+    step(ours, params)
+    ours.optimizer.step = lambda: calls.append("step")
+    step(ours, params)
+    assert calls == ["hook", "step"]
+    assert [state["step"] for state in ours.optimizer.state.values()] == [3]

@@ -84,7 +84,9 @@ def test_values_of_encoded_observations(name):
     obs, actions = observations("box" if is_own else name), torch.randn(N, 2)
     values = critics(obs, actions)
     assert values.shape == (2, N, 3)
-    torch.testing.assert_close(critics.values(critics.encode(obs), actions), values)
+    features = critics.encode(obs)
+    torch.testing.assert_close(critics.values(features, actions), values)
+    torch.testing.assert_close(critics.values(features, actions, first=1), values[:1])
 
 
 def test_sizes_of_hidden_layers():

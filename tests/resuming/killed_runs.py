@@ -28,7 +28,6 @@ CONTEXT.set_forkserver_preload(
         "maze_train.algorithms.impala.build",
         "maze_train.algorithms.off_policy.build",
         "tensorboard.summary.writer",
-        "rich.style",  # it draws from `random` when it is imported
     ]
 )
 

@@ -16,6 +16,7 @@ from short_runs import short_run
 from torch import nn
 
 from maze_train import EnvConfig, PPOAlgorithmConfig, TrainConfig, load_policy, train
+from maze_train.config.pipeline import prepare
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.saved_policies import load_weights
@@ -115,5 +116,5 @@ def test_every_part_can_be_built_without_hydra() -> None:
     )
     config.tracking.progress = "quiet"
     config.tracking.plot = False
-    assert TrainingRunner(config).run().summary.updates == 1
+    assert TrainingRunner(prepare(config)).run().summary.updates == 1
     assert config.run_dir is None

@@ -16,6 +16,7 @@ from short_runs import FORK, short_run, summary
 
 from maze_train import load_config, load_policy
 from maze_train.algorithms.impala.learner import ImpalaLearner
+from maze_train.config.pipeline import prepare
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import TrainingError
 from maze_train.runners.base import TrainingRunner
@@ -250,6 +251,6 @@ def test_nothing_but_lost_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
-    with TrainingRunner(load_config({**values, "runner.concurrency": 6})) as runner:
+    with TrainingRunner(prepare(load_config({**values, "runner.concurrency": 6}))) as runner:
         workers = runner.builder.actors._pool.workers
         assert [worker._env.first_env for worker in workers] == [0, 3]

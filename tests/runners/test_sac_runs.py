@@ -18,6 +18,7 @@ from short_runs import QUIET, everything, rows, settings, short_run
 import maze_train.algorithms.off_policy.build as off_policy
 import maze_train.data.replay_columns as replay_columns
 from maze_train import Statistics, TrainerServices, load_config, train
+from maze_train.config.pipeline import prepare
 from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
 from maze_train.errors import ConfigError
 from maze_train.runners.base import TrainingRunner
@@ -134,7 +135,7 @@ def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
     config = load_config(
         {**settings("sac"), SHOWN: shown, "algorithm.n_step_returns": 3, "algorithm.gamma": 0.5}
     )
-    with TrainingRunner(config) as runner:
+    with TrainingRunner(prepare(config)) as runner:
         trainer: Any = runner.builder.build(TrainerServices())
         for _ in range(3):
             trainer.update_once(trainer.progress(), Statistics())

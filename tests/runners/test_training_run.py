@@ -21,6 +21,7 @@ from short_runs import everything, file_contents, rows, settings, short_run, sum
 
 from maze_train import load_config, run_rollout, train
 from maze_train.cli import main
+from maze_train.config.pipeline import prepare
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.runners.base import TrainingRunner
 
@@ -72,12 +73,12 @@ def test_columns_of_the_metrics() -> None:
 def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
     """config.yaml reloads to an equal configuration and gives equal metrics; drawn seeds too."""
     node = settings(algorithm, seed=None)
-    TrainingRunner(load_config(node)).run()
+    TrainingRunner(prepare(load_config(node))).run()
     written = written_config("run")
     assert isinstance(written["seed"], int)
     again = load_config({**written, "run_dir": "again"})
     assert again == load_config({**node, "seed": written["seed"], "run_dir": "again"})
-    TrainingRunner(again).run()
+    TrainingRunner(prepare(again)).run()
     assert rows("run") == rows("again")
     assert written_config("again") == written
     short_run("other", algorithm, seed=None)

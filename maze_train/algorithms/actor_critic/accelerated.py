@@ -14,7 +14,6 @@ import torch
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
-from maze_train.functional.returns import normalize_advantages
 from maze_train.learner.learner import Learner
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.mlp_gradients import (
@@ -100,8 +99,7 @@ def accelerates(learner: AnyLearner, model: Any) -> bool:
     head, family, policy = model.value_head, model.distribution, model.policy
     owner = _owner(learner, "policy_loss_gradient")
     return (
-        learner.loss_function is None
-        and learner.settings.autocast == "none"
+        learner.may_differentiate_by_hand
         and all(_is_declared(learner, method) for method in METHODS)
         and owner is not None
         and owner is _owner(learner, "policy_loss")
@@ -157,9 +155,7 @@ def _loss_and_backward(
     log_probs, entropy, params_gradient = getattr(model.distribution, FAMILY_METHOD)(
         params, batch.actions
     )
-    advantages = batch.advantages
-    if config.normalize_advantage:
-        advantages = normalize_advantages(advantages)
+    advantages = learner.advantages(batch)
     policy_loss = learner.policy_loss(log_probs, advantages, batch, statistics)
     mean_entropy = entropy.mean()
     statistics.record(events.policy_loss, policy_loss, size)

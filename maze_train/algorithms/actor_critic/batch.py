@@ -158,6 +158,9 @@ class ActorCriticBatch:
     sequences: Sequences | None = None
     """Layout of observations in time; None without a memory."""
 
+    are_final: bool = False
+    """Whether advantages are normalised already, where the settings want that."""
+
     @property
     def size(self) -> int:
         """Number n of samples."""
@@ -182,6 +185,54 @@ class ActorCriticBatch:
     def old_log_probs(self) -> Tensor:
         """Log-probabilities of the actions under the policy as it was before the update, `[n]`."""
         return self.columns[OLD_LOG_PROBS]
+
+    def with_advantages(self, advantages: Tensor) -> ActorCriticBatch:
+        """The batch with advantages `[n]` as the loss takes them."""
+        columns = self.columns.clone()
+        columns[ADVANTAGES] = advantages
+        return replace(self, columns=columns, are_final=True)
+
+    def shard(self, rank: int, count: int) -> tuple[ActorCriticBatch, int]:
+        """Every `count`-th transition or sequence from `rank` on, and how many samples these are.
+
+        Where there are too few, the first one, and 0.
+        """
+        units = self.size if self.sequences is None else len(self.sequences.hidden_state)
+        start, is_empty = (rank, False) if rank < units else (0, True)
+        rows = torch.arange(units, device=self.columns.device)[
+            start :: units if is_empty else count
+        ]
+        samples, positions, sequences = rows, rows, None
+        if self.sequences is not None:
+            positions = torch.arange(len(self.sequences.resets) * units, device=rows.device)
+            positions = positions.view(-1, units)[:, rows].flatten()
+            samples, sequences = _select(self.sequences, rows, positions)
+        part = replace(
+            self,
+            obs=tree_map(lambda x: x.index_select(0, positions), self.obs),
+            actions=tree_map(lambda x: x.index_select(0, samples), self.actions),
+            columns=self.columns.index_select(1, samples),
+            sequences=sequences,
+        )
+        return part, 0 if is_empty else part.size
+
+
+def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tensor, Sequences]:
+    """Some sequences, and the numbers of their samples.
+
+    Args:
+        sequences: All sequences.
+        rows: Numbers of those that are wanted.
+        positions: Where their steps lie, in the order of the result.
+    """
+    samples, valid = positions, None
+    if sequences.valid is not None:
+        numbers = torch.full((sequences.resets.numel(),), -1, device=rows.device)
+        numbers[sequences.valid] = torch.arange(len(sequences.valid), device=rows.device)
+        samples = numbers[positions]
+        valid = (samples >= 0).nonzero().squeeze(1)
+        samples = samples[valid]
+    return samples, Sequences(sequences.hidden_state[rows], sequences.resets[:, rows], valid)
 
 
 class PreparedRollout:

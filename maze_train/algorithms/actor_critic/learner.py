@@ -214,6 +214,19 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         if batches:
             yield batches
 
+    def shard(
+        self, batch: ActorCriticBatch, rank: int, count: int
+    ) -> tuple[ActorCriticBatch, int, int]:
+        """A part of a minibatch, with the advantages normalised over all of it."""
+        part, size = batch.with_advantages(self.advantages(batch)).shard(rank, count)
+        return part, size, batch.size
+
+    def advantages(self, batch: ActorCriticBatch) -> Tensor:
+        """The advantages, normalised if the settings say so, `[n]`."""
+        if batch.are_final or not self.config.normalize_advantage:
+            return batch.advantages
+        return normalize_advantages(batch.advantages)
+
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> Tensor:
@@ -226,9 +239,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         if self.is_burning_in:
             return config.value_loss_coef * value_loss
         log_probs, entropies = model.distribution.log_prob_and_entropy(params, batch.actions)
-        advantages = batch.advantages
-        if config.normalize_advantage:
-            advantages = normalize_advantages(advantages)
+        advantages = self.advantages(batch)
         policy_loss = self.policy_loss(log_probs, advantages, batch, statistics)
         entropy = entropies.mean()
         statistics.record(events.policy_loss, policy_loss, size)

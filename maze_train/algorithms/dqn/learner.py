@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,10 +12,13 @@ from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.dqn.events import DQNEvents
 from maze_train.algorithms.dqn.model import DQNModel
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
-from maze_train.functional.losses import critic_loss
+from maze_train.functional.losses import critic_loss, critic_loss_gradient
 from maze_train.learner.apis import HasPolicy, HasTargets
+from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from maze_train.data.transitions import Transitions
     from maze_train.events import Statistics
     from maze_train.types import Tensor
@@ -37,6 +41,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
+    _backward: Sequence[Callable[[], object]] = ()
 
     def model(self, module_id: str) -> DQNModel:
         """A module under its type."""
@@ -61,17 +66,54 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         # A final observation may have no legal action: the values themselves are finite.
         return torch.addcmul(batch.rewards, batch.discounts, values.gather(-1, chosen).squeeze(-1))
 
+    def compute_losses(
+        self, minibatch: Mapping[str, Transitions], statistics: Statistics
+    ) -> dict[str, Tensor]:
+        """The loss of each module; without a graph where gradients are taken by hand."""
+        self._backward = ()
+        # A subclass may have another loss.
+        if type(self) is not DQNLearner or not self.may_differentiate_by_hand:
+            return super().compute_losses(minibatch, statistics)
+        return {
+            key: self._loss(
+                self.model(key), batch, statistics, has_gradients_by_hand(self.model(key).policy)
+            )
+            for key, batch in minibatch.items()
+        }
+
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
         """Loss of the values, 0-d."""
-        model = self.model(module_id)
+        return self._loss(self.model(module_id), batch, statistics, by_hand=False)
+
+    def _loss(
+        self, model: DQNModel, batch: Transitions, statistics: Statistics, by_hand: bool
+    ) -> Tensor:
+        """Loss of the values, 0-d; by hand without a graph, whose walk takes as long as all else.
+
+        The gradients are then those that `_backward` writes.
+        """
         actions: Any = batch.actions
+        delta = DELTA[self.config.loss]
         targets, choices = self.targets(model, batch), model.distribution.choices(actions)
-        q = model.policy(model.inputs(batch.obs)).unsqueeze(0)
-        loss, errors = critic_loss(q, choices, targets, batch.weights, DELTA[self.config.loss])
+        inputs = model.inputs(batch.obs)
+        q, backward = (
+            forward_and_backward(model.policy, inputs) if by_hand else (model.policy(inputs), None)
+        )
+        loss, errors = critic_loss(q.unsqueeze(0), choices, targets, batch.weights, delta)
+        if backward is not None:
+            slopes = critic_loss_gradient(errors, batch.weights, delta).squeeze(0).unsqueeze(-1)
+            gradient = torch.zeros_like(q).scatter_(-1, choices, slopes)
+            self._backward = (*self._backward, partial(backward, gradient, False))
         if batch.weights is not None:
-            self.errors = errors.abs().squeeze(0)
+            self.errors = self.part.gather(errors.abs().squeeze(0))
         statistics.record(DQNEvents.critic_loss, loss)
         statistics.record(DQNEvents.critic_value, errors.mean() + targets.mean())
         return loss
+
+    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
+        """Replace the gradients of the modules by those of their losses."""
+        super().compute_gradients(losses)
+        for backward in self._backward:
+            backward()

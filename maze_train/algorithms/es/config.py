@@ -26,6 +26,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     builder_class: ClassVar[str] = "maze_train.algorithms.es.build.ESBuilder"
 
     default_concurrency: ClassVar[int] = 64
+    can_share_minibatches: ClassVar[bool] = False
 
     n_rollouts_per_update: int = 64
     """Episodes that an update learns from at least, two for each perturbation. Even, >= 2."""

@@ -83,10 +83,15 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
-        # With a memory the loss reads sequences; networks with modes are in another one for it, and
-        # with autocast they compute in another type.
+        # With a memory the loss reads sequences; networks with modes are in another one for it; one
+        # of several learners has the loss of some rows only, autocast is for losses alone.
         runs_again = self.modules_with_modes | self.accelerated
-        if model.state_size or module_id in runs_again or self.settings.autocast != "none":
+        if (
+            model.state_size
+            or module_id in runs_again
+            or self.part.is_shared
+            or self.settings.autocast != "none"
+        ):
             return super().evaluate(module_id, rollout)
         evaluated, self._outputs[module_id] = evaluate_with_graph(model, rollout)
         return evaluated
@@ -139,7 +144,9 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     ) -> Tensor:
         """The weighted sum of policy loss, value loss and entropy bonus, 0-d."""
         loss = super().compute_loss_for_module(module_id, batch, statistics)
-        return loss * batch.size if self.config.loss_reduction == "sum" else loss
+        if self.config.loss_reduction == "mean":
+            return loss
+        return loss * self.part.whole_size(batch.size)
 
 
 def _new_columns(rollout: Rollout) -> Rollout:

@@ -199,7 +199,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         q = model.critics.values(features, actions.critic_input(batch.actions))
         loss, errors = critic_loss(q, actions.choices(batch.actions), targets, batch.weights)
         if batch.weights is not None:
-            self.errors = errors.abs().mean(0)
+            self.errors = self.part.gather(errors.abs().mean(0))
         statistics.record(PolicyAndCriticsEvents.critic_loss, loss)
         statistics.record(PolicyAndCriticsEvents.critic_value, errors.mean() + targets.mean())
         if errors.shape[0] > 1:
@@ -210,4 +210,8 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     def draw_noise(self, model: Model, n: int) -> Tensor:
         """Random numbers of n actions, drawn on the CPU whatever the device, `[n, noise_size]`."""
         cpu = torch.device("cpu")
-        return model.distribution.draw_noise((n,), self.generator, cpu).to(self.device)
+
+        def draw(size: int) -> Tensor:
+            return model.distribution.draw_noise((size,), self.generator, cpu)
+
+        return self.part.draw(draw, n).to(self.device)

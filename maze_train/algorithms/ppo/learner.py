@@ -101,7 +101,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         log_ratios = log_probs - batch.old_log_probs
         divergence = approximate_kl(log_ratios)
         if self.config.target_kl > 0:
-            self._divergences.append(divergence)
+            self._divergences.append(self.part.mean(divergence))
         events, size = ActorCriticEvents, batch.size
         statistics.record(events.approximate_kl, divergence, size)
         statistics.record(events.clip_fraction, clip_fraction(log_ratios, self.clip_range), size)

@@ -77,7 +77,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         """
         actions = model.actions_of(model.policy, inputs)
         with constant(model.critics):
-            loss = model.critics.values(features, actions)[0].mean().neg()
+            loss = model.critics.values(features, actions, first=1).mean().neg()
         statistics.record(TD3Events.policy_loss, loss)
         statistics.record(TD3Events.saturation, (actions.abs() > SATURATED).float().mean())
         return loss

@@ -1,0 +1,151 @@
+"""Learners besides the first one of a group, and the connection of all of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from copy import deepcopy
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from maze_train.learner.parcels import unpack
+from maze_train.learner.part import PeersLostError, Shard
+from maze_train.workers.places import Portable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from maze_train.events import Statistics
+    from maze_train.learner.learner import Learner
+    from maze_train.workers.memory import SharedMemory
+    from maze_train.workers.pool import WorkerContext
+
+
+class LearnerWorker:
+    """A learner that does what the first one of its group does, with other samples.
+
+    Args:
+        make_learner: Makes the learner.
+        count: Number of learners of the group.
+        timeout_s: Seconds that an exchange may take.
+        context: Where it lives; the worker 0 has the learner 1.
+    """
+
+    def __init__(
+        self,
+        make_learner: Portable[Callable[[], Learner[Any, Any, Any]]],
+        count: int,
+        timeout_s: float,
+        context: WorkerContext,
+    ) -> None:
+        self._rank, self._count, self._timeout_s = context.index + 1, count, timeout_s
+        self._part = Shard(self._rank, count, context.count)
+        self._learner = make_learner.value()
+        self._learner.part = self._part
+        self._memory: Any = None
+
+    def take_memory(self, memory: SharedMemory) -> None:
+        """Take the memory in which later parcels arrive."""
+        self._memory = memory
+
+    def begin(self, content: bytes, sizes: Sequence[int]) -> None:
+        """Become equal to the first learner: its state, and as many threads."""
+        state, threads = unpack(self._memory, content, sizes)
+        self._learner.load_state_dict(
+            deepcopy(state)
+        )  # it may be kept, the memory is written again
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+    def connect(self, port: int) -> None:
+        """Join the learners that meet at a port of this machine."""
+        leave()
+        store = meeting_place(port, self._count, self._timeout_s)
+        join(store, self._rank, self._count, self._timeout_s, self._learner.device)
+
+    def update(self, content: bytes, sizes: Sequence[int]) -> Statistics | None:
+        """Update; returns the statistics of its samples, None if other learners were lost."""
+        try:
+            self._learner.update(*unpack(self._memory, content, sizes))
+        except PeersLostError:
+            leave()  # Learners that wait for this one notice it.
+            return None
+        return self._part.statistics
+
+    def apply(self, content: bytes, sizes: Sequence[int]) -> Any:
+        """The result of a function of the learner."""
+        return unpack(self._memory, content, sizes)(self._learner)
+
+    def close(self) -> None:
+        """Leave the group."""
+        leave()
+
+
+def meeting_place(port: int, count: int, timeout_s: float) -> Any:
+    """The store in which learners of this machine find each other.
+
+    Args:
+        port: Port of the store; 0: a new one is made, `port` of which is its port.
+        count: Number of learners.
+        timeout_s: Seconds that they may take.
+    """
+    return dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
+        "127.0.0.1",
+        port,
+        count,
+        is_master=port == 0,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+
+
+def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.device) -> None:
+    """Connect with the other learners.
+
+    Args:
+        store: Where they meet.
+        rank: Number of this learner.
+        count: Number of learners.
+        timeout_s: Seconds that an exchange may take.
+        device: Where this learner lives; NCCL needs a GPU for each.
+
+    Raises:
+        PeersLostError: If they do not come.
+    """
+    has_own_gpu = device.type == "cuda" and torch.cuda.device_count() >= count
+    try:
+        dist.init_process_group(
+            "nccl" if has_own_gpu else "gloo",
+            store=store,
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        raise PeersLostError(str(error)) from error
+
+
+def leave() -> None:
+    """End the connection with other learners, which notice it; again does nothing."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def copy_maker(
+    learner: Learner[Any, Any, Any], rank: int
+) -> Portable[Callable[[], Learner[Any, Any, Any]]]:
+    """A function that makes a learner like this one in another process, but for its state.
+
+    Args:
+        learner: The first learner.
+        rank: Number of the other one, on which its GPU depends.
+    """
+    args, kwargs = deepcopy(learner.made_from)
+    if learner.device.type == "cuda":
+        first = learner.device.index or 0
+        kwargs["device"] = f"cuda:{(first + rank) % torch.cuda.device_count()}"
+    return Portable(partial(type(learner), *args, **kwargs), "algorithm")

@@ -1,0 +1,425 @@
+"""Several learners: the numbers of one, failures, and what is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cases import everyday, sweep
+from gymnasium import spaces
+from practice_learner import LineLearner, make_data, make_module
+
+sys.path.append(str(Path(__file__).parents[1] / "algorithms"))
+from update_problems import (
+    BOX,
+    PARTS,
+    PROBLEMS,
+    SEED,
+    B,
+    T,
+    make_learner,
+    make_model,
+    make_rollout,
+    make_transitions,
+    normal,
+    perturbed,
+    with_ignored,
+)
+
+from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+from maze_train.algorithms.bc.config import BCAlgorithmConfig
+from maze_train.algorithms.bc.learner import BCBatch, BCLearner
+from maze_train.algorithms.bc.loss import BCLoss
+from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
+from maze_train.algorithms.dqn.learner import DQNLearner
+from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.ppo.learner import minibatch_indices
+from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.algorithms.td3.config import TD3AlgorithmConfig
+from maze_train.algorithms.td3.learner import TD3Learner
+from maze_train.algorithms.td3.model import build_td3
+from maze_train.errors import ConfigError, TrainingError, WorkerError
+from maze_train.learner.config import Progress
+from maze_train.learner.group import LearnerGroup
+from maze_train.learner.part import own_rows, shard_rows
+from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.policy_model import build_policy
+from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.types import Sequences
+from maze_train.workers.places import LocalProcesses
+
+slow = pytest.mark.slow
+pytestmark = [
+    pytest.mark.usefixtures("float64", "has_connected", "no_file_is_left"),
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+]
+REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float64)
+SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
+PATIENCE_S, SHORT_S = 60.0, 2.0
+RUNNING = ObservationNormalizationConfig(mode="running")
+
+
+# -- sharing out -----------------------------------------------------------------------------------
+
+
+@sweep("count", [1, 2, 3, 5])
+def test_each_sample_is_in_one_part(count):
+    """Once per pass, whatever the sizes; those of parts differ by one at most."""
+    for length in (1, 2, 3, 7, 16):
+        for batch_size in (1, 2, 4, 5, 20):
+            seen = torch.zeros(length, dtype=torch.int64)
+            for _ in range(2):
+                generator = torch.Generator().manual_seed(length)
+                for units in minibatch_indices(length, batch_size, generator, seen.device):
+                    batch = BCBatch(units, {"a": units[:, None], "b": units})
+                    parts = [shard_rows(batch, rank, count) for rank in range(count)]
+                    sizes = [size for _, size, _ in parts]
+                    assert {whole for *_, whole in parts} == {len(units)}
+                    assert max(sizes) - min(sizes) <= 1
+                    for part, size, _ in parts:
+                        rows = part.obs[:size]
+                        assert len(part.obs) == max(size, 1)
+                        assert torch.equal(part.actions["a"][:size, 0], rows)
+                        seen[rows] += 1
+            assert seen.tolist() == [2] * length
+
+
+@sweep("count", [1, 2, 3, 7])
+def test_each_sequence_is_in_one_part(count):
+    """With its memory, and with those of its samples that are transitions."""
+    steps, n = 4, 5
+    positions = torch.arange(steps * n)
+    for valid in (None, positions[positions % 3 > 0]):
+        samples = positions if valid is None else valid
+        batch = ActorCriticBatch(
+            obs=positions,
+            actions=samples,
+            columns=samples.double().expand(4, -1),
+            sequences=Sequences(torch.arange(n)[:, None], positions.view(steps, n) % 2 > 0, valid),
+        )
+        seen = []
+        for rank in range(count):
+            part, size = batch.shard(rank, count)
+            assert (size == 0) == (rank >= n)
+            sequences = part.sequences.hidden_state.squeeze(1)
+            assert torch.equal(part.obs.view(steps, -1) % n, sequences.expand(steps, -1))
+            assert torch.equal(part.sequences.resets.flatten(), part.obs % 2 > 0)
+            of_obs = part.obs if valid is None else part.obs[part.sequences.valid]
+            assert torch.equal(of_obs, part.actions)
+            assert torch.equal(part.columns[2], part.actions.double())
+            seen += part.actions[:size].tolist()
+        assert sorted(seen) == samples.tolist()
+
+
+def test_what_can_not_be_shared_out():
+    """The message says what is expected."""
+    for batch in (3, BCBatch(torch.zeros(2), torch.zeros(3)), BCBatch({}, {})):
+        with pytest.raises(TrainingError, match=r"can not be shared out: expected a dataclass"):
+            shard_rows(batch, 0, 2)
+    assert torch.equal(own_rows(torch.arange(2), 3, 4), torch.tensor([0]))
+
+
+# -- the numbers of one learner --------------------------------------------------------------------
+
+
+def actor_critic(algorithm, problem="discrete", ignoring=False, memory=False, settings=None, **own):
+    """A learner, and its rollouts."""
+    memories = {"memory": MemoryConfig(cell="gru", size=4)} if memory else {}
+    model = make_model(*PROBLEMS[problem], **memories, **(settings or {}))
+    rollout = replace(make_rollout(*PROBLEMS[problem]), log_probs=normal(T, B) - 1.0)
+    rollout = with_ignored(rollout) if ignoring else rollout
+    if memory:
+        rollout = replace(rollout, hidden_states=normal(T + 1, B, model.state_size))
+    return make_learner(algorithm, model, **own), lambda step: rollout
+
+
+def off_policy(learner_class, config_class, build, action_space, **own):
+    """A learner of weighted transitions, seven per batch."""
+    model = perturbed(build(SMALL, PARTS, action_space, 1).double())
+    config = config_class(lr=0.02, tau=0.1, policy_update_interval=2, **own)
+    learner = learner_class(model, config, seed=SEED)
+    return learner, lambda step: make_transitions(PARTS, action_space, step, weighted=True)
+
+
+def dqn():
+    """Values of actions."""
+    model = perturbed(build_dqn(SMALL, BOX, spaces.Discrete(3), 1, True).double())
+    learner = DQNLearner(model, DQNAlgorithmConfig(lr=0.02), seed=SEED)
+    return learner, lambda step: make_transitions(BOX, spaces.Discrete(3), step, weighted=True)
+
+
+def td3():
+    """A policy that is deterministic."""
+    return off_policy(TD3Learner, TD3AlgorithmConfig, build_td3, REACH)
+
+
+def sac():
+    """Random numbers in losses."""
+    return off_policy(SACLearner, SACAlgorithmConfig, build_soft_actor_critic, REACH)
+
+
+def bc():
+    """Recorded actions, five per batch."""
+    model = perturbed(build_policy(SMALL, BOX, REACH, seed=1).double())
+    config = BCAlgorithmConfig(lr=0.02)
+    learner = BCLearner(model, config, BCLoss(model.distribution, entropy_coef=0.1))
+    return learner, lambda step: BCBatch(normal(5, 4, seed=step), normal(5, 2, seed=step + 99))
+
+
+# Minibatches of 8, 8 and 2 of 18 samples: a third learner has no part of the last one.
+LEARNERS = {
+    "a2c": lambda: actor_critic(
+        "a2c", "dict_obs_tuple_action", settings={"normalization": RUNNING}
+    ),
+    "ppo": lambda: actor_critic("ppo", reward_scaling=True, settings={"normalization": RUNNING}),
+    "ppo, memory": lambda: actor_critic("ppo", ignoring=True, memory=True, sequence_length=2),
+    "ppo, stops early": lambda: actor_critic("ppo", target_kl=0.01),
+    "ppo, by autograd": lambda: actor_critic("ppo", value_clip_range=0.1, max_grad_norm=0.01),
+    "ppo, another optimizer": lambda: actor_critic(
+        "ppo", optimizer={"_target_": "torch.optim.ASGD"}
+    ),
+    "impala": lambda: actor_critic("impala", ignoring=True),
+    "impala, sums": lambda: actor_critic("impala", loss_reduction="sum", max_grad_norm=1.0),
+    "sac": sac,
+    "td3": td3,
+    "dqn": dqn,
+    "bc": bc,
+}
+MEANT = ("a2c", "ppo", "ppo, memory", "impala, sums", "sac", "bc")
+
+
+@contextmanager
+def group_of(make, n_learners, **processes):
+    """A group, and a function that makes updates and gives their statistics."""
+    learner, experience = make()
+    place = LocalProcesses(**{"start_method": "fork", "timeout_s": PATIENCE_S, **processes})
+    group, updates = LearnerGroup(learner, n_learners, place), []
+
+    def update(count):
+        for _ in range(count):
+            step = len(updates)
+            updates.append(group.update(experience(step), Progress(updates=step)).reduce())
+        return updates
+
+    try:
+        yield group, update
+    finally:
+        group.shutdown()
+        group.shutdown()
+        assert multiprocessing.active_children() == []
+
+
+def pids(group):
+    """The processes of the other learners."""
+    return [process.pid for process in group._pool.processes]
+
+
+def assert_equal_states(state, other, exact=False):
+    """Trees of tensors and numbers are equal, to the bit or nearly."""
+    assert type(state) is type(other)
+    if isinstance(state, dict):
+        assert list(state) == list(other)
+        assert_equal_states(list(state.values()), list(other.values()), exact)
+    elif isinstance(state, (list, tuple)):
+        for one, two in zip(state, other, strict=True):
+            assert_equal_states(one, two, exact)
+    elif isinstance(state, torch.Tensor):
+        tolerance = 0.0 if exact else 1e-9
+        torch.testing.assert_close(state, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    elif isinstance(state, float) and not exact:
+        assert state == pytest.approx(other, rel=1e-9, abs=1e-9, nan_ok=True)
+    else:
+        assert state == other
+
+
+def assert_all_equal(group):
+    """All learners have the same state, to the bit."""
+    own, *others = group.foreach_learner(lambda learner: learner.state_dict())
+    assert len(others) == group.n_learners - 1
+    for other in others:
+        assert_equal_states(other, own, exact=True)
+
+
+@slow
+@pytest.mark.parametrize("name", everyday(6, sorted(LEARNERS, key=lambda name: name not in MEANT)))
+def test_the_numbers_of_one_learner(name):
+    """Weights, moments, statistics and errors, with parts that are uneven or empty."""
+    with group_of(LEARNERS[name], 1) as (alone, update):
+        expected = list(update(20))
+        state = alone.state_dict()
+        errors = alone.foreach_learner(lambda learner: getattr(learner, "errors", None))
+    for n_learners in (2, 3):
+        with group_of(LEARNERS[name], n_learners) as (group, update):
+            assert_equal_states(update(20), expected)
+            assert_equal_states(group.state_dict(), state)
+            assert_all_equal(group)
+            found = group.foreach_learner(lambda learner: getattr(learner, "errors", None))
+            assert_equal_states(found, errors * n_learners)
+
+
+@slow
+def test_state_of_any_number_of_learners():
+    """As many go on to the bit, others nearly; weights that are set are those of all."""
+    with group_of(LEARNERS["ppo"], 2) as (group, update):
+        update(2)
+        state = group.state_dict()
+        expected = update(4)[2:]
+        end = group.state_dict()
+    for n_learners in (1, 2, 3):
+        with group_of(LEARNERS["ppo"], n_learners) as (group, update):
+            update(2)
+            group.load_state_dict(deepcopy(state))  # it may be written to
+            assert_equal_states(update(4)[2:], expected, exact=n_learners == 2)
+            assert_equal_states(group.state_dict(), end, exact=n_learners == 2)
+            group.set_weights(state["learner"]["modules"])
+            assert_all_equal(group)
+            assert_equal_states(group.get_weights(), state["learner"]["modules"], exact=True)
+
+
+@slow
+@pytest.mark.parametrize("reaction", ["raise", "skip"])
+def test_gradients_that_are_not_finite(reaction):
+    """All learners decide alike: they end with the error of one, or go on together."""
+
+    def make():
+        learner, experience = LEARNERS["bc"]()
+        learner.on_non_finite = reaction
+        learner.made_from[0][1].on_non_finite = reaction
+
+        def broken(step):
+            batch = experience(step)
+            if step == 1:
+                batch.obs[3] = torch.nan  # in one part only
+            return batch
+
+        return learner, broken
+
+    with group_of(make, 3) as (group, update):
+        if reaction == "raise":
+            with pytest.raises(TrainingError, match=r"update 1: the gradient of minibatch 0"):
+                update(3)
+            assert multiprocessing.active_children() == []
+        else:
+            assert [row["train/gradient_steps"] for row in update(3)] == [1.0, 0.0, 1.0]
+            assert_all_equal(group)
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def strike(group, number, when="in an update", victim=-1):
+    """Send a signal to a learner, between two updates or after a gradient step."""
+    if when == "between":
+        os.kill(pids(group)[victim], number)
+        return
+    learner = group._learner
+    own = learner.after_gradient_step
+
+    def after_gradient_step():
+        learner.after_gradient_step = own
+        os.kill(pids(group)[victim], number)
+        own()
+
+    learner.after_gradient_step = after_gradient_step
+
+
+@slow
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [
+        (signal.SIGKILL, "in an update"),
+        (signal.SIGKILL, "between"),
+        (signal.SIGSTOP, "in an update"),
+        pytest.param(signal.SIGSTOP, "between", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_learner_that_is_lost(number, when, capfd):
+    """It is started again, and all go on as if nothing had happened; the third one lives on."""
+    with group_of(LEARNERS["ppo"], 1) as (_, update):
+        expected = update(4)
+    timeout_s = PATIENCE_S if number == signal.SIGKILL else SHORT_S
+    settings = {"on_worker_failure": "restart", "timeout_s": timeout_s}
+    with group_of(LEARNERS["ppo"], 3, **settings) as (group, update):
+        update(2)
+        before = pids(group)
+        strike(group, number, when)
+        began = time.monotonic()
+        assert_equal_states(update(2), expected)
+        assert time.monotonic() - began < PATIENCE_S / 2
+        assert_all_equal(group)
+        assert pids(group)[0] == before[0]
+        assert pids(group)[1] != before[1]
+    how = "died in .*SIGKILL" if number == signal.SIGKILL else "hangs: it did not finish an update"
+    assert re.search(rf"warning: learner 2 {how}.*restart 1 of at most 10", capfd.readouterr().err)
+
+
+@slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_learner_that_is_not_started_again(number):
+    """Training ends with one message that names it; nothing is left."""
+    timeout_s = PATIENCE_S if number == signal.SIGKILL else SHORT_S
+    with group_of(LEARNERS["ppo"], 2, timeout_s=timeout_s) as (group, update):
+        update(1)
+        strike(group, number)
+        with pytest.raises(WorkerError, match=r"\Alearner 1 .*; on_worker_failure = fail\)"):
+            update(1)
+        assert multiprocessing.active_children() == []
+
+
+@slow
+def test_restarts_of_learners_are_limited():
+    """By the settings of processes; those by calls between updates count as well."""
+    settings = {"on_worker_failure": "restart", "max_worker_restarts": 2}
+    with group_of(LEARNERS["ppo"], 2, **settings) as (group, update):
+        update(1)
+        for _ in range(2):
+            strike(group, signal.SIGKILL, "between")
+            numbers = group.foreach_learner(lambda learner: learner.weights_seq_no)
+            assert numbers == [1, 1]
+            assert_all_equal(group)
+        strike(group, signal.SIGKILL, "between")
+        with pytest.raises(WorkerError, match=r"\Alearner 1 died.*max_worker_restarts = 2"):
+            update(1)
+
+
+# -- what several learners can not do --------------------------------------------------------------
+
+
+def test_what_several_learners_refuse(monkeypatch):
+    """Modules whose outputs depend on the minibatch or on chance, several modules, no learners."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
+    refused = {
+        "1 is a BatchNorm1d": model,
+        "there are 2 modules": {key: make_module() for key in "ab"},
+    }
+    for words, modules in refused.items():
+        with pytest.raises(ConfigError, match=rf"learner_group.n_learners = 2: {words}"):
+            LearnerGroup(LineLearner(modules), 2)
+    with pytest.raises(ConfigError, match="n_learners"):
+        LearnerGroup(LineLearner(make_module()), 0)
+    group = LearnerGroup(LineLearner(make_module()), 2, LocalProcesses(start_method="fork"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(ConfigError, match=r"runner.start_method = 'fork': several learners"):
+        group.update(make_data(), Progress())
+
+
+@slow
+def test_a_learner_of_tensors_has_to_say_how_they_are_shared_out():
+    """Its error is that of the first learner."""
+    with (
+        group_of(lambda: (LineLearner(make_module()), lambda step: make_data()), 2) as (_, update),
+        pytest.raises(TrainingError, match="of the type Tensor can not be shared out"),
+    ):
+        update(1)
