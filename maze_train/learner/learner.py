@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from maze_train.errors import TrainingError
 from maze_train.events import Statistics
 from maze_train.learner.accumulation import Accumulation
 from maze_train.learner.gradients import norm_of
@@ -19,7 +18,7 @@ from maze_train.learner.learner_state import LearnerState
 from maze_train.learner.modes import matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.part import MadeFrom, Part, shard_rows
-from maze_train.learner.steps import GradientSteps, LearnerEvents
+from maze_train.learner.steps import GradientSteps, LearnerEvents, non_finite_error
 from maze_train.targets import TARGET, maker_of
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
 Batch = TypeVar("Batch")
+Data = TypeVar("Data")
 
 
 class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch]):
@@ -118,16 +118,61 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
             for module_id, part in by_module.items()
             if self.should_module_be_updated(module_id, part)
         }
-        if prepared:
+        minibatches = self.minibatches(prepared, statistics)
+        return self._learn(list(prepared), minibatches, statistics, progress)
+
+    def update_from_batch(
+        self, batch: Batch | Mapping[str, Batch], progress: Progress
+    ) -> Statistics:
+        """Learn from one minibatch as the loss takes it, see `update_from_iterator`."""
+        return self.update_from_iterator([batch], progress)
+
+    @torch.enable_grad()
+    def update_from_iterator(
+        self, minibatches: Iterable[Batch | Mapping[str, Batch]], progress: Progress
+    ) -> Statistics:
+        """Learn from minibatches that were cut already: an update without `preprocess`.
+
+        Args:
+            minibatches: Minibatches of the only module, or of modules by id; each is asked for when
+                the step before is taken, until there are no more.
+            progress: Where training stands before this update.
+
+        Returns:
+            Statistics of the update.
+
+        Raises:
+            ConfigError: If there is a minibatch for a module that does not exist.
+            TrainingError: If a gradient was not finite.
+        """
+        statistics = Statistics()
+        self.before_gradient_based_update(progress, statistics)
+        chosen = (
+            {
+                module_id: batch
+                for module_id, batch in self._by_module(minibatch).items()
+                if self.should_module_be_updated(module_id, batch)
+            }
+            for minibatch in minibatches
+        )
+        return self._learn(list(self.modules), filter(None, chosen), statistics, progress)
+
+    def _learn(
+        self,
+        module_ids: Sequence[str],
+        minibatches: Iterator[Mapping[str, Batch]],
+        statistics: Statistics,
+        progress: Progress,
+    ) -> Statistics:
+        """Take the steps of an update, if there are modules that learn, and end it."""
+        if module_ids:
             with matmul_precision(self.precision):
-                self._take_steps(prepared, statistics, progress)
+                self._take_steps(module_ids, minibatches, statistics, progress)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
 
-    def _by_module(
-        self, experience: Experience | Mapping[str, Experience]
-    ) -> dict[str, Experience]:
+    def _by_module(self, experience: Data | Mapping[str, Data]) -> dict[str, Data]:
         if not isinstance(experience, Mapping):
             experience = {DEFAULT_MODULE: experience}
         for module_id in experience:
@@ -135,9 +180,13 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         return dict(experience)
 
     def _take_steps(
-        self, prepared: Mapping[str, Prepared], statistics: Statistics, progress: Progress
+        self,
+        module_ids: Sequence[str],
+        minibatches: Iterator[Mapping[str, Batch]],
+        statistics: Statistics,
+        progress: Progress,
     ) -> None:
-        modules = [self.modules[key] for key in prepared if key in self.modules_with_modes]
+        modules = [self.modules[key] for key in module_ids if key in self.modules_with_modes]
         for module in modules:
             module.train()
         # A look at each norm would stall a GPU; there all are looked at after the update.
@@ -149,7 +198,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         steps = GradientSteps(looks=looks)
         number = 0
         own = self.part.begin(statistics)
-        for number, minibatch in enumerate(self.minibatches(prepared, statistics)):
+        for number, minibatch in enumerate(minibatches):
             with self._autocast():
                 losses = self.compute_losses(self.part.take(self.shard, minibatch), own)
             if self.should_stop(own):
@@ -167,7 +216,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         self.part.end(statistics)
         for module in modules:
             module.eval()
-        self._check_finite(steps.bad(), bool(steps.norms), statistics, progress)
+        self._check_finite(steps, statistics, progress)
         steps.record(statistics)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -199,39 +248,20 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         self.after_gradient_step()
 
     def _check_finite(
-        self,
-        bad: list[int],
-        has_steps: bool,
-        statistics: Statistics,
-        progress: Progress,
+        self, steps: GradientSteps, statistics: Statistics, progress: Progress
     ) -> None:
-        """Refuse gradients that are not finite, all or each, as the settings say.
-
-        Args:
-            bad: Minibatches with such a gradient.
-            has_steps: Whether there was a gradient step.
-            statistics: Of the update.
-            progress: Where training stands.
-        """
-        self._empty_updates = self._empty_updates + 1 if bad and not has_steps else 0
-        if not bad or (
-            self.on_non_finite == "skip" and self._empty_updates < self.most_empty_updates
-        ):
-            return
-        numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}
-        # The weights can only be the cause once a step has changed them.
-        hint = "No step was taken yet: look for"
-        if self.weights_seq_no or bad[0]:
-            hint = "A smaller algorithm.lr or an algorithm.max_grad_norm may help, or look for"
-        advice = "; algorithm.on_non_finite=skip leaves such steps out"
-        if self.on_non_finite == "skip":
-            advice = f" (there was no other gradient in {self._empty_updates} updates)"
-        named = "".join(f", {tag} = {value}" for tag, value in numbers.items())
-        raise TrainingError(
-            f"epoch {progress.epoch + 1}, update {self.weights_seq_no}: the gradient of minibatch "
-            f"{bad[0]} is not finite{named}. {hint} observations, rewards or outputs of a "
-            f"network of your own that are not finite, such as logits that are all -inf{advice}"
-        )
+        """Refuse gradients that are not finite, all or each, as the settings say."""
+        bad = steps.bad()
+        self._empty_updates = self._empty_updates + 1 if bad and not steps.norms else 0
+        skips = self.on_non_finite == "skip"
+        if bad and not (skips and self._empty_updates < self.most_empty_updates):
+            advice = "; algorithm.on_non_finite=skip leaves such steps out"
+            if skips:
+                advice = f" (there was no other gradient in {self._empty_updates} updates)"
+            where = f"epoch {progress.epoch + 1}, update {self.weights_seq_no}"
+            # The weights can only be the cause once a step has changed them.
+            has_learned = bool(self.weights_seq_no or bad[0])
+            raise non_finite_error(where, bad[0], statistics, has_learned, advice)
 
     def forget_episodes(self, envs: Tensor) -> None:
         """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from maze_train.errors import TrainingError
 from maze_train.events import Event, EventInterface
 
 if TYPE_CHECKING:
@@ -67,3 +68,27 @@ class GradientSteps:
         if self.skipped or self.overflows:
             left_out = float(len(self.skipped) + self.overflows)
             statistics.record(LearnerEvents.skipped_steps, left_out)
+
+
+def non_finite_error(
+    where: str, minibatch: int, statistics: Statistics, has_learned: bool, advice: str
+) -> TrainingError:
+    """The error of a gradient that is not finite.
+
+    Args:
+        where: Epoch and update.
+        minibatch: Number of the minibatch in the update.
+        statistics: Of the update; those that are not finite are named.
+        has_learned: Whether a step was taken before, which may be the cause.
+        advice: Further words for the end.
+    """
+    numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}
+    hint = "No step was taken yet: look for"
+    if has_learned:
+        hint = "A smaller algorithm.lr or an algorithm.max_grad_norm may help, or look for"
+    named = "".join(f", {tag} = {value}" for tag, value in numbers.items())
+    return TrainingError(
+        f"{where}: the gradient of minibatch {minibatch} is not finite{named}. {hint} "
+        "observations, rewards or outputs of a network of your own that are not finite, such as "
+        f"logits that are all -inf{advice}"
+    )
