@@ -177,6 +177,8 @@ class ModuleOptimizer:
         of other held parameters go on, and are to be forgotten (`reset`) before these move again.
         """
         held = {id(param) for param in params}
+        if not (held or self._held or self._held_groups):
+            return
         self._held_groups = {
             i for i, group in enumerate(self._groups) if all(id(param) in held for param in group)
         }
