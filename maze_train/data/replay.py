@@ -273,9 +273,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
         # A step counts if it is one, and no step before it was the last of an episode. The row of
         # the newest observation is none, so what lies behind it in the ring is out of reach.
         counts = (flags & VALID) != 0
-        if len(counts) > 1:
-            counts[1:] &= (flags[:-1] & ENDS) == 0
-            np.logical_and.accumulate(counts, axis=0, out=counts)
+        counts[1:] &= (flags[:-1] & ENDS) == 0
+        np.logical_and.accumulate(counts, axis=0, out=counts)
         return indices, flags, counts
 
     def _summed(

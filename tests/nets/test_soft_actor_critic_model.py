@@ -144,3 +144,10 @@ def test_buffers_of_targets_are_copied(converted):
             assert torch.equal(buffer, sources[key]), key
     assert float(sources["members.1.calls"]) == 3
     assert float(model.target_critics.members[0].norm.running_mean[0]) > 0.5
+
+
+def test_targets_are_always_evaluated():
+    """Also while the networks that they follow are trained, with dropout for example."""
+    model = build().train()
+    assert model.critics.training
+    assert not any(module.training for module in model.target_critics.modules())
