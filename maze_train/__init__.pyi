@@ -140,6 +140,9 @@ from maze_train.functional.vtrace_forms import from_importance_weights as from_i
 from maze_train.functional.vtrace_forms import from_logits as from_logits
 from maze_train.functional.vtrace_forms import get_log_rhos as get_log_rhos
 from maze_train.functional.vtrace_forms import log_probs_from_logits_and_actions_and_spaces as log_probs_from_logits_and_actions_and_spaces
+from maze_train.learner.apis import HasOwnLoss as HasOwnLoss
+from maze_train.learner.config import Freeze as Freeze
+from maze_train.learner.config import GradientSettings as GradientSettings
 from maze_train.learner.config import LearnerGroupConfig as LearnerGroupConfig
 from maze_train.learner.config import Progress as Progress
 from maze_train.learner.config import Schedule as Schedule

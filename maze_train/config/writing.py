@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -155,7 +155,8 @@ def _dump(value: Any, hint: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _dump(entry, Any) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        entries = [_dump(entry, Any) for entry in value]
+        item = get_args(hint)[0] if get_origin(hint) is list else Any
+        entries = [_dump(entry, item) for entry in value]
         return {TUPLE: entries} if isinstance(value, tuple) and hint is Any else entries
     return value
 

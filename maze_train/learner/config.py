@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from maze_train.checks import check_at_least, check_choices
+from maze_train.checks import check_at_least, check_choices, check_fields
 from maze_train.errors import ConfigError
+from maze_train.targets import TARGET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 PREFIX = "linear_"
@@ -148,3 +149,83 @@ def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
             fraction = max(0.0, (x - left_x) / (right_x - left_x))
             return left + fraction * (right - left)
     return points[-1][1]
+
+
+def as_schedule(setting: float | Schedule | Sequence[Sequence[float]]) -> float | Schedule:
+    """A setting whose points may be given alone: `[[0, v0], [t1, v1], ...]`, by environment steps.
+
+    Raises:
+        ConfigError: If the points are no schedule.
+    """
+    if isinstance(setting, (int, float, Schedule)):
+        return setting
+    return Schedule(points=[list(point) for point in setting], by="env_steps")
+
+
+@dataclass(kw_only=True)
+class Freeze:
+    """Parameters that stay as they are in some updates; `trunk` alone: the trunk, in all of them.
+
+    Updates count from 0. With a `period`, `start` and `stop` hold in every one anew: `{params:
+    [policy], period: 10, stop: 5}` and `{params: [critic], period: 10, start: 5}` let critic and
+    policy learn in turns, 5 updates each.
+    """
+
+    params: list[str] = field(default_factory=list)
+    """Names of parameters or of parts that hold them, or patterns of these with `*`."""
+
+    start: int = 0
+    """First update in which they are frozen. >= 0."""
+
+    stop: int | None = None
+    """First update in which they learn again; null: none."""
+
+    period: int = 0
+    """Updates after which `start` and `stop` come again; 0: never."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, 0, "start", "period")
+        if not self.params:
+            raise ConfigError("params", "expected names of parameters, such as [trunk]", [])
+        if self.stop is not None:
+            check_at_least("stop", self.stop, self.start + 1)
+        last = max(self.start + 1, self.stop or 0)
+        if 0 < self.period < last:
+            raise ConfigError("period", f"expected at least {last}, or 0", self.period)
+
+    @classmethod
+    def from_text(cls, text: str) -> Freeze:
+        """The short form: a name, frozen in all updates."""
+        return cls(params=[text])
+
+    def holds(self, updates: int) -> bool:
+        """Whether the parameters are frozen in the update after `updates` others."""
+        number = updates % self.period if self.period else updates
+        return self.start <= number and (self.stop is None or number < self.stop)
+
+
+@dataclass(kw_only=True)
+class GradientSettings:
+    """Settings that every algorithm has which follows the gradient of a loss."""
+
+    lr_factors: dict[str, float] = field(default_factory=dict)
+    """Factors of the learning rate by name of a parameter, or of a part that holds some, such as
+    `{trunk: 0.1, critic: 2}`; the first name that fits counts. >= 0."""
+
+    freeze: list[Freeze] = field(default_factory=list)
+    """Parameters that do not learn, always (`[trunk]`) or in some updates (`[{params: [trunk],
+    stop: 100}]`); they and their moments stay as they are."""
+
+    loss_function: dict[str, Any] | None = None
+    """A loss that takes the place of the algorithm's: `{_target_: my_package.my_loss, key: value}`,
+    a function of learner, module id, minibatch and statistics, and of these keys."""
+
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    """Type in which networks compute while losses are made; `float16`: losses are scaled, and steps
+    whose gradient overflows are left out. Weights and moments keep their type."""
+
+    def __post_init__(self) -> None:
+        if self.loss_function is not None and TARGET not in self.loss_function:
+            raise ConfigError("loss_function", f"expected the key {TARGET}", self.loss_function)
+        for name, factor in self.lr_factors.items():
+            check_at_least(f"lr_factors.{name}", factor, 0.0)

@@ -75,10 +75,14 @@ def compute_gradient_norm(params: Iterable[Tensor]) -> float:
     Returns:
         The norm, >= 0; 0.0 if there is no gradient at all.
     """
-    gradients = [parameter.grad for parameter in params if parameter.grad is not None]
+    return float(norm_of([param.grad for param in params if param.grad is not None]))
+
+
+def norm_of(gradients: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of gradients together, 0-d; 0 if there are none."""
     if not gradients:
-        return 0.0
-    return float(_norm_of_all([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+        return torch.zeros(())
+    return _norm_of_all([torch.linalg.vector_norm(gradient) for gradient in gradients])
 
 
 def _norm_of_all(norms: list[Tensor]) -> Tensor:

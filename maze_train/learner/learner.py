@@ -4,41 +4,38 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import nn
 
-from maze_train.errors import ConfigError, TrainingError
-from maze_train.events import Event, EventInterface, Statistics
-from maze_train.learner.modes import has_modes, matmul_precision
-from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.events import Statistics
+from maze_train.learner.accumulation import Accumulation
+from maze_train.learner.gradients import norm_of
+from maze_train.learner.learner_state import LearnerState
+from maze_train.learner.modes import matmul_precision
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.part import MadeFrom, Part, shard_rows
+from maze_train.learner.steps import GradientSteps, LearnerEvents, non_finite_error
+from maze_train.targets import TARGET, maker_of
 
 if TYPE_CHECKING:
-    from maze_train.learner.config import Progress, Schedule
+    from torch import nn
+
+    from maze_train.learner.config import Progress
+    from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.types import Tensor
 
-
-DEFAULT_MODULE = "default"
-DEFAULT_OPTIMIZER = "default"
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
 Batch = TypeVar("Batch")
+Data = TypeVar("Data")
 
 
-class LearnerEvents(EventInterface, prefix="train"):
-    """Statistics that every learner emits."""
-
-    grad_norm = Event("L2 norm of the gradient before clipping, mean over minibatches.")
-    gradient_steps = Event("Gradient steps taken.", reduce="sum")
-    learning_rate = Event("Learning rate of the last update.", reduce="last")
-    skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
-
-
-class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
+class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
@@ -58,7 +55,11 @@ class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
             - `max_grad_norm`: bound of the gradient, 0: no clipping; `grad_clip_by`, if there is
               one: `global_norm` (the default), `norm` or `value`, see `clip_gradients`.
             - `on_non_finite`: `raise`: a gradient that is not finite ends training; `skip`: its
-              step is left out, unless no step of `most_empty_updates` updates is left.
+              step is left out, unless no step of `most_empty_updates` updates is left; `zero`:
+              entries that are not finite count 0.
+            - `gradient_accumulation`, if there is one: minibatches whose mean gradient a step
+              follows; 1: each has a step of its own.
+            - those of `GradientSettings`, if it derives from it.
             - `matmul_precision`, if there is one: precision of products of float32 matrices in
               updates: `highest` (the default), `high` or `medium`, see
               `torch.set_float32_matmul_precision`.
@@ -80,62 +81,15 @@ class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        if isinstance(modules, nn.Module):
-            modules = {DEFAULT_MODULE: modules}
-        self.config = config
-        self.device = torch.device(device)
-        self.modules: dict[str, nn.Module] = {
-            key: module.to(self.device) for key, module in modules.items()
-        }
-        self.modules_with_modes = {key for key, module in self.modules.items() if has_modes(module)}
         self._empty_updates = 0
-        self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self._active: list[ModuleOptimizer] = []
         self.on_non_finite: str = config.on_non_finite
         self.grad_clip_by: str = getattr(config, "grad_clip_by", "global_norm")
         self.precision: str = getattr(config, "matmul_precision", "highest")
-        self.generator = torch.Generator().manual_seed(seed)
-        self.weights_seq_no = 0
-        for module_id in self.modules:
-            self.configure_optimizers_for_module(module_id)
-
-    @property
-    def module(self) -> nn.Module:
-        """The module of ordinary training, which has one."""
-        return self.modules[DEFAULT_MODULE]
-
-    # -- optimizers ------------------------------------------------------------------------------
-
-    def configure_optimizers_for_module(self, module_id: str) -> None:
-        """Register the optimizers of a module; by default one over all its parameters."""
-        params = list(self.modules[module_id].parameters())
-        self.register_optimizer(module_id, params, self.config.optimizer, self.config.lr)
-
-    def register_optimizer(
-        self,
-        module_id: str,
-        params: Sequence[nn.Parameter],
-        node: Mapping[str, Any],
-        lr: float | Schedule,
-        name: str = DEFAULT_OPTIMIZER,
-    ) -> None:
-        """Give some parameters of a module an optimizer.
-
-        Raises:
-            ConfigError: If the name is taken, or another optimizer owns one of the parameters.
-        """
-        key = (module_id, name)
-        owned = {id(p) for optimizer in self.optimizers.values() for p in optimizer.params}
-        if key in self.optimizers:
-            raise ConfigError(
-                "optimizer", f"module {module_id!r} has an optimizer {name!r} already"
-            )
-        if any(id(p) in owned for p in params):
-            raise ConfigError(
-                "optimizer",
-                f"{name!r} of module {module_id!r} shares parameters with another optimizer",
-            )
-        self.optimizers[key] = ModuleOptimizer(params, node, lr)
+        super().__init__(modules, config, device, seed)
+        count: int = getattr(config, "gradient_accumulation", 1)
+        self._accumulation = Accumulation(count) if count > 1 else None
+        self.loss_function = _loss_function(self.settings.loss_function)
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -162,114 +116,152 @@ class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
         prepared = {
             module_id: self.preprocess(module_id, part, statistics)
             for module_id, part in by_module.items()
-            if self.should_module_be_updated(module_id)
+            if self.should_module_be_updated(module_id, part)
         }
-        if prepared:
+        minibatches = self.minibatches(prepared, statistics)
+        return self._learn(list(prepared), minibatches, statistics, progress)
+
+    def update_from_batch(
+        self, batch: Batch | Mapping[str, Batch], progress: Progress
+    ) -> Statistics:
+        """Learn from one minibatch as the loss takes it, see `update_from_iterator`."""
+        return self.update_from_iterator([batch], progress)
+
+    @torch.enable_grad()
+    def update_from_iterator(
+        self, minibatches: Iterable[Batch | Mapping[str, Batch]], progress: Progress
+    ) -> Statistics:
+        """Learn from minibatches that were cut already: an update without `preprocess`.
+
+        Args:
+            minibatches: Minibatches of the only module, or of modules by id; each is asked for when
+                the step before is taken, until there are no more.
+            progress: Where training stands before this update.
+
+        Returns:
+            Statistics of the update.
+
+        Raises:
+            ConfigError: If there is a minibatch for a module that does not exist.
+            TrainingError: If a gradient was not finite.
+        """
+        statistics = Statistics()
+        self.before_gradient_based_update(progress, statistics)
+        chosen = (
+            {
+                module_id: batch
+                for module_id, batch in self._by_module(minibatch).items()
+                if self.should_module_be_updated(module_id, batch)
+            }
+            for minibatch in minibatches
+        )
+        return self._learn(list(self.modules), filter(None, chosen), statistics, progress)
+
+    def _learn(
+        self,
+        module_ids: Sequence[str],
+        minibatches: Iterator[Mapping[str, Batch]],
+        statistics: Statistics,
+        progress: Progress,
+    ) -> Statistics:
+        """Take the steps of an update, if there are modules that learn, and end it."""
+        if module_ids:
             with matmul_precision(self.precision):
-                self._take_steps(prepared, statistics, progress)
+                self._take_steps(module_ids, minibatches, statistics, progress)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
 
-    def _by_module(
-        self, experience: Experience | Mapping[str, Experience]
-    ) -> dict[str, Experience]:
+    def _by_module(self, experience: Data | Mapping[str, Data]) -> dict[str, Data]:
         if not isinstance(experience, Mapping):
             experience = {DEFAULT_MODULE: experience}
-        unknown = [module_id for module_id in experience if module_id not in self.modules]
-        if unknown:
-            known = ", ".join(self.modules)
-            raise ConfigError("module_id", f"no such module; there are: {known}", unknown[0])
+        for module_id in experience:
+            self._known(module_id)
         return dict(experience)
 
     def _take_steps(
-        self, prepared: Mapping[str, Prepared], statistics: Statistics, progress: Progress
+        self,
+        module_ids: Sequence[str],
+        minibatches: Iterator[Mapping[str, Batch]],
+        statistics: Statistics,
+        progress: Progress,
     ) -> None:
-        modules = [self.modules[key] for key in prepared if key in self.modules_with_modes]
+        modules = [self.modules[key] for key in module_ids if key in self.modules_with_modes]
         for module in modules:
             module.train()
         # A look at each norm would stall a GPU; there all are looked at after the update.
-        looks = self.device.type == "cpu" or self.on_non_finite == "skip"
-        norms: list[Tensor] = []
-        skipped: list[int] = []
+        looks = (
+            self.device.type == "cpu"
+            or self.on_non_finite == "skip"
+            or self.loss_scaler is not None
+        )
+        steps = GradientSteps(looks=looks)
+        number = 0
         own = self.part.begin(statistics)
-        for i, minibatch in enumerate(self.minibatches(prepared, statistics)):
-            losses = self.compute_losses(self.part.take(self.shard, minibatch), own)
+        for number, minibatch in enumerate(minibatches):
+            with self._autocast():
+                losses = self.compute_losses(self.part.take(self.shard, minibatch), own)
             if self.should_stop(own):
                 break
             self._active = self.active_optimizers(losses)
             self.compute_gradients(losses)
             self.part.join_gradients(self._active)
-            norm = self.postprocess_gradients()
-            if looks and not math.isfinite(norm):
-                skipped.append(i)
-                if self.on_non_finite == "raise":
-                    break
-                continue
-            norms.append(norm)
-            self.apply_gradients()
-            self.after_gradient_step()
+            if self._accumulation is None or self._accumulation.add(self._active):
+                self._step(number, steps)
+            self.after_minibatch(number)
+            if steps.skipped and self.on_non_finite == "raise":
+                break
+        if self._accumulation is not None and self._accumulation.is_pending:
+            self._step(number, steps)
         self.part.end(statistics)
         for module in modules:
             module.eval()
-        bad = list(skipped)
-        if not looks and norms:
-            bad = torch.isfinite(torch.stack(norms)).logical_not().nonzero().flatten().tolist()
-        self._check_finite(bad, bool(norms), statistics, progress)
-        statistics.record(LearnerEvents.gradient_steps, float(len(norms)))
-        for norm in norms:
-            statistics.record(LearnerEvents.grad_norm, norm)
-        if skipped:
-            statistics.record(LearnerEvents.skipped_steps, float(len(skipped)))
+        self._check_finite(steps, statistics, progress)
+        steps.record(statistics)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """What losses are computed in: layers in `algorithm.autocast`, if that is a type."""
+        name = self.settings.autocast
+        if name == "none":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, name))
+
+    def _step(self, number: int, steps: GradientSteps) -> None:
+        """Take the gradient step of a minibatch, or of those up to it, if it is finite."""
+        if self._accumulation is not None:
+            self._active = self._accumulation.take()
+        if self.on_non_finite == "zero":
+            steps.zeroed += [optimizer.zero_non_finite() for optimizer in self._active]
+        norm = self.postprocess_gradients()
+        if steps.looks and not math.isfinite(norm):
+            if self.loss_scaler is not None and self.loss_scaler.lower():
+                steps.overflows += 1
+            else:
+                steps.skipped.append(number)
+            return
+        steps.norms.append(norm)
+        if self.config.max_grad_norm > 0:
+            steps.clipped.append(norm_of([g for o in self._active for g in o.gradients()]))
+        self.apply_gradients()
+        if self.loss_scaler is not None:
+            self.loss_scaler.count_step()
+        self.after_gradient_step()
 
     def _check_finite(
-        self,
-        bad: list[int],
-        has_steps: bool,
-        statistics: Statistics,
-        progress: Progress,
+        self, steps: GradientSteps, statistics: Statistics, progress: Progress
     ) -> None:
-        """Refuse gradients that are not finite, all or each, as the settings say.
-
-        Args:
-            bad: Minibatches with such a gradient.
-            has_steps: Whether there was a gradient step.
-            statistics: Of the update.
-            progress: Where training stands.
-        """
-        self._empty_updates = self._empty_updates + 1 if bad and not has_steps else 0
-        if not bad or (
-            self.on_non_finite == "skip" and self._empty_updates < self.most_empty_updates
-        ):
-            return
-        numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}
-        # The weights can only be the cause once a step has changed them.
-        hint = "No step was taken yet: look for"
-        if self.weights_seq_no or bad[0]:
-            hint = "A smaller algorithm.lr or an algorithm.max_grad_norm may help, or look for"
-        advice = "; algorithm.on_non_finite=skip leaves such steps out"
-        if self.on_non_finite == "skip":
-            advice = f" (there was no other gradient in {self._empty_updates} updates)"
-        named = "".join(f", {tag} = {value}" for tag, value in numbers.items())
-        raise TrainingError(
-            f"epoch {progress.epoch + 1}, update {self.weights_seq_no}: the gradient of minibatch "
-            f"{bad[0]} is not finite{named}. {hint} observations, rewards or outputs of a "
-            f"network of your own that are not finite, such as logits that are all -inf{advice}"
-        )
-
-    def check_weights(self) -> None:
-        """Refuse weights that are not finite.
-
-        Raises:
-            TrainingError: If there is one, with its module and name.
-        """
-        for module_id, module in self.modules.items():
-            for name, value in module.named_parameters():
-                if not bool(torch.isfinite(value).all()):
-                    raise TrainingError(
-                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
-                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
-                    )
+        """Refuse gradients that are not finite, all or each, as the settings say."""
+        bad = steps.bad()
+        self._empty_updates = self._empty_updates + 1 if bad and not steps.norms else 0
+        skips = self.on_non_finite == "skip"
+        if bad and not (skips and self._empty_updates < self.most_empty_updates):
+            advice = "; algorithm.on_non_finite=skip leaves such steps out"
+            if skips:
+                advice = f" (there was no other gradient in {self._empty_updates} updates)"
+            where = f"epoch {progress.epoch + 1}, update {self.weights_seq_no}"
+            # The weights can only be the cause once a step has changed them.
+            has_learned = bool(self.weights_seq_no or bad[0])
+            raise non_finite_error(where, bad[0], statistics, has_learned, advice)
 
     def forget_episodes(self, envs: Tensor) -> None:
         """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.
@@ -278,7 +270,8 @@ class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
         """
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Once per update, before everything: learning rates and other scheduled settings."""
+        """Once per update, before everything: learning rates, frozen parameters, schedules."""
+        self.hold_parameters(progress)
         for optimizer in self.optimizers.values():
             statistics.record(LearnerEvents.learning_rate, optimizer.set_lr(progress))
 
@@ -310,15 +303,41 @@ class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
         return {
-            module_id: self.compute_loss_for_module(module_id, batch, statistics)
+            module_id: self._loss_of(module_id, batch, statistics)
             for module_id, batch in minibatch.items()
         }
+
+    @property
+    def may_differentiate_by_hand(self) -> bool:
+        """Whether all losses are those of the algorithm, computed in the type of the weights."""
+        replaced = self.loss_function is not None or self.modules_with_loss
+        return not replaced and self.settings.autocast == "none"
+
+    def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
+        """The loss of a module: its own, else that of the settings, else that of the algorithm."""
+        if module_id in self.modules_with_loss:
+            module: Any = self.modules[module_id]
+            loss = module.compute_self_supervised_loss(batch, statistics)
+        elif self.loss_function is not None:
+            loss = self.loss_function(self, module_id, batch, statistics)
+        else:
+            loss = self.compute_loss_for_module(module_id, batch, statistics)
+        if not isinstance(loss, Mapping):
+            return loss  # type: ignore[no-any-return]  # of a module or function of a user
+        prefix = "" if module_id == DEFAULT_MODULE else f"{module_id}/"
+        for name, term in loss.items():
+            statistics.record(LearnerEvents.loss.of_part(prefix + name), term)
+        return torch.stack(list(loss.values())).sum()
 
     @abstractmethod
     def compute_loss_for_module(
         self, module_id: str, batch: Batch, statistics: Statistics
-    ) -> Tensor:
-        """Forward pass and loss of one module on one minibatch, 0-d."""
+    ) -> Tensor | Mapping[str, Tensor]:
+        """Forward pass and loss of one module on one minibatch, 0-d.
+
+        Or the terms of the loss, 0-d each, by names, under which they are reported: the loss is
+        their sum.
+        """
 
     def should_stop(self, statistics: Statistics) -> bool:
         """Whether the update ends before the gradient of the current minibatch is applied."""
@@ -338,10 +357,18 @@ class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
         terms = [loss for loss in losses.values() if loss.requires_grad]
         if terms:
             total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+            if self.loss_scaler is not None:
+                total = total * self.loss_scaler.scale
             total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
 
     def postprocess_gradients(self) -> Tensor:
-        """Clip the gradients of each optimizer; returns the norm of all of them before that."""
+        """Clip the gradients of each optimizer; returns the norm of all of them before that.
+
+        Gradients of a loss that was scaled are brought back to their size first.
+        """
+        if self.loss_scaler is not None:
+            for gradient in (g for optimizer in self._active for g in optimizer.gradients()):
+                gradient.div_(self.loss_scaler.scale)
         norms = [o.clip(self.config.max_grad_norm, self.grad_clip_by) for o in self._active]
         if not norms:
             return torch.zeros((), device=self.device)
@@ -355,40 +382,17 @@ class Learner(MadeFrom, ABC, Generic[Experience, Prepared, Batch]):
     def after_gradient_step(self) -> None:
         """After each gradient step that was applied: target networks."""
 
+    def after_minibatch(self, number: int) -> None:
+        """After each minibatch, counted from 0, with or without a step of its own."""
+
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, after everything: adaptive coefficients, running statistics."""
 
-    def should_module_be_updated(self, module_id: str) -> bool:
-        """Whether a module learns from its experience, which is dropped otherwise."""
-        return True
 
-    # -- state -----------------------------------------------------------------------------------
-
-    def get_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of the weights by module."""
-        return {
-            module_id: {key: value.detach().clone() for key, value in module.state_dict().items()}
-            for module_id, module in self.modules.items()
-        }
-
-    def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write weights, as `get_weights` gives them, into the modules, in place."""
-        for module_id, state in weights.items():
-            self.modules[module_id].load_state_dict(dict(state))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, random generator and counters."""
-        return {
-            "modules": self.get_weights(),
-            "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
-            "generator": self.generator.get_state(),
-            "weights_seq_no": self.weights_seq_no,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.set_weights(state["modules"])
-        for key, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"]["/".join(key)])
-        self.generator.set_state(state["generator"])
-        self.weights_seq_no = state["weights_seq_no"]
+def _loss_function(node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
+    """The function that `algorithm.loss_function` names, with its own arguments."""
+    if node is None:
+        return None
+    key = "algorithm.loss_function"
+    function = maker_of(str(node[TARGET]), f"{key}.{TARGET}")
+    return partial(function, **{name: value for name, value in node.items() if name != TARGET})

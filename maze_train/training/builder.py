@@ -112,7 +112,7 @@ class BuildContext(Generic[Config]):
             [factory] * num_envs,
             self.env,
             self.place,
-            self.algorithm.on_non_finite,
+            self.algorithm.on_non_finite_step,
             training=training,
             max_episode_steps=limit,
         )

@@ -83,10 +83,10 @@ class AlgorithmConfig:
     patience: int = 0
     """Evaluations without a new best after which training stops; 0: never."""
 
-    on_non_finite: Literal["raise", "skip"] = "raise"
+    on_non_finite: Literal["raise", "skip", "zero"] = "raise"
     """Reaction where an observation, reward, loss or gradient is NaN or infinite: raise: the run
     ends with an error that names it; skip: the episode or the gradient step is left out and
-    counted."""
+    counted; zero: as skip, but of a gradient only the entries that are not finite count 0."""
 
     device: str = "cpu"
     """Device of the learner: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."""
@@ -115,6 +115,11 @@ class AlgorithmConfig:
                 raise ConfigError(key, f"expected the key {TARGET}", node)
             if key == "optimizer" and "lr" in node:
                 raise ConfigError("optimizer.lr", "set algorithm.lr instead", node["lr"])
+
+    @property
+    def on_non_finite_step(self) -> Literal["raise", "skip"]:
+        """Reaction to numbers of an environment that are not finite."""
+        return "raise" if self.on_non_finite == "raise" else "skip"
 
     @property
     def model_settings(self) -> dict[str, Any]:

@@ -50,8 +50,9 @@ class SlowES:
         ascent = slow_gradient(pairs, noise)
         descent = [config.l2_penalty * p - g for p, g in zip(old, ascent, strict=True)]
         length = norm(descent)
-        if config.max_grad_norm:
-            share = config.max_grad_norm / (length + 1e-6)  # as torch has it
+        bound = config.max_grad_norm
+        if bound:
+            share = bound / (length + 1e-6)  # as torch has it
             descent = [g * min(share, 1.0) for g in descent]
         has_gradient = any(ascent)
         if has_gradient:
@@ -65,6 +66,7 @@ class SlowES:
         return {
             "train/policy_grad_norm": norm(ascent),
             **({"train/grad_norm": length} if has_gradient else {}),
+            **({"train/grad_norm_clipped": norm(descent)} if has_gradient and bound else {}),
             "train/policy_norm": norm(old),
             "train/update_ratio": norm(steps) / norm(old),
             "train/fitness_std": statistics.pstdev(flat),

@@ -15,7 +15,7 @@ from maze_train.algorithms.actor_critic.accelerated import accelerates
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.distributions.categorical import Categorical
-from maze_train.learner.config import Progress
+from maze_train.learner.config import Freeze, Progress
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 from maze_train.types import tree_map
 
@@ -107,6 +107,7 @@ def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
     "changes",
     [
         {"critic_burn_in_epochs": 1},
+        {"lr_factors": {"critic": 2.0, "*.bias": 0.5}, "freeze": [Freeze.from_text("policy.net")]},
         {"model": {"shared_trunk": True}},
         {"model": {"shared_trunk": True}, "critic_burn_in_epochs": 1},
         {"space": PARTS},
@@ -129,6 +130,11 @@ def test_illegal_actions():
     assert 0.2 < (masks == 0).float().mean() < 0.4
     used = compare(torch.float64, "ppo", "discrete", space, masks=masks)
     assert used == [{"default"}, set()]
+
+
+def own_loss(learner, module_id, batch, statistics):
+    """The loss of the algorithm, as a function of a user."""
+    return learner.compute_loss_for_module(module_id, batch, statistics)
 
 
 class OwnFamily(Categorical):
@@ -164,6 +170,7 @@ def test_other_families_and_settings_are_left_to_autograd():
         make_learner("ppo", value_clip_range=0.5),
         make_learner("own", value_clip_range=0.5),
         make_learner("impala", loss_reduction="sum"),
+        make_learner("ppo", loss_function={"_target_": f"{__name__}.own_loss"}),
     ):
         assert not accelerates(other, other.module)
 

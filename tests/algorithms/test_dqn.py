@@ -153,6 +153,11 @@ def test_updates_are_those_of_the_papers(space, settings, weights):
     assert largest > 1.0  # beyond the square of the Huber loss
 
 
+def tripled(learner, module_id, batch, statistics):
+    """Three times the loss, as a function of a user."""
+    return 3.0 * learner.compute_loss_for_module(module_id, batch, statistics)
+
+
 class Tripled(DQNLearner):
     """Another loss, whose gradient autograd has to find."""
 
@@ -179,8 +184,13 @@ def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
         batch = make_batch(space, 0, weights)
         norms[learner_class] = learner.update(batch, Progress()).reduce()["train/grad_norm"]
         assert bool(learner._backward) == (learner_class is DQNLearner)
+    node = {"_target_": f"{__name__}.tripled"}
+    config = DQNAlgorithmConfig(**{**SETTINGS, "loss": loss, "loss_function": node})
+    learner = DQNLearner(make_model(space).float(), config)
+    norms["own"] = learner.update(make_batch(space, 0, weights), Progress()).reduce()
     assert norms[DQNLearner] == pytest.approx(norms[Ordinary], rel=1e-6)
     assert norms[Tripled] == pytest.approx(3.0 * norms[Ordinary], rel=1e-6)
+    assert norms["own"]["train/grad_norm"] == pytest.approx(norms[Tripled], rel=1e-6)
 
 
 # -- known values --------------------------------------------------------------------------------
@@ -336,7 +346,9 @@ def test_everything_that_replay_offers(tmp_path):
     found = [row["train/epsilon"] for row in result.history]
     assert found == pytest.approx([1.0 - 14 / 64, 1.0 - 30 / 64, 0.5 - 14 / 128, 0.5 - 30 / 128])
     row = result.history[-1]
-    assert {event.tag for event in DQNEvents.events()} - row.keys() == {"train/skipped_steps"}
+    assert {event.tag for event in DQNEvents.events()} - row.keys() == {
+        *("train/skipped_steps", "train/zeroed_gradients", "train/loss")
+    }
     assert all(math.isfinite(value) for row in result.history for value in row.values())
     model: Any = result.policy.model
     assert float(model.normalizer.count) >= 64

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
+from maze_train.learner.config import GradientSettings
 from maze_train.learner.learner import Learner
 
 ADAM = {"_target_": "torch.optim.Adam"}
+
+
+@dataclass(kw_only=True)
+class LineSettings(GradientSettings):
+    """Settings that every learner reads."""
+
+    optimizer: dict[str, Any] = field(default_factory=lambda: ADAM)
+    lr: Any = 0.1
+    max_grad_norm: float = 0.0
+    on_non_finite: str = "raise"
 
 
 def make_module(seed=0):
@@ -32,8 +44,10 @@ class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
     def __init__(self, modules, batch_size=4, refused=(), stop_at=None, seed=0, **settings):
         self.calls = []
         self.batch_size, self.refused, self.stop_at = batch_size, refused, stop_at
-        defaults = {"optimizer": ADAM, "lr": 0.1, "max_grad_norm": 0.0, "on_non_finite": "raise"}
-        super().__init__(modules, SimpleNamespace(**defaults | settings), seed=seed)
+        known = LineSettings.__dataclass_fields__
+        config = LineSettings(**{key: settings[key] for key in settings if key in known})
+        vars(config).update(settings)  # those that a learner reads only if there are any
+        super().__init__(modules, config, seed=seed)
 
     def note(self, call):
         """Record a call."""
@@ -87,8 +101,9 @@ class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
         self.note("after step")
         super().after_gradient_step()
 
-    def should_module_be_updated(self, module_id):
-        return module_id not in self.refused
+    def should_module_be_updated(self, module_id, experience):
+        wanted = super().should_module_be_updated(module_id, experience)
+        return wanted and module_id not in self.refused
 
     def after_gradient_based_update(self, progress, statistics):
         self.note(f"after {self.weights_seq_no}")

@@ -219,12 +219,12 @@ def test_register_optimizer_refuses_duplicates():
     learner = LineLearner(make_module())
     other = [torch.nn.Parameter(torch.zeros(2))]
     with pytest.raises(ConfigError, match=r"module 'default' has an optimizer 'default' already"):
-        learner.register_optimizer("default", other, ADAM, 0.1)
-    params = [*other, learner.module.bias]
+        learner.register_optimizer(optimizer=ADAM, params=other, lr_or_lr_schedule=0.1)
+    second = {"name": "second", "optimizer": ADAM, "lr_or_lr_schedule": 0.1}
     with pytest.raises(ConfigError, match=r"'second' of module 'default' shares parameters"):
-        learner.register_optimizer("default", params, ADAM, 0.1, name="second")
+        learner.register_optimizer(params=[*other, learner.module.bias], **second)
     assert list(learner.optimizers) == [("default", "default")]
-    learner.register_optimizer("default", other, ADAM, 0.1, name="second")
+    learner.register_optimizer(params=other, **second)
     assert len(learner.optimizers) == 2
 
 
@@ -234,9 +234,12 @@ class TakesTurns(LineLearner):
     turns = ()
 
     def configure_optimizers_for_module(self, module_id):
-        module, momentum = self.modules[module_id], {"_target_": "torch.optim.SGD", "momentum": 0.9}
-        self.register_optimizer(module_id, [module.weight], momentum, 0.1, name="weight")
-        self.register_optimizer(module_id, [module.bias], momentum, 0.02, name="bias")
+        momentum = {"_target_": "torch.optim.SGD", "momentum": 0.9}
+        for name, lr in (("weight", 0.1), ("bias", 0.02)):
+            params = [getattr(self.modules[module_id], name)]
+            self.register_optimizer(
+                module_id, name, optimizer=momentum, params=params, lr_or_lr_schedule=lr
+            )
 
     def active_optimizers(self, losses):
         assert list(losses) == ["default"]
@@ -266,3 +269,48 @@ def test_optimizers_that_are_not_active_take_no_part(grad_clip):
                 torch.nn.utils.clip_grad_norm_([param], grad_clip)
             slow[name].step()
         torch.testing.assert_close(weights(learner), get_flat_parameters(net), rtol=1e-5, atol=1e-6)
+
+
+def test_minibatches_that_are_cut_already():
+    """The same steps and hooks as in an update that cuts them; each is asked for in its turn."""
+    learner, other = (LineLearner(with_modes(), max_grad_norm=0.5) for _ in range(2))
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    asked = []
+
+    def minibatches():
+        for rows in order.split(4):
+            asked.append(learner.calls.count("apply"))
+            yield make_data()[rows]
+
+    rows = [
+        learner.update_from_iterator(minibatches(), Progress()).reduce(),
+        other.update(make_data(), Progress()).reduce(),
+    ]
+    assert torch.equal(weights(learner), weights(other))
+    assert asked == [0, 1, 2]
+    assert rows[0] == rows[1]
+    assert learner.calls == [c for c in other.calls if not c.startswith(("prep", "minib"))]
+    assert learner.weights_seq_no == 1
+    assert not learner.module.training
+
+
+def test_one_minibatch_and_none():
+    """One is one step; without any, or for modules that do not learn, only hooks are called."""
+    learner = two(refused=("b",))
+    before = learner.get_weights()
+    learner.update_from_batch({"a": make_data(), "b": make_data(1)}, Progress())
+    after = learner.get_weights()
+    assert not torch.equal(after["a"]["weight"], before["a"]["weight"])
+    assert torch.equal(after["b"]["weight"], before["b"]["weight"])
+    alone = LineLearner({"a": make_module(0)}, batch_size=10)
+    alone.minibatches = lambda prepared, statistics: iter([{"a": make_data()}])
+    alone.update({"a": make_data()}, Progress())
+    assert torch.equal(alone.modules["a"].weight, learner.modules["a"].weight)
+    for minibatches in ([], [{"b": make_data()}]):
+        learner.calls.clear()
+        row = learner.update_from_iterator(minibatches, Progress()).reduce()
+        assert learner.calls == ["before", f"after {learner.weights_seq_no}"]
+        assert row["train/gradient_steps"] == 0
+    assert torch.equal(learner.modules["a"].weight, alone.modules["a"].weight)
+    with pytest.raises(ConfigError, match=r"module_id = 'c': no such module; there are: a, b"):
+        learner.update_from_batch({"c": make_data()}, Progress())

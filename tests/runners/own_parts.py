@@ -221,3 +221,10 @@ def demonstrations(n_episodes: int, reward: float = 100.0) -> list[Trajectory]:
         )
         for i in range(n_episodes)
     ]
+
+
+def own_loss(
+    learner: Any, module_id: str, batch: Any, statistics: Any, scale: float = 1.0
+) -> dict[str, torch.Tensor]:
+    """The loss of the algorithm, scaled, as one named term."""
+    return {"own": scale * learner.compute_loss_for_module(module_id, batch, statistics)}

@@ -74,16 +74,18 @@ def test_processes_change_no_number(algorithm: str, env: dict[str, Any]) -> None
         assert rows(f"local{n_workers}") == rows("dev")
 
 
+RARE = {"skipped_steps", "zeroed_gradients", "loss"}
+
 # What each algorithm reports, and what of it only where something is set or goes wrong.
 REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "ppo": (("actor_critic.events.ActorCriticEvents",), {"skipped_steps"}),
+    "ppo": (("actor_critic.events.ActorCriticEvents",), RARE),
     "impala": (
         (
             "impala.events.ImpalaEvents",
             "impala.events.ActorEvents",
             "impala.events.ActorTimeEvents",
         ),
-        {"approximate_kl", "clip_fraction", "clip_range", "skipped_steps"},
+        {"approximate_kl", "clip_fraction", "clip_range", *RARE},
     ),
     "sac": (
         (
@@ -91,7 +93,7 @@ REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
             "off_policy.events.ReplayEvents",
             "off_policy.events.ReplayTimeEvents",
         ),
-        {"skipped_steps"},
+        {"grad_norm_clipped", *RARE},
     ),
     "es": (("es.events.ESEvents", "es.events.PopulationEvents"), set()),
 }

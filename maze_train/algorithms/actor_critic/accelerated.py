@@ -99,7 +99,8 @@ def accelerates(learner: AnyLearner, model: Any) -> bool:
     head, family, policy = model.value_head, model.distribution, model.policy
     owner = _owner(learner, "policy_loss_gradient")
     return (
-        all(_is_declared(learner, method) for method in METHODS)
+        learner.may_differentiate_by_hand
+        and all(_is_declared(learner, method) for method in METHODS)
         and owner is not None
         and owner is _owner(learner, "policy_loss")
         and (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_between, check_fields
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule, check_schedule
+from maze_train.learner.config import GradientSettings, Schedule, check_schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
 
 @dataclass(kw_only=True)
-class ActorCriticConfig(AlgorithmConfig):
+class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Base of the settings of on-policy actor-critics."""
 
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
@@ -71,6 +71,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
+        GradientSettings.__post_init__(self)
         check_fields(self, 1, "n_rollout_steps")
         self._check_positive("lr")
         self._check_targets("optimizer")

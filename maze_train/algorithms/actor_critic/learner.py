@@ -25,6 +25,7 @@ from maze_train.functional.returns import (
     lambda_advantages,
     normalize_advantages,
 )
+from maze_train.learner.apis import HasPolicy, HasStateValues
 from maze_train.learner.config import Progress, scheduled_value
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.targets import locate
@@ -32,6 +33,8 @@ from maze_train.types import Tensor, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from torch import nn
 
     from maze_train.events import Statistics
     from maze_train.learner.reward_scaling import RewardScaler
@@ -55,6 +58,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         seed: Seed of the order of minibatches.
     """
 
+    required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasStateValues)
     config: Config
     needs_old_log_probs: ClassVar[bool] = True
     """Whether the loss compares the policy with the one that acted."""
@@ -77,11 +81,9 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set scheduled coefficients; while the critic burns in, it alone learns."""
-        super().before_gradient_based_update(progress, statistics)
         burn_in_updates = self.config.critic_burn_in_epochs * self.config.epoch_length
         self.is_burning_in = progress.updates < burn_in_updates
-        for (module_id, _), optimizer in self.optimizers.items():
-            optimizer.hold(self.model(module_id).policy.parameters() if self.is_burning_in else ())
+        super().before_gradient_based_update(progress, statistics)
         if progress.updates == burn_in_updates > 0:
             # The policy's moments hold weight decay at most, but their bias correction is used up:
             # its first steps would be several times too large.
@@ -89,6 +91,13 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
                 optimizer.reset()
         self.entropy_coef = scheduled_value(self.config.entropy_coef, progress)
         statistics.record(ActorCriticEvents.entropy_coef, self.entropy_coef)
+
+    def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
+        """The parameters that stay as they are: frozen ones, and the policy during a burn-in."""
+        held = super().held_parameters(progress)
+        if self.is_burning_in:
+            held += [p for key in self.modules for p in self.model(key).policy.parameters()]
+        return held
 
     # -- targets ---------------------------------------------------------------------------------
 
@@ -277,6 +286,11 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         return advantages * (-1.0 / advantages.numel())
 
     # -- state -----------------------------------------------------------------------------------
+
+    def remove_module(self, module_id: str) -> nn.Module:
+        """Remove a module, its optimizers and the scale of its rewards."""
+        self._reward_scalers.pop(module_id, None)
+        return super().remove_module(module_id)
 
     def forget_episodes(self, envs: Tensor) -> None:
         """Begin the sums of rewards anew for environments whose episode was lost, `[B]` bool."""

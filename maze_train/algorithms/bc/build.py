@@ -19,7 +19,7 @@ from maze_train.data.batch_loader import BatchLoader
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.envs.factory import env_name
 from maze_train.errors import ConfigError, nearest
-from maze_train.learner.learner import Learner, LearnerEvents
+from maze_train.learner.steps import LearnerEvents
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.notices import warn
 from maze_train.spaces.compare import check_same_spaces
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.data.trajectory_dataset import TrajectoryDataset
+    from maze_train.learner.learner import Learner
     from maze_train.training.evaluators import Evaluator
 
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_fields
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import GradientSettings, Schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
 
 @dataclass(kw_only=True)
-class BCAlgorithmConfig(AlgorithmConfig):
+class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     """Behavioral cloning (Pomerleau, 1988; Bain and Sammut, 1995).
 
     The policy learns from recorded episodes to act as they do. An update is one gradient step on
@@ -78,6 +78,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
+        GradientSettings.__post_init__(self)
         check_at_least("batch_size", self.batch_size, 1)
         self._check_positive("lr")
         self._check_targets("optimizer", "loss")

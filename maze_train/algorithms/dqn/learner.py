@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -13,6 +13,7 @@ from maze_train.algorithms.dqn.events import DQNEvents
 from maze_train.algorithms.dqn.model import DQNModel
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
+from maze_train.learner.apis import HasPolicy, HasTargets
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         seed: Unused: losses take no random numbers.
     """
 
+    required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
     _backward: Sequence[Callable[[], object]] = ()
 
     def model(self, module_id: str) -> DQNModel:
@@ -69,7 +71,8 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     ) -> dict[str, Tensor]:
         """The loss of each module; without a graph where gradients are taken by hand."""
         self._backward = ()
-        if type(self) is not DQNLearner:  # a subclass may have another loss
+        # A subclass may have another loss.
+        if type(self) is not DQNLearner or not self.may_differentiate_by_hand:
             return super().compute_losses(minibatch, statistics)
         return {
             key: self._loss(

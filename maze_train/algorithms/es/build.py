@@ -75,7 +75,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
             table,
             settings,
             context.place,
-            on_non_finite=config.on_non_finite,
+            on_non_finite=config.on_non_finite_step,
         )
         context.closing.callback(close_quietly, rollouts)
         return rollouts

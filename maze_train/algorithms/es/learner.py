@@ -11,7 +11,8 @@ import torch
 from maze_train.algorithms.es.events import ESEvents
 from maze_train.functional.evolution import antithetic_gradient, shaped_returns
 from maze_train.functional.moments import Moments, merge_moments
-from maze_train.learner.learner import DEFAULT_MODULE, DEFAULT_OPTIMIZER, Learner
+from maze_train.learner.learner import Learner
+from maze_train.learner.modules import DEFAULT_MODULE, DEFAULT_OPTIMIZER
 from maze_train.nets.population import find_normalizer
 
 if TYPE_CHECKING:

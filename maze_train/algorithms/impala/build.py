@@ -42,7 +42,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
                 [context.env_factory] * self.envs_per_actor,
                 context.env,
                 ThisProcess(),  # that of the actor
-                config.on_non_finite,
+                config.on_non_finite_step,
             ),
             config.num_actors,
             self.envs_per_actor,

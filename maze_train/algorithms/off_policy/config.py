@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_between, check_fields, check_one_of
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import GradientSettings, Schedule
 from maze_train.targets import TARGET
 from maze_train.training.config import AlgorithmConfig
 
@@ -42,7 +42,7 @@ RESERVED_SETTINGS = MappingProxyType(
 
 
 @dataclass(kw_only=True)
-class OffPolicyConfig(AlgorithmConfig):
+class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     """Base of the settings of algorithms that learn from a replay buffer.
 
     An update steps the environments and takes gradient steps on what was collected before.
@@ -127,6 +127,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
+        GradientSettings.__post_init__(self)
         check_fields(self, 1, "n_rollout_steps", "batch_size", "n_step_returns")
         check_fields(self, 1, "initial_buffer_size", "replay_buffer_size")
         check_fields(self, 1, "initial_action_repeat", "target_update_interval")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from maze_train.events import Event, EventInterface
-from maze_train.learner.learner import LearnerEvents
+from maze_train.learner.steps import LearnerEvents
 
 
 class ReplayEvents(EventInterface, prefix="replay"):

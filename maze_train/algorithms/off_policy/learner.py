@@ -11,7 +11,9 @@ from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCr
 from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
 from maze_train.data.transitions import Transitions
 from maze_train.functional.losses import critic_loss
-from maze_train.learner.learner import DEFAULT_MODULE, Learner
+from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
+from maze_train.learner.learner import Learner
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.policy_and_critics import PolicyAndCritics
 from maze_train.types import tree_map
 
@@ -51,6 +53,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     """
 
     most_empty_updates: ClassVar[int] = 100
+    required_apis: ClassVar[tuple[type, ...]] = (HasTargets,)
     config: Config
     gradient_steps = 0
     errors: Tensor | None = None
@@ -110,6 +113,8 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         seed: Seed of the random numbers that losses are taken of.
     """
 
+    required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasActionValues, HasTargets)
+
     def model(self, module_id: str) -> Model:
         """A module under its type."""
         module: Any = self.modules[module_id]
@@ -123,11 +128,13 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         parts = {POLICY: (model.policy, config.lr), CRITICS: (model.critics, critic_lr)}
         for name, (part, lr) in parts.items():
             params = list(part.parameters())
-            if any(param.requires_grad for param in params):
-                self.register_optimizer(module_id, params, config.optimizer, lr, name)
+            self.register_optimizer(
+                module_id, name, optimizer=config.optimizer, params=params, lr_or_lr_schedule=lr
+            )
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Set learning rates; that of the policy is reported."""
+        """Set learning rates, of which that of the policy is reported, and frozen parameters."""
+        self.hold_parameters(progress)
         for (_, name), optimizer in self.optimizers.items():
             rate = optimizer.set_lr(progress)
             if name == POLICY:

@@ -44,12 +44,16 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     """Approximate KL divergence above which the passes over a rollout end, before the minibatch
     that exceeds it is applied; 0: never."""
 
+    gradient_accumulation: int = 1
+    """Minibatches whose mean gradient a step follows; at the end of an update there may be fewer.
+    >= 1."""
+
     recompute_advantages: bool = False
     """Whether values and advantages are computed again before each pass over the rollout."""
 
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
-        check_fields(self, 1, "batch_size", "n_optimization_epochs")
+        check_fields(self, 1, "batch_size", "n_optimization_epochs", "gradient_accumulation")
         check_fields(self, 0.0, "value_clip_range", "target_kl")
         self._check_positive("clip_range")
 

@@ -21,6 +21,8 @@ from maze_train.learner.config import Progress, scheduled_value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from torch import nn
+
     from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
     from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
     from maze_train.events import Statistics
@@ -43,8 +45,12 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._divergences: list[Tensor] = []
         super().__init__(*args, **kwargs)
-        supports = [self.model(module_id).value_head.support for module_id in self.modules]
-        if self.config.value_clip_range > 0 and any(supports):
+
+    def check_module(self, module_id: str, module: nn.Module) -> None:
+        """Refuse a module that this learner or its value clipping can not train."""
+        super().check_module(module_id, module)
+        head: Any = module.value_head
+        if self.config.value_clip_range > 0 and head.support:
             raise ConfigError(
                 "algorithm.value_clip_range",
                 "a categorical critic (model.value_support) has no value clipping; expected 0",

@@ -65,7 +65,13 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
             if _has_weight_decay(node):
                 node["weight_decay"] = 0.0  # it would pull temperatures to 1
             rate = config.lr if config.entropy_coef_lr is None else config.entropy_coef_lr
-            self.register_optimizer(module_id, [model.log_temperatures], node, rate, TEMPERATURE)
+            self.register_optimizer(
+                module_id,
+                TEMPERATURE,
+                optimizer=node,
+                params=[model.log_temperatures],
+                lr_or_lr_schedule=rate,
+            )
 
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics

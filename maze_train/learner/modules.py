@@ -1,0 +1,284 @@
+"""Modules of a learner by id, each with its optimizers; both may come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import torch
+from torch import nn
+
+from maze_train.errors import ConfigError, TrainingError
+from maze_train.learner.apis import HasOwnLoss, missing_names
+from maze_train.learner.config import GradientSettings, Progress, Schedule, as_schedule
+from maze_train.learner.modes import has_modes
+from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.parameter_groups import check_names, grouped, parameters_named
+
+if TYPE_CHECKING:
+    from maze_train.types import Tensor
+
+
+DEFAULT_MODULE = "default"
+DEFAULT_OPTIMIZER = "default"
+
+ModuleSource: TypeAlias = "nn.Module | Callable[[], nn.Module] | Mapping[str, Tensor]"
+Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
+
+
+class LearnerModules:
+    """Modules by id and optimizers by (module, name).
+
+    Args:
+        modules: The independently trained modules by id; one module alone gets the id `default`.
+        config: Settings, see `Learner`.
+        device: Where the modules live.
+    """
+
+    required_apis: ClassVar[tuple[type, ...]] = ()
+    """Protocols of `learner.apis` that each module has to satisfy which learns here."""
+
+    policies_to_train: Chosen = None
+    """Ids of the modules that learn from their experience, or a function of id and experience that
+    says it; None: all. Frozen modules never do."""
+
+    def __init__(
+        self, modules: nn.Module | Mapping[str, Any], config: Any, device: torch.device | str
+    ) -> None:
+        if isinstance(modules, nn.Module):
+            modules = {DEFAULT_MODULE: modules}
+        self.config = config
+        self.settings = config if isinstance(config, GradientSettings) else GradientSettings()
+        self.device = torch.device(device)
+        self.modules: dict[str, nn.Module] = {}
+        self.modules_with_modes: set[str] = set()
+        self.modules_with_loss: set[str] = set()
+        self.frozen_modules: set[str] = set()
+        self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
+        self.weights_seq_no = 0
+        for module_id, module in modules.items():
+            self._place(module_id, module)
+        check_names(self.settings, self.modules)
+        self.configure_optimizers()
+
+    @property
+    def module(self) -> nn.Module:
+        """The module of ordinary training, which has one."""
+        return self.modules[DEFAULT_MODULE]
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def add_module(
+        self,
+        module_id: str,
+        module: ModuleSource,
+        *,
+        frozen: bool = False,
+        like: str = DEFAULT_MODULE,
+    ) -> nn.Module:
+        """Add a module, between two updates at any time.
+
+        Args:
+            module_id: Its id, without `/`.
+            module: The module; or what makes it, called without arguments; or its weights by name,
+                such as `get_weights` and saved policies have them, for a copy of another module.
+            frozen: Whether it never learns, such as an opponent that stays as it is: it gets no
+                optimizer, and its experience is dropped.
+            like: Id of the module that is copied, if weights are given.
+
+        Returns:
+            The module, on the device of the learner.
+
+        Raises:
+            ConfigError: If the id is taken or is none, the weights do not fit, or the module lacks
+                what this learner needs.
+        """
+        if isinstance(module, Mapping):
+            weights, module = module, deepcopy(self._known(like))
+            try:
+                module.load_state_dict(dict(weights))
+            except RuntimeError as error:
+                problem = " ".join(str(error).split())
+                raise ConfigError("module", f"weights do not fit {like!r}: {problem}") from error
+        elif not isinstance(module, nn.Module):
+            module = module()
+        self._place(module_id, module, frozen)
+        try:
+            self.configure_optimizers_for_module(module_id)
+        except ConfigError:
+            self.remove_module(module_id)
+            raise
+        return module
+
+    def _place(self, module_id: str, module: nn.Module, frozen: bool = False) -> None:
+        """Take in a module, without optimizers."""
+        if not module_id or "/" in module_id:
+            raise ConfigError("module_id", "expected a name without /", module_id)
+        if module_id in self.modules:
+            raise ConfigError("module_id", "there is such a module already", module_id)
+        if frozen:
+            module.requires_grad_(False)
+            self.frozen_modules.add(module_id)
+        else:
+            self.check_module(module_id, module)
+        self.modules[module_id] = module.to(self.device)
+        if has_modes(module):
+            self.modules_with_modes.add(module_id)
+        if isinstance(module, HasOwnLoss):
+            self.modules_with_loss.add(module_id)
+
+    def remove_module(self, module_id: str) -> nn.Module:
+        """Remove a module and its optimizers, and return it.
+
+        Raises:
+            ConfigError: If there is no such module.
+        """
+        module = self._known(module_id)
+        for key in [key for key in self.optimizers if key[0] == module_id]:
+            del self.optimizers[key]
+        del self.modules[module_id]
+        for ids in (self.modules_with_modes, self.modules_with_loss, self.frozen_modules):
+            ids.discard(module_id)
+        return module
+
+    def check_module(self, module_id: str, module: nn.Module) -> None:
+        """Refuse a module that lacks what this learner needs of those that learn.
+
+        Raises:
+            ConfigError: If it does, with the missing names.
+        """
+        for api in self.required_apis:
+            missing = missing_names(module, api)
+            if missing:
+                raise ConfigError(
+                    "module",
+                    f"{type(self).__name__} needs {api.__name__} of a module that learns, but "
+                    f"{type(module).__name__} has no {' and no '.join(missing)}; "
+                    "add_module(..., frozen=True) takes any",
+                    module_id,
+                )
+
+    def should_module_be_updated(self, module_id: str, experience: Any) -> bool:
+        """Whether a module learns from its experience, which is dropped otherwise."""
+        if module_id in self.frozen_modules:
+            return False
+        chosen = self.policies_to_train
+        if chosen is None:
+            return True
+        return chosen(module_id, experience) if callable(chosen) else module_id in chosen
+
+    def _known(self, module_id: str) -> nn.Module:
+        if module_id not in self.modules:
+            known = ", ".join(self.modules)
+            raise ConfigError("module_id", f"no such module; there are: {known}", module_id)
+        return self.modules[module_id]
+
+    def check_weights(self) -> None:
+        """Refuse weights that are not finite.
+
+        Raises:
+            TrainingError: If there is one, with its module and name.
+        """
+        for module_id, module in self.modules.items():
+            for name, value in module.named_parameters():
+                if not bool(torch.isfinite(value).all()):
+                    raise TrainingError(
+                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
+                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
+                    )
+
+    # -- optimizers ------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> None:
+        """Register the optimizers of all modules, once; override it or the one for a module."""
+        for module_id in self.modules:
+            self.configure_optimizers_for_module(module_id)
+
+    def configure_optimizers_for_module(self, module_id: str) -> None:
+        """Register the optimizers of a module; by default one over all its parameters."""
+        self.register_optimizer(
+            module_id,
+            optimizer=self.config.optimizer,
+            params=list(self.modules[module_id].parameters()),
+            lr_or_lr_schedule=self.config.lr,
+        )
+
+    def register_optimizer(
+        self,
+        module_id: str = DEFAULT_MODULE,
+        name: str = DEFAULT_OPTIMIZER,
+        *,
+        optimizer: Mapping[str, Any],
+        params: Sequence[nn.Parameter],
+        lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]],
+    ) -> None:
+        """Give some parameters of a module an optimizer; none that require no gradient.
+
+        Args:
+            module_id: The module.
+            name: The name of the optimizer, one of several of the module.
+            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`.
+            params: The parameters; `algorithm.lr_factors` and `algorithm.freeze` apply to them.
+            lr_or_lr_schedule: Learning rate, its schedule, or the points of one that goes by
+                environment steps, `[[0, v0], [t1, v1], ...]`.
+
+        Raises:
+            ConfigError: If the name is taken, or another optimizer owns one of the parameters.
+        """
+        key = (module_id, name)
+        owned = {id(p) for other in self.optimizers.values() for p in other.params}
+        if key in self.optimizers:
+            raise ConfigError(
+                "optimizer", f"module {module_id!r} has an optimizer {name!r} already"
+            )
+        if any(id(p) in owned for p in params):
+            raise ConfigError(
+                "optimizer",
+                f"{name!r} of module {module_id!r} shares parameters with another optimizer",
+            )
+        if any(p.requires_grad for p in params):
+            self.optimizers[key] = ModuleOptimizer(
+                params,
+                optimizer,
+                as_schedule(lr_or_lr_schedule),
+                groups=grouped(params, self.modules[module_id], self.settings),
+            )
+
+    def get_optimizer(
+        self, module_id: str = DEFAULT_MODULE, name: str = DEFAULT_OPTIMIZER
+    ) -> ModuleOptimizer:
+        """The optimizer of a module with this name.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        if (module_id, name) not in self.optimizers:
+            known = ", ".join(map("/".join, self.optimizers))
+            problem = f"no such optimizer; there are: {known}"
+            raise ConfigError("optimizer", problem, f"{module_id}/{name}")
+        return self.optimizers[module_id, name]
+
+    def get_optimizers_for_module(
+        self, module_id: str = DEFAULT_MODULE
+    ) -> list[tuple[str, ModuleOptimizer]]:
+        """Name and optimizer of all of a module, in the order of registration."""
+        return [(name, o) for (owner, name), o in self.optimizers.items() if owner == module_id]
+
+    def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
+        """The parameters that stay as they are in the next update: those of `algorithm.freeze`."""
+        patterns = [
+            pattern
+            for rule in self.settings.freeze
+            if rule.holds(progress.updates)
+            for pattern in rule.params
+        ]
+        if not patterns:
+            return []
+        return [p for module in self.modules.values() for p in parameters_named(patterns, module)]
+
+    def hold_parameters(self, progress: Progress) -> None:
+        """Have optimizers leave `held_parameters` alone, and no others."""
+        held = self.held_parameters(progress)
+        for optimizer in self.optimizers.values():
+            optimizer.hold(held)

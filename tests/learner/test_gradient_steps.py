@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from practice_learner import LineLearner, make_data, make_module
+from test_parameter_groups import make_net
+from torch import nn
+
+from maze_train.errors import TrainingError
+from maze_train.learner.accumulation import LossScaler
+from maze_train.learner.config import Progress
+from maze_train.learner.gradients import get_flat_parameters
+
+SGD = {"_target_": "torch.optim.SGD"}
+
+
+def gradients_of(net, data):
+    """Gradients of the loss of LineLearner, by autograd alone."""
+    net.zero_grad()
+    (net(data[:, :2]).squeeze(-1) - data[:, 2]).square().mean().backward()
+    return [param.grad.clone() for param in net.parameters()]
+
+
+def order_of(learner, size=10):
+    """The order in which the next update takes its samples."""
+    twin = torch.Generator()
+    twin.set_state(learner.generator.get_state())
+    return torch.randperm(size, generator=twin)
+
+
+def weights(learner):
+    """Weights of the only module."""
+    return get_flat_parameters(learner.module)
+
+
+@pytest.mark.parametrize("bound", [0.05, 1000.0])
+@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
+def test_the_norm_after_clipping_is_reported(by, bound):
+    """That of the gradient which is applied, whatever was clipped; empty without clipping."""
+    learner = LineLearner(make_net(), batch_size=10, max_grad_norm=bound, grad_clip_by=by)
+    row = learner.update(make_data(), Progress()).reduce()
+    params = list(make_net().parameters())
+    for param, gradient in zip(params, gradients_of(make_net(), make_data()), strict=True):
+        param.grad = gradient
+    if by == "global_norm":
+        nn.utils.clip_grad_norm_(params, bound)
+    elif by == "value":
+        nn.utils.clip_grad_value_(params, bound)
+    else:
+        for param in params:
+            nn.utils.clip_grad_norm_([param], bound)
+    expected = torch.cat([param.grad.flatten() for param in params]).norm()
+    assert row["train/grad_norm_clipped"] == pytest.approx(float(expected), rel=1e-5)
+    assert (row["train/grad_norm_clipped"] < row["train/grad_norm"] * 0.999) is (bound < 1.0)
+    plain = LineLearner(make_net()).update(make_data(), Progress()).reduce()
+    assert "train/grad_norm_clipped" not in plain
+
+
+class HalfBad(LineLearner):
+    """A loss whose gradient is not finite in one entry of the weight."""
+
+    bad = math.nan
+
+    def compute_loss_for_module(self, module_id, batch, statistics):
+        loss = super().compute_loss_for_module(module_id, batch, statistics)
+        return loss + self.bad * self.modules[module_id].weight[0, 1]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["SGD", "Rprop"])
+def test_entries_that_are_not_finite_can_count_zero(name, bad):
+    """The others are applied as they are, and clipped without them."""
+    settings = {"batch_size": 10, "max_grad_norm": 0.5, "on_non_finite": "zero"}
+    learner = HalfBad(
+        make_module(), optimizer={"_target_": f"torch.optim.{name}"}, lr=0.1, **settings
+    )
+    learner.bad = bad
+    net = make_module()
+    weight, bias = gradients_of(net, make_data())
+    weight[0, 1] = 0.0
+    net.weight.grad, net.bias.grad = weight, bias
+    norm = nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    getattr(torch.optim, name)(net.parameters(), lr=0.1).step()
+    row = learner.update(make_data(), Progress()).reduce()
+    torch.testing.assert_close(weights(learner), get_flat_parameters(net))
+    assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    assert row["train/zeroed_gradients"] == 1
+    assert row["train/gradient_steps"] == 1
+    assert "train/skipped_steps" not in row
+
+
+@pytest.mark.parametrize("name", ["Adam", "Rprop"])
+@pytest.mark.parametrize(
+    ("count", "groups"), [(1, "4,4,2"), (2, "4+4,2"), (3, "4+4+2"), (9, "all")]
+)
+def test_gradients_of_minibatches_are_averaged(name, count, groups):
+    """A step for each group of minibatches, of which the last one may be smaller."""
+    node = {"_target_": f"torch.optim.{name}"}
+    learner = LineLearner(
+        make_net(), optimizer=node, max_grad_norm=0.4, gradient_accumulation=count
+    )
+    rows = order_of(learner).split(4)
+    net = make_net()
+    slow = getattr(torch.optim, name)(
+        net.parameters(), lr=0.1, **{"Adam": {"eps": 1e-5}}.get(name, {})
+    )
+    for start in range(0, 3, count):
+        parts = [gradients_of(net, make_data()[index]) for index in rows[start : start + count]]
+        for param, *grads in zip(net.parameters(), *parts, strict=True):
+            param.grad = torch.stack(grads).mean(0)
+        nn.utils.clip_grad_norm_(net.parameters(), 0.4)
+        slow.step()
+    row = learner.update(make_data(), Progress()).reduce()
+    torch.testing.assert_close(weights(learner), get_flat_parameters(net), rtol=1e-5, atol=1e-6)
+    assert row["train/gradient_steps"] == math.ceil(3 / count) == groups.count(",") + 1
+    calls = [call for call in learner.calls if call in ("apply", "after step")]
+    assert calls == ["apply", "after step"] * math.ceil(3 / count)
+
+
+def test_a_module_that_has_fewer_minibatches_takes_the_mean_of_its_own():
+    """Each optimizer averages over the minibatches that it took part in."""
+    modules = {"a": make_module(0), "b": make_module(1)}
+    learner = LineLearner(modules, optimizer=SGD, gradient_accumulation=2)
+    learner.update({"a": make_data(0, size=8), "b": make_data(1, size=4)}, Progress())
+    for seed, (key, size) in enumerate({"a": 8, "b": 4}.items()):
+        net = make_module(seed)
+        expected = [
+            param - 0.1 * gradient
+            for param, gradient in zip(
+                net.parameters(), gradients_of(net, make_data(seed, size=size)), strict=True
+            )
+        ]
+        for ours, theirs in zip(modules[key].parameters(), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_with_a_gradient_that_is_not_finite_is_left_out():
+    """The whole step of it; the next group begins anew."""
+    settings = {"on_non_finite": "skip", "optimizer": SGD}
+    learner = LineLearner(make_module(), batch_size=2, gradient_accumulation=2, **settings)
+    data = make_data(size=8)
+    rows = order_of(learner, 8).split(4)
+    data[rows[0][1], 2] = torch.nan
+    row = learner.update(data, Progress()).reduce()
+    assert (row["train/gradient_steps"], row["train/skipped_steps"]) == (1, 1)
+    net = make_module()
+    expected = [
+        param - 0.1 * gradient
+        for param, gradient in zip(net.parameters(), gradients_of(net, data[rows[1]]), strict=True)
+    ]
+    for ours, theirs in zip(learner.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Hooked(LineLearner):
+    """Notes the ends of minibatches."""
+
+    def after_minibatch(self, number):
+        self.note(f"end {number}")
+
+
+def test_the_hook_of_minibatches_comes_after_each():
+    """With a step, without one, and before a step of several."""
+    learner = Hooked(make_module(), batch_size=5, on_non_finite="skip")
+    data = make_data()
+    data[order_of(learner)[0], 2] = torch.nan
+    learner.update(data, Progress())
+    assert [c for c in learner.calls if c in ("apply", "end 0", "end 1")] == [
+        "end 0",
+        "apply",
+        "end 1",
+    ]
+    learner = Hooked(make_module(), batch_size=4, gradient_accumulation=2)
+    learner.update(make_data(), Progress())
+    calls = [c for c in learner.calls if c == "apply" or c.startswith("end")]
+    assert calls == ["end 0", "apply", "end 1", "end 2", "apply"]
+
+
+class Watched(nn.Linear):
+    """Notes the type in which it computes."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+        self.types = set()
+
+    def forward(self, x):
+        output = super().forward(x)
+        self.types.add(output.dtype)
+        return output
+
+
+@pytest.mark.parametrize("name", ["none", "bfloat16", "float16"])
+def test_layers_compute_in_the_type_of_autocast(name):
+    """Weights and gradients keep theirs, and are close to those of single precision."""
+    torch.manual_seed(0)
+    module = Watched()
+    learner = LineLearner(module, batch_size=10, autocast=name, lr=0.05)
+    twin = LineLearner(nn.Linear(2, 1), batch_size=10, lr=0.05)
+    twin.module.load_state_dict(module.state_dict())
+    rows = []
+    for _ in range(20):
+        for each in (learner, twin):
+            rows.append(each.update(make_data(), Progress()).reduce())
+    expected = torch.float32 if name == "none" else getattr(torch, name)
+    assert module.types == {expected}
+    assert all(param.dtype == torch.float32 for param in module.parameters())
+    skipped = sum(row.get("train/skipped_steps", 0.0) for row in rows)
+    assert (skipped > 0) is (name == "float16")
+    if name != "float16":
+        torch.testing.assert_close(weights(learner), weights(twin), rtol=0.02, atol=0.02)
+    assert rows[-2]["train/grad_norm"] == pytest.approx(rows[-1]["train/grad_norm"], rel=0.5)
+
+
+def test_the_scale_of_losses_falls_at_once_and_grows_slowly():
+    """Not below 1, where a gradient that is not finite has another cause."""
+    scaler = LossScaler()
+    assert scaler.scale == 2.0**16
+    assert [scaler.lower() for _ in range(18)] == [True] * 16 + [False] * 2
+    assert scaler.scale == 1.0
+    for number in range(1, 2 * LossScaler.STEPS_TO_GROW + 1):
+        scaler.count_step()
+        assert scaler.scale == 2.0 ** (number // LossScaler.STEPS_TO_GROW)
+    scaler.count_step()
+    scaler.lower()
+    for _ in range(LossScaler.STEPS_TO_GROW - 1):
+        scaler.count_step()
+    assert scaler.scale == 2.0
+
+
+def test_a_loss_that_is_not_finite_ends_training_with_a_scale_too():
+    """After the scale has reached 1: there is no end to lowering it otherwise."""
+    learner = LineLearner(make_module(), batch_size=1, autocast="float16")
+    data = make_data()
+    data[:, 2] = torch.inf
+    learner.update(data, Progress())
+    with pytest.raises(TrainingError, match=r"update 1: the gradient of minibatch 6 is not finite"):
+        learner.update(data, Progress())
+
+
+def test_training_in_half_precision_goes_on_exactly():
+    """The scale is part of the state."""
+    straight, first, second = (
+        LineLearner(make_module(seed), autocast="float16", gradient_accumulation=2)
+        for seed in (0, 0, 1)
+    )
+    for k in range(6):
+        straight.update(make_data(k), Progress())
+    for k in range(3):
+        first.update(make_data(k), Progress())
+    state = first.state_dict()
+    assert state["loss_scaler"]["scale"] < LossScaler.FIRST
+    second.load_state_dict(state)
+    for k in range(3, 6):
+        second.update(make_data(k), Progress())
+    assert torch.equal(weights(straight), weights(second))
+    assert straight.loss_scaler.state_dict() == second.loss_scaler.state_dict()

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from practice_learner import LineLearner, make_data, make_module
+from torch import nn
+
+from maze_train.errors import ConfigError
+from maze_train.learner.apis import HasPolicy, HasTargets
+from maze_train.learner.config import Progress
+from maze_train.learner.gradients import get_flat_parameters
+
+
+def train(learner, *modules, first=0, count=3):
+    """Updates with data that belongs to the number of the update."""
+    for k in range(first, first + count):
+        learner.update({key: make_data(k) for key in modules}, Progress(updates=k))
+
+
+def weights(learner, module_id):
+    """Weights of a module as one vector."""
+    return get_flat_parameters(learner.modules[module_id]).detach()
+
+
+def alone(first=0, count=3, start=None):
+    """Weights of a module that learns in a learner of its own."""
+    learner = LineLearner(make_module(1) if start is None else start, batch_size=10)
+    train(learner, "default", first=first, count=count)
+    return weights(learner, "default")
+
+
+def test_modules_come_and_go_in_the_middle_of_training():
+    """Each learns as it would alone; one that comes again starts with new moments."""
+    learner = LineLearner({"a": make_module(0)}, batch_size=10)
+    train(learner, "a")
+    module = learner.add_module("b", make_module(1))
+    assert module is learner.modules["b"]
+    train(learner, "a", "b", first=3)
+    torch.testing.assert_close(weights(learner, "b"), alone(first=3))
+    before = weights(learner, "b").clone()
+    assert learner.remove_module("b") is module
+    assert list(learner.modules) == ["a"]
+    assert list(learner.optimizers) == [("a", "default")]
+    train(learner, "a", first=6)
+    assert torch.equal(get_flat_parameters(module), before)
+    learner.add_module("b", module)
+    train(learner, "a", "b", first=9)
+    twin = make_module()
+    nn.utils.vector_to_parameters(before, twin.parameters())
+    torch.testing.assert_close(weights(learner, "b"), alone(first=9, start=twin))
+    only = LineLearner({"a": make_module(0)}, batch_size=10)
+    train(only, "a", count=12)
+    torch.testing.assert_close(weights(learner, "a"), weights(only, "a"), rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_is_made_from_a_function_or_from_weights():
+    """Weights fill a copy of another module, whose own stay; both learn."""
+    learner = LineLearner({"a": make_module(0)})
+    made = learner.add_module("made", lambda: make_module(1))
+    assert torch.equal(made.weight, make_module(1).weight)
+    kept = weights(learner, "a").clone()
+    copied = learner.add_module("copy", make_module(2).state_dict(), like="a")
+    assert torch.equal(copied.weight, make_module(2).weight)
+    assert torch.equal(weights(learner, "a"), kept)
+    train(learner, "copy", count=1)
+    assert not torch.equal(copied.weight, make_module(2).weight)
+    assert torch.equal(weights(learner, "a"), kept)
+
+
+def test_frozen_modules_are_taken_as_they_are():
+    """They need nothing that learners ask for, have no optimizer and do not learn."""
+
+    class Asks(LineLearner):
+        required_apis = (HasPolicy,)
+
+    learner = Asks({})
+    opponent = learner.add_module("opponent", make_module(1), frozen=True)
+    assert learner.optimizers == {}
+    train(learner, "opponent")
+    assert torch.equal(opponent.weight, make_module(1).weight)
+    assert learner.weights_seq_no == 3
+    assert not any("loss" in call for call in learner.calls)
+    learner.remove_module("opponent")
+    message = r"module = 'opponent': Asks needs HasPolicy .* Linear has no policy and no distribut"
+    with pytest.raises(ConfigError, match=message):
+        learner.add_module("opponent", opponent)
+    assert learner.modules == {}
+
+
+@pytest.mark.parametrize("name", ["policy", "distribution", "update_targets", None])
+def test_the_missing_name_is_named(name):
+    """Attributes and methods are asked for; a module that has them is taken."""
+
+    class Asks(LineLearner):
+        required_apis = (HasPolicy, HasTargets)
+
+    module = make_module()
+    for other in {"policy", "distribution", "update_targets"} - {name}:
+        setattr(module, other, None)
+    if name is None:
+        assert list(Asks(module).modules) == ["default"]
+        return
+    with pytest.raises(ConfigError, match=rf"Linear has no {name};"):
+        Asks(module)
+
+
+@pytest.mark.parametrize(
+    "chosen", [["a"], {"a"}, lambda module_id, experience: len(experience) > 6], ids=str
+)
+def test_policies_to_train_choose_who_learns(chosen):
+    """A collection, or a function that sees the experience; None: all. Without any: no step."""
+    learner = LineLearner({"a": make_module(0), "b": make_module(1)})
+    learner.policies_to_train = chosen
+    before = {key: weights(learner, key).clone() for key in "ab"}
+    learner.update({"a": make_data(), "b": make_data(size=5)}, Progress())
+    assert not torch.equal(weights(learner, "a"), before["a"])
+    assert torch.equal(weights(learner, "b"), before["b"])
+    row = learner.update({"b": make_data(size=5)}, Progress()).reduce()
+    assert "train/gradient_steps" not in row
+    assert learner.weights_seq_no == 2
+    learner.policies_to_train = None
+    learner.update({"b": make_data(size=5)}, Progress())
+    assert not torch.equal(weights(learner, "b"), before["b"])
+
+
+def test_a_module_without_parameters_has_no_optimizer():
+    """It is there, has experience like the others, and nothing of it can move."""
+
+    class Zero(nn.Module):
+        def forward(self, x):
+            return x[:, :1] * 0.0
+
+    learner = LineLearner({"a": make_module(0), "zero": Zero()})
+    assert list(learner.optimizers) == [("a", "default")]
+    train(learner, "a", "zero")
+    assert not torch.equal(learner.modules["a"].weight, make_module(0).weight)
+    train(learner, "zero")
+
+
+def test_a_module_that_does_not_fit_changes_nothing():
+    """Ids, weights and optimizers are checked; what was there stays."""
+    learner = LineLearner({"a": make_module(0)})
+    shared = nn.Sequential(learner.modules["a"])
+    cases = [
+        ("a", make_module(), r"module_id = 'a': there is such a module already"),
+        ("x/y", make_module(), r"module_id = 'x/y': expected a name without /"),
+        ("b", shared, r"optimizer: 'default' of module 'b' shares parameters"),
+        ("b", {"weight": torch.zeros(1, 2)}, r"module: weights do not fit 'a': .*bias"),
+    ]
+    for module_id, module, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            learner.add_module(module_id, module, like="a")
+        assert list(learner.modules) == ["a"]
+        assert list(learner.optimizers) == [("a", "default")]
+    with pytest.raises(ConfigError, match=r"module_id = 'b': no such module; there are: a"):
+        learner.remove_module("b")
+
+
+def test_the_state_of_added_modules_continues():
+    """With the same modules, as if nothing had happened; with others the state is refused."""
+    straight = LineLearner({"a": make_module(0)})
+    straight.add_module("b", make_module(1))
+    train(straight, "a", "b", count=3)
+    state = straight.state_dict()
+    other = LineLearner({"a": make_module(2)})
+    with pytest.raises(ConfigError, match=r"module_id = 'a, b': .* other modules than a: add_mod"):
+        other.load_state_dict(state)
+    other.add_module("b", make_module(3))
+    other.load_state_dict(state)
+    for learner in (straight, other):
+        train(learner, "a", "b", first=3)
+    for key in "ab":
+        assert torch.equal(weights(straight, key), weights(other, key))
+
+
+def test_optimizers_are_found_by_module_and_name():
+    """Or named, when there is no such optimizer."""
+    learner = LineLearner({"default": make_module(0), "b": make_module(1)})
+    found = learner.get_optimizer("b")
+    assert found is learner.optimizers["b", "default"]
+    assert learner.get_optimizers_for_module("b") == [("default", found)]
+    assert learner.get_optimizer() is learner.optimizers["default", "default"]
+    with pytest.raises(ConfigError, match=r"'b/x': no such optimizer; .* default/default, b/defau"):
+        learner.get_optimizer("b", "x")
+
+
+def test_points_alone_are_a_schedule_by_environment_steps():
+    """`[[0, v0], [t1, v1]]`, linear between the points."""
+    learner = LineLearner(make_module(), lr=[[0, 0.1], [100, 0.05]])
+    for steps, rate in ((0, 0.1), (50, 0.075), (100, 0.05), (1000, 0.05)):
+        row = learner.update(make_data(), Progress(env_steps=steps)).reduce()
+        assert row["train/learning_rate"] == pytest.approx(rate, rel=1e-12)

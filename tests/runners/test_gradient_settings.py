@@ -1,0 +1,91 @@
+"""Settings of gradient steps, from the call of a run to its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from short_runs import QUIET, rows, short_run, written_config
+
+from maze_train import load_policy, train
+from maze_train.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+TURNS: dict[str, Any] = {
+    "algorithm.lr": 0.01,
+    "algorithm.lr_factors": {"critic": 2.0},
+    "algorithm.freeze": ["*.bias", {"params": ["policy"], "period": 2, "stop": 1}],
+    "total_steps": 192,
+}
+
+
+def test_frozen_parts_and_factors_of_the_rate() -> None:
+    """They are written with the run, which goes on with them, and change what is learned."""
+    short_run("whole", **TURNS)
+    assert written_config("whole")["algorithm"]["freeze"][1]["params"] == ["policy"]
+    short_run("half", **TURNS | {"total_steps": 128})
+    train(resume="half", total_steps=192, trust=["own_envs"], **QUIET)
+    assert rows("half") == rows("whole")
+    short_run("without", **TURNS | {"algorithm.lr_factors": {}})
+    assert rows("without")[-1] != rows("whole")[-1]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
+    """The saved policy is that of the start, whatever the critics learn."""
+    short_run("start", algorithm, total_steps=64)
+    short_run("frozen", algorithm, **{"algorithm.freeze": ["policy"], "base_run": "start"})
+    short_run("free", algorithm, base_run="start")
+    weights = {
+        name: torch.cat([p.flatten() for p in load_policy(name).model.policy.parameters()])
+        for name in ("start", "frozen", "free")
+    }
+    assert torch.equal(weights["start"], weights["frozen"])
+    assert not torch.equal(weights["start"], weights["free"])
+
+
+def test_a_name_that_means_nothing_ends_the_run_at_once() -> None:
+    """The message has the key and names that are close."""
+    message = r"algorithm.freeze\[0\].params = 'polcy': no parameter has this name.*policy"
+    with pytest.raises(ConfigError, match=message):
+        short_run(**{"algorithm.freeze": ["polcy"]})
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala", "sac"])
+def test_a_loss_of_ones_own(algorithm: str) -> None:
+    """The run is that of the algorithm's own loss, of which the column is one term; or of twice."""
+    node = {"_target_": "own_parts.own_loss"}
+    # With a critic of one's own, no gradient is by hand.
+    model = {} if algorithm == "sac" else {"model.critic": {"_target_": "own_parts.OwnNet"}}
+    short_run("plain", algorithm, **model)
+    short_run("own", algorithm, **model, **{"algorithm.loss_function": node})
+    short_run("twice", algorithm, **model, **{"algorithm.loss_function": {**node, "scale": 2.0}})
+    own = rows("own")
+    terms = [row.pop("train/loss/own") for row in own]
+    assert terms[-1]
+    assert own == rows("plain")
+    assert rows("twice")[-1]["train/grad_norm"] != own[-1]["train/grad_norm"]
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac"])
+def test_networks_compute_in_half_precision(algorithm: str) -> None:
+    """What is learned is another thing in the last digits, and finite."""
+    short_run("plain", algorithm)
+    for name in ("bfloat16", "float16"):
+        short_run(name, algorithm, **{"algorithm.autocast": name})
+        assert rows(name)[-1]["train/gradient_steps"] == rows("plain")[-1]["train/gradient_steps"]
+        for column in ("train/value_loss", "train/critic_loss"):
+            if column in rows("plain")[-1]:
+                half, single = (float(rows(run)[-1][column]) for run in (name, "plain"))
+                assert half == pytest.approx(single, rel=0.2)
+                assert half != single
+
+
+def test_minibatches_are_gathered() -> None:
+    """Half of the steps, of twice as many samples each."""
+    short_run("each")
+    short_run("pairs", **{"algorithm.gradient_accumulation": 2})
+    steps = [float(rows(name)[0]["train/gradient_steps"]) for name in ("each", "pairs")]
+    assert steps[0] == 2.0 * steps[1] > 0.0
