@@ -52,7 +52,7 @@ from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.errors import ConfigError, TrainingError, WorkerError
-from maze_train.learner.config import Progress
+from maze_train.learner.config import Freeze, Progress
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.part import own_rows, shard_rows
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
@@ -190,6 +190,12 @@ LEARNERS = {
     "ppo, by autograd": lambda: actor_critic("ppo", value_clip_range=0.1, max_grad_norm=0.01),
     "ppo, another optimizer": lambda: actor_critic(
         "ppo", optimizer={"_target_": "torch.optim.ASGD"}
+    ),
+    "ppo, gathered and in turns": lambda: actor_critic(
+        "ppo",
+        gradient_accumulation=2,
+        lr_factors={"*.bias": 0.5},
+        freeze=[Freeze(params=["critic"], period=3, stop=1), Freeze(params=["policy"], stop=4)],
     ),
     "impala": lambda: actor_critic("impala", ignoring=True),
     "impala, sums": lambda: actor_critic("impala", loss_reduction="sum", max_grad_norm=1.0),

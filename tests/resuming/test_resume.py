@@ -386,4 +386,5 @@ def test_a_run_of_an_older_version_is_continued(tmp_path):
     # Its environments may have changed since.
     more = {"algorithm.n_epochs": 0, "checkpoint.allow_new_episodes": True}
     assert train(resume=run_dir, **more).summary.epochs == 4
-    assert rows_of(run_dir)[:2] == before
+    newer = {"train/grad_norm_clipped": ""}  # columns of later versions
+    assert rows_of(run_dir)[:2] == [{**row, **newer} for row in before]
