@@ -26,9 +26,12 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests, then slow ones, then those that train; otherwise in the usual order.
 
-    Processes that are spawned import everything anew: `make test` does without them.
+    Processes that are spawned import everything anew: `make test` does without them. Names have to
+    be the same in every process that runs tests.
     """
     for item in items:
+        if " at 0x" in item.name:
+            raise pytest.UsageError(f"{item.nodeid}: give this case a name (ids=...)")
         if "spawn" in item.name.partition("[")[2]:
             item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: [bool(item.get_closest_marker(m)) for m in ("learning", "slow")])

@@ -105,7 +105,9 @@ def test_the_missing_name_is_named(name):
 
 
 @pytest.mark.parametrize(
-    "chosen", [["a"], {"a"}, lambda module_id, experience: len(experience) > 6], ids=str
+    "chosen",
+    [["a"], {"a"}, lambda module_id, experience: len(experience) > 6],
+    ids=["list", "set", "function"],
 )
 def test_policies_to_train_choose_who_learns(chosen):
     """A collection, or a function that sees the experience; None: all. Without any: no step."""
