@@ -55,6 +55,7 @@ def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
         module = ModuleType(f"maze_train.runners.{where}")
         setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("maze_train.jobs.prepare", lambda config: config)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
