@@ -18,7 +18,12 @@ from maze_train.learner.learner_state import LearnerState
 from maze_train.learner.modes import matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.part import MadeFrom, Part, shard_rows
-from maze_train.learner.steps import GradientSteps, LearnerEvents, non_finite_error
+from maze_train.learner.steps import (
+    GradientSteps,
+    LearnerEvents,
+    non_finite_error,
+    statistics_of,
+)
 from maze_train.targets import TARGET, maker_of
 
 if TYPE_CHECKING:
@@ -114,7 +119,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         by_module = self._by_module(experience)
         self.before_gradient_based_update(progress, statistics)
         prepared = {
-            module_id: self.preprocess(module_id, part, statistics)
+            module_id: self.preprocess(module_id, part, statistics_of(module_id, statistics))
             for module_id, part in by_module.items()
             if self.should_module_be_updated(module_id, part)
         }
@@ -303,7 +308,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
         return {
-            module_id: self._loss_of(module_id, batch, statistics)
+            module_id: self._loss_of(module_id, batch, statistics_of(module_id, statistics))
             for module_id, batch in minibatch.items()
         }
 
@@ -324,9 +329,8 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
             loss = self.compute_loss_for_module(module_id, batch, statistics)
         if not isinstance(loss, Mapping):
             return loss  # type: ignore[no-any-return]  # of a module or function of a user
-        prefix = "" if module_id == DEFAULT_MODULE else f"{module_id}/"
         for name, term in loss.items():
-            statistics.record(LearnerEvents.loss.of_part(prefix + name), term)
+            statistics.record(LearnerEvents.loss.of_part(name), term)
         return torch.stack(list(loss.values())).sum()
 
     @abstractmethod

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from maze_train.errors import TrainingError
-from maze_train.events import Event, EventInterface
+from maze_train.events import Event, EventInterface, OwnStatistics
+from maze_train.learner.modules import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from maze_train.events import Statistics
@@ -92,3 +93,8 @@ def non_finite_error(
         "observations, rewards or outputs of a network of your own that are not finite, such as "
         f"logits that are all -inf{advice}"
     )
+
+
+def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
+    """What records the statistics of a module: under its id, if it is one of several."""
+    return statistics if module_id == DEFAULT_MODULE else OwnStatistics(statistics, module_id)
