@@ -135,8 +135,8 @@ class TrainConfig:
 
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
     """Policies by id, where the environment has several agents, such as `{wolf: {agents: [wolf_*]},
-    sheep: {agents: [sheep], model: {hidden_sizes: [32]}}}`; empty: agents with the same spaces share
-    one."""
+    sheep: {agents: [sheep], model: {hidden_sizes: [32]}}}`; empty: agents with the same spaces
+    share one."""
 
     algorithm: AlgorithmConfig
     """The algorithm: `algorithm=<name>`."""

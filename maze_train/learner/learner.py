@@ -18,12 +18,7 @@ from maze_train.learner.learner_state import LearnerState
 from maze_train.learner.modes import matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.part import MadeFrom, Part, shard_rows
-from maze_train.learner.steps import (
-    GradientSteps,
-    LearnerEvents,
-    non_finite_error,
-    statistics_of,
-)
+from maze_train.learner.steps import GradientSteps, LearnerEvents, non_finite_error, statistics_of
 from maze_train.targets import TARGET, maker_of
 
 if TYPE_CHECKING:

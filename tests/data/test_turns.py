@@ -148,13 +148,14 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def split(stream: Stream, lengths: list[int], **kwargs: Any) -> dict[str, list[Rollout]]:
-    splitter = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0), **kwargs)
+def split(stream: Stream, lengths: list[int]) -> dict[str, list[Rollout]]:
+    """Rollouts of the policies, by a splitter that goes on from its state after each."""
+    splitter = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0))
     found: dict[str, list[Rollout]] = {"x": [], "y": []}
     start = 0
     for length in lengths:
         part = splitter.split(stream.rollout(start, start + length))
-        kept = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0), **kwargs)
+        kept = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0))
         kept.load_state_dict(splitter.state_dict())
         splitter, start = kept, start + length
         for policy, rollout in part.items():
