@@ -11,7 +11,6 @@ import torch
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.gradients import FlatParameters, clip_gradients
-from maze_train.learner.parameter_groups import ParameterGroup
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class ModuleOptimizer:
         node: `{_target_: torch.optim.Adam, eps: 1e-5, ...}`.
         lr: Learning rate or its schedule.
         key: Name of the setting for error messages.
-        groups: The parameters in groups, each with a factor of the learning rate; None: one group.
+        groups: The parameters in groups, each after its factor of the learning rate; None: one.
 
     Raises:
         ConfigError: If the optimizer can not be found or refuses its arguments.
@@ -48,12 +47,12 @@ class ModuleOptimizer:
         node: Mapping[str, Any],
         lr: float | Schedule,
         key: str = "algorithm.optimizer",
-        groups: Sequence[ParameterGroup] | None = None,
+        groups: Sequence[tuple[float, Sequence[nn.Parameter]]] | None = None,
     ) -> None:
         self.params = [p for p in params if p.requires_grad]
         self.lr = lr
-        groups = [ParameterGroup(params=self.params)] if groups is None else groups
-        trained = [(g.lr_factor, [p for p in g.params if p.requires_grad]) for g in groups]
+        groups = [(1.0, self.params)] if groups is None else groups
+        trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]
         self._lr_factors = [factor for factor, part in trained if part]
         self._groups = [part for _, part in trained if part]
         self._held: list[nn.Parameter] = []
