@@ -166,6 +166,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         if module_ids:
             with matmul_precision(self.precision):
                 self._take_steps(module_ids, minibatches, statistics, progress)
+        for optimizer in self.optimizers.values():
+            optimizer.end_update()
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics

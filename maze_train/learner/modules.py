@@ -11,7 +11,7 @@ from torch import nn
 
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.learner.apis import HasOwnLoss, missing_names
-from maze_train.learner.config import GradientSettings, Progress, Schedule, as_schedule
+from maze_train.learner.config import GradientSettings, Progress, Schedule
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
 
@@ -217,19 +217,21 @@ class LearnerModules:
         module_id: str = DEFAULT_MODULE,
         name: str = DEFAULT_OPTIMIZER,
         *,
-        optimizer: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | torch.optim.Optimizer,
         params: Sequence[nn.Parameter],
-        lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]],
+        lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]] | None = None,
     ) -> None:
         """Give some parameters of a module an optimizer; none that require no gradient.
 
         Args:
             module_id: The module.
             name: The name of the optimizer, one of several of the module.
-            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`.
+            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`; or an
+                optimizer of PyTorch, which keeps its groups.
             params: The parameters; `algorithm.lr_factors` and `algorithm.freeze` apply to them.
             lr_or_lr_schedule: Learning rate, its schedule, or the points of one that goes by
-                environment steps, `[[0, v0], [t1, v1], ...]`.
+                environment steps, `[[0, v0], [t1, v1], ...]`; None: an optimizer of PyTorch keeps
+                its own.
 
         Raises:
             ConfigError: If the name is taken, or another optimizer owns one of the parameters.
@@ -252,7 +254,11 @@ class LearnerModules:
             groups = grouped(params, self.modules[module_id], self.settings)
         if any(p.requires_grad for p in params):
             self.optimizers[key] = ModuleOptimizer(
-                params, optimizer, as_schedule(lr_or_lr_schedule), groups=groups
+                params,
+                optimizer,
+                lr_or_lr_schedule,
+                groups=groups,
+                lr_scheduler=self.settings.lr_scheduler,
             )
 
     def get_optimizer(
