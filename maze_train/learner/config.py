@@ -104,8 +104,16 @@ class LearnerGroupConfig:
     main process, each other one in a process of its own, for which the settings of `runner=local`
     hold. >= 1."""
 
+    device: str | None = None
+    """Device of the learners, with the networks that act; null: `algorithm.device`. `cuda`: each
+    learner has a GPU of its own, in their order."""
+
+    n_cpus_per_learner: int = 0
+    """Threads of PyTorch of each learner during updates; 0: `runner.torch_threads`. >= 0."""
+
     def __post_init__(self) -> None:
         check_at_least("n_learners", self.n_learners, 1)
+        check_at_least("n_cpus_per_learner", self.n_cpus_per_learner, 0)
 
 
 @dataclass(frozen=True, slots=True)

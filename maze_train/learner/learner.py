@@ -17,7 +17,7 @@ from maze_train.learner.gradients import norm_of
 from maze_train.learner.learner_state import LearnerState
 from maze_train.learner.modes import matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.learner.part import MadeFrom, Part, shard_rows
+from maze_train.learner.part import MadeFrom, Part
 from maze_train.learner.steps import GradientSteps, LearnerEvents, non_finite_error
 from maze_train.targets import TARGET, maker_of
 
@@ -205,7 +205,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
                 break
             self._active = self.active_optimizers(losses)
             self.compute_gradients(losses)
-            self.part.join_gradients(self._active)
+            self.part.join_gradients(self._active, self.optimizers)
             if self._accumulation is None or self._accumulation.add(self._active):
                 self._step(number, steps)
             self.after_minibatch(number)
@@ -264,10 +264,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
             raise non_finite_error(where, bad[0], statistics, has_learned, advice)
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.
-
-        Nothing, unless a learner follows episodes from one update to the next.
-        """
+        """Forget running episodes of environments, `[B]` bool, that were lost, if any are known."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
@@ -296,6 +293,8 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
             Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
             that case); how many there are in all.
         """
+        from maze_train.learner.shard import shard_rows  # Several learners alone need it.
+
         return shard_rows(batch, rank, count)
 
     def compute_losses(
@@ -315,6 +314,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
 
     def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
+        self.part.turn_to(module_id)
         if module_id in self.modules_with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)

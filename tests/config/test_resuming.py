@@ -49,6 +49,8 @@ SHARED = {
     "algorithm.patience",
     "evaluation.concurrency",
     "evaluation.dump_interval",
+    "learner_group.device",
+    "learner_group.n_cpus_per_learner",
     "learner_group.n_learners",
     "resume",
     "run_dir",

@@ -77,6 +77,7 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
         self._backward = backward = []
         for key, batch in minibatch.items():
             if key in self.accelerated:
+                self.part.turn_to(key)
                 losses[key], add_gradients = _loss_and_backward(self, key, batch, statistics)
                 backward.append(add_gradients)
         return losses
