@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from maze_train.checks import check_at_least
+from maze_train.events import Statistics
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.modes import torch_threads
 from maze_train.learner.modules import DEFAULT_MODULE
@@ -14,11 +17,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.events import Statistics
     from maze_train.learner.config import Progress
     from maze_train.learner.learner import Learner
     from maze_train.learner.modules import Chosen, ModuleSource
     from maze_train.learner.others import OtherLearners
+    from maze_train.learner.update_queue import UpdateQueue
     from maze_train.types import Tensor
     from maze_train.workers.places import Place
 
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 OTHER_LEARNERS = "maze_train.learner.others.OtherLearners"
-"""Found when there are several, since one learner needs nothing of it."""
+UPDATE_QUEUE = "maze_train.learner.update_queue.UpdateQueue"
+"""Found where they are needed: one learner that is waited for needs nothing of them."""
 
 
 class LearnerGroup:
@@ -60,7 +64,8 @@ class LearnerGroup:
         if isinstance(settings, int):
             settings = LearnerGroupConfig(n_learners=settings)
         self.settings = settings
-        self._learner = learner
+        self._first = learner
+        self._queue: UpdateQueue | None = None
         self._others: OtherLearners | None = None
         if settings.n_learners > 1:
             self._others = locate(OTHER_LEARNERS)(learner, settings, place)
@@ -73,7 +78,14 @@ class LearnerGroup:
     @property
     def weights_seq_no(self) -> int:
         """Updates that the weights have seen."""
-        return self._learner.weights_seq_no
+        return self._first.weights_seq_no
+
+    @property
+    def _learner(self) -> Learner[Any, Any, Any]:
+        """The first learner, after the updates that wait or run."""
+        if self._queue is not None:
+            self._queue.wait()
+        return self._first
 
     def update(self, experience: Any, progress: Progress) -> Statistics:
         """Learn from experience; see `Learner.update`.
@@ -81,10 +93,54 @@ class LearnerGroup:
         Raises:
             WorkerError: If a learner died or hung, and is not to be started again.
         """
+        return self._update_of(self._learner, experience, progress)
+
+    def _update_of(
+        self, first: Learner[Any, Any, Any], experience: Any, progress: Progress
+    ) -> Statistics:
         with torch_threads(self.settings.n_cpus_per_learner):
             if self._others is None:
-                return self._learner.update(experience, progress)
+                return first.update(experience, progress)
             return self._others.update(experience, progress)
+
+    def async_update(
+        self,
+        experience: Any,
+        progress: Progress,
+        size: int = 1,
+        after: Callable[[], object] = lambda: None,
+    ) -> Statistics:
+        """Let the learners learn from a copy of experience, in a thread, and go on meanwhile.
+
+        The modules may change at any time then: who acts needs weights of its own, which `after`
+        may give away. All other methods wait until the updates have ended.
+
+        Args:
+            experience: The experience.
+            progress: Where training stands before the update.
+            size: Number of its samples, for the metrics of `QueueEvents`.
+            after: Called in the thread when the update has ended, before the next one.
+
+        Returns:
+            Statistics of earlier updates that have ended since the last call.
+
+        Raises:
+            ConfigError: If there is no queue (`learner_group.queue_size`).
+            MazeTrainError: What an earlier update raised.
+        """
+        if self._queue is None:
+            size_of_queue, drops = self.settings.queue_size, self.settings.drop_when_full
+            check_at_least("learner_group.queue_size", size_of_queue, 1)
+            update = partial(self._update_of, self._first)
+            self._queue = locate(UPDATE_QUEUE)(update, size_of_queue, drops)
+        return self._queue.put(experience, progress, size, after)
+
+    def wait(self) -> Statistics:
+        """Wait for the updates of `async_update`; statistics of those that were not returned."""
+        if self._queue is None:
+            return Statistics()
+        self._queue.wait()
+        return self._queue.take()
 
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """The results of a function of each learner, which changes all of them alike.
@@ -92,12 +148,17 @@ class LearnerGroup:
         Raises:
             WorkerError: If a learner died or hung, and is not to be started again.
         """
-        if self._others is None:
-            return [function(self._learner)]
-        return self._others.apply(function)
+        first = self._learner
+        return [function(first)] if self._others is None else self._others.apply(function)
 
     def shutdown(self) -> None:
-        """End the other learners; calling it again does nothing. They start again when needed."""
+        """End the other learners and what waits; they start again when needed.
+
+        Calling it again does nothing.
+        """
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
         if self._others is not None:
             self._others.shutdown()
 

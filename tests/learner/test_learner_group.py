@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.data.joining import select_envs
 from maze_train.errors import ConfigError, TrainingError, WorkerError
+from maze_train.events import Statistics
 from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.others import check_gpus
@@ -346,6 +348,39 @@ def test_state_of_any_number_of_learners():
             group.set_weights(state["learner"]["modules"])
             assert_all_equal(group)
             assert_equal_states(group.get_weights(), state["learner"]["modules"], exact=True)
+
+
+@slow
+def test_updates_in_a_thread():
+    """The numbers of updates that are waited for, with any number of learners; state waits."""
+    with group_of(LEARNERS["impala"], 1) as (group, update):
+        update(5)
+        state = group.state_dict()
+        with pytest.raises(
+            ConfigError, match=r"learner_group.queue_size = 0: expected a number >= 1"
+        ):
+            group.async_update(None, Progress())
+
+    def send_to(sent, group):
+        sent.append(group.weights_seq_no)
+
+    for n_learners in (1, 2, 3):
+        learner, experience = LEARNERS["impala"]()
+        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2)
+        group = LearnerGroup(learner, settings, LocalProcesses(timeout_s=PATIENCE_S))
+        statistics, sent = Statistics(), []
+        try:
+            for step in range(5):
+                progress = Progress(updates=step)
+                send = partial(send_to, sent, group)
+                statistics.merge(group.async_update(experience(step), progress, T * B, send))
+            assert_equal_states(group.state_dict(), state)
+            assert_all_equal(group)
+            statistics.merge(group.wait())
+        finally:
+            group.shutdown()
+        assert statistics.reduce()["learners/samples_trained"] == 5 * T * B
+        assert sent == [1, 2, 3, 4, 5]
 
 
 @slow
