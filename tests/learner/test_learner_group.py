@@ -46,6 +46,7 @@ from maze_train.algorithms.bc.loss import BCLoss
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.dqn.learner import DQNLearner
 from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.algorithms.ppo.learner import minibatch_indices
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
@@ -72,9 +73,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
 ]
 REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float64)
-SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
-PATIENCE_S, SHORT_S = 60.0, 3.0
 RUNNING = ObservationNormalizationConfig(mode="running")
+SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3, normalization=RUNNING)
+PATIENCE_S, SHORT_S = 60.0, 3.0
 
 
 # -- sharing out -----------------------------------------------------------------------------------
@@ -225,6 +226,7 @@ def sac():
 def bc():
     """Recorded actions, five per batch."""
     model = perturbed(build_policy(SMALL, BOX, REACH, seed=1).double())
+    model.normalizer.update(normal(9, 4))
     config = BCAlgorithmConfig(lr=0.02)
     learner = BCLearner(model, config, BCLoss(model.distribution, entropy_coef=0.1))
     return learner, lambda step: BCBatch(normal(5, 4, seed=step), normal(5, 2, seed=step + 99))
@@ -249,7 +251,7 @@ LEARNERS = {
         freeze=[Freeze(params=["critic"], period=3, stop=1), Freeze(params=["policy"], stop=4)],
     ),
     "ppo, two modules": lambda: two_modules(target_kl=0.5),
-    "impala": lambda: actor_critic("impala", ignoring=True),
+    "impala": lambda: actor_critic("impala", ignoring=True, settings={"normalization": RUNNING}),
     "impala, sums": lambda: actor_critic("impala", loss_reduction="sum", max_grad_norm=1.0),
     "sac": sac,
     "td3": td3,
@@ -270,6 +272,9 @@ def group_of(make, n_learners, **processes):
     def update(count):
         for _ in range(count):
             step = len(updates)
+            if isinstance(learner, OffPolicyLearner):
+                seen = experience(step).obs
+                group.foreach_learner(lambda own, seen=seen: own.module.normalizer.update(seen))
             updates.append(group.update(experience(step), Progress(updates=step)).reduce())
         return updates
 
