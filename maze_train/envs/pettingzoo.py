@@ -227,28 +227,41 @@ def maker_named(env_id: str) -> Callable[..., Any]:
         ConfigError: If there is no such environment, or a package that it needs is missing.
         MissingExtraError: If PettingZoo or the package of its family is not installed.
     """
-    homes = installed()
-    name = env_id.removeprefix(PREFIX)
-    family = name.partition("/")[0]
-    if name not in homes:
-        if family == "mpe" and not any(known.startswith("mpe/") for known in homes):
-            raise MissingExtraError(MPE, EXTRA, env_id)
-        close = ", ".join(PREFIX + known for known in nearest(name, homes))
-        hint = f"; nearest: {close}" if close else ""
-        raise ConfigError(
-            "env.id", f"no environment of PettingZoo: expected one of {sorted(homes)}{hint}", env_id
-        )
+    name = module_named(env_id)
     try:
         with warnings.catch_warnings():
             # Importing modules is the older of two ways, and the one by which all names are known.
             warnings.simplefilter("ignore", DeprecationWarning)
-            module = importlib.import_module(homes[name])
+            module = importlib.import_module(name)
     except Exception as error:
-        package = MPE if family == "mpe" else f"pettingzoo[{family}]"
+        package, family, *_ = name.split(".")
+        package = MPE if package == MPE else f"pettingzoo[{family}]"
         problem = f"importing it failed: {type(error).__name__}: {error}; pip install '{package}'"
         raise ConfigError("env.id", problem, env_id) from error
     maker: Callable[..., Any] = getattr(module, "parallel_env", None) or module.env
     return maker
+
+
+def module_named(env_id: str) -> str:
+    """The module of an environment, which is not imported.
+
+    Raises:
+        ConfigError: If there is no such environment.
+        MissingExtraError: If PettingZoo or the package of its family is not installed.
+    """
+    homes = installed()
+    name = env_id.removeprefix(PREFIX)
+    if name in homes:
+        return homes[name]
+    if name.startswith("mpe/") and not any(known.startswith("mpe/") for known in homes):
+        raise MissingExtraError(MPE, EXTRA, env_id)
+    close = ", ".join(PREFIX + known for known in nearest(name, homes)) or "none"
+    families = ", ".join(dict.fromkeys(known.partition("/")[0] for known in homes))
+    problem = (
+        f"PettingZoo has no such environment; nearest names: {close}. Give pettingzoo:family/name, "
+        f"where the families are {families}"
+    )
+    raise ConfigError("env.id", problem, env_id)
 
 
 def installed() -> dict[str, str]:

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from vector_cases import assert_equal_steps, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv
+from maze_train.config.plugins import is_registered
 from maze_train.envs.pettingzoo import installed
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
 
@@ -354,16 +355,22 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
-        ("sisl/pursuit_v3", {}, r"env\.id = .*nearest: .*pettingzoo:sisl/pursuit_v5"),
-        ("tictactoe_v3", {}, r"env\.id = .*nearest: .*classic/tictactoe_v3"),
+        ("sisl/pursuit_v3", {}, r"env\.id = .*nearest names: .*pettingzoo:sisl/pursuit_v5"),
+        ("tictactoe_v3", {}, r"env\.id = .*nearest names: .*classic/tictactoe_v3"),
         ("classic/tictactoe_v3", {"size": 4}, r"env\.kwargs = .*does not take these.*'size'"),
         ("atari/pong_v3", {}, r"env\.id = .*multi_agent_ale_py.*pip install 'pettingzoo\[atari\]'"),
     ],
 )
 def test_names_that_can_not_be_meant(name: str, kwargs: Any, message: str) -> None:
     """The error names what there is, or what has to be installed."""
+    env_id = f"pettingzoo:{name}"
     with pytest.raises(ConfigError, match=message):
-        EnvFactory.from_any(f"pettingzoo:{name}", **kwargs)()
+        EnvFactory.from_any(env_id, **kwargs)()
+    if "nearest" not in message:
+        assert is_registered(env_id), "the command line asks this"
+        return
+    with pytest.raises(ConfigError, match=message):
+        is_registered(env_id)
 
 
 @pytest.mark.parametrize("package", ["pettingzoo", "mpe2"])
