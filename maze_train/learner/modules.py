@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
 
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.errors import ConfigError, TrainingError, nearest
 from maze_train.learner.apis import HasOwnLoss, missing_names
 from maze_train.learner.config import GradientSettings, Progress, Schedule
 from maze_train.learner.modes import has_modes
@@ -48,6 +49,8 @@ class LearnerModules:
             modules = {DEFAULT_MODULE: modules}
         self.config = config
         self.settings = config if isinstance(config, GradientSettings) else GradientSettings()
+        self.own_settings = {key: self.settings.for_module(key) for key in self.settings.overrides}
+        self.progress = Progress()
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
         self.modules_with_modes: set[str] = set()
@@ -61,6 +64,11 @@ class LearnerModules:
             from maze_train.learner.accumulation import LossScaler
 
             self.loss_scaler = LossScaler()
+        for module_id in self.own_settings:
+            if module_id not in modules:
+                close = ", ".join(nearest(module_id, modules) or modules)
+                problem = f"no such module; close ones: {close}; add_module takes settings as well"
+                raise ConfigError("algorithm.overrides", problem, module_id)
         for module_id, module in modules.items():
             self._place(module_id, module)
         self._has_groups = bool(self.settings.lr_factors or self.settings.freeze)
@@ -84,6 +92,7 @@ class LearnerModules:
         *,
         frozen: bool = False,
         like: str = DEFAULT_MODULE,
+        overrides: Mapping[str, Any] | None = None,
     ) -> nn.Module:
         """Add a module, between two updates at any time.
 
@@ -94,13 +103,14 @@ class LearnerModules:
             frozen: Whether it never learns, such as an opponent that stays as it is: it gets no
                 optimizer, and its experience is dropped.
             like: Id of the module that is copied, if weights are given.
+            overrides: Settings of its own, as in `algorithm.overrides`.
 
         Returns:
             The module, on the device of the learner.
 
         Raises:
-            ConfigError: If the id is taken or is none, the weights do not fit, or the module lacks
-                what this learner needs.
+            ConfigError: If the id is taken or is none, the weights do not fit, the module lacks
+                what this learner needs, or a setting is none of a module.
         """
         if isinstance(module, Mapping):
             weights, module = module, deepcopy(self._known(like))
@@ -111,9 +121,12 @@ class LearnerModules:
                 raise ConfigError("module", f"weights do not fit {like!r}: {problem}") from error
         elif not isinstance(module, nn.Module):
             module = module()
+        if overrides and module_id not in self.modules:
+            self.own_settings[module_id] = self.settings.for_module(module_id, overrides)
         self._place(module_id, module, frozen)
         try:
-            self.configure_optimizers_for_module(module_id)
+            with self.settings_of(module_id):
+                self.configure_optimizers_for_module(module_id)
         except ConfigError:
             self.remove_module(module_id)
             raise
@@ -129,7 +142,8 @@ class LearnerModules:
             module.requires_grad_(False)
             self.frozen_modules.add(module_id)
         else:
-            self.check_module(module_id, module)
+            with self.settings_of(module_id):
+                self.check_module(module_id, module)
         self.modules[module_id] = module.to(self.device)
         if has_modes(module):
             self.modules_with_modes.add(module_id)
@@ -146,6 +160,7 @@ class LearnerModules:
         for key in [key for key in self.optimizers if key[0] == module_id]:
             del self.optimizers[key]
         del self.modules[module_id]
+        self.own_settings.pop(module_id, None)
         for ids in (self.modules_with_modes, self.modules_with_loss, self.frozen_modules):
             ids.discard(module_id)
         return module
@@ -182,6 +197,25 @@ class LearnerModules:
             raise ConfigError("module_id", f"no such module; there are: {known}", module_id)
         return self.modules[module_id]
 
+    @contextmanager
+    def settings_of(self, module_id: str) -> Iterator[None]:
+        """Have the settings of a module, see `algorithm.overrides`, as `config` in the block."""
+        shared = self.config, self.settings
+        if module_id not in self.own_settings:
+            yield
+            return
+        self.config = self.settings = self.own_settings[module_id]
+        self.set_schedules(self.progress)
+        try:
+            yield
+        finally:
+            self.config, self.settings = shared
+            self.set_schedules(self.progress)
+
+    def set_schedules(self, progress: Progress) -> None:
+        """Take values from schedules of `config` that hold in an update; here none."""
+        self.progress = progress
+
     def check_weights(self) -> None:
         """Refuse weights that are not finite.
 
@@ -201,7 +235,8 @@ class LearnerModules:
     def configure_optimizers(self) -> None:
         """Register the optimizers of all modules, once; override it or the one for a module."""
         for module_id in self.modules:
-            self.configure_optimizers_for_module(module_id)
+            with self.settings_of(module_id):
+                self.configure_optimizers_for_module(module_id)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Register the optimizers of a module; by default one over all its parameters."""
@@ -259,6 +294,10 @@ class LearnerModules:
                 lr_or_lr_schedule,
                 groups=groups,
                 lr_scheduler=self.settings.lr_scheduler,
+                clipping=(
+                    self.config.max_grad_norm,
+                    getattr(self.config, "grad_clip_by", "global_norm"),
+                ),
             )
 
     def get_optimizer(

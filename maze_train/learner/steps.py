@@ -76,7 +76,7 @@ class GradientSteps:
                 self.skipped.append(number)
             return
         self.norms.append(norm)
-        if learner.config.max_grad_norm > 0:
+        if any(optimizer.clipping[0] > 0 for optimizer in learner.active):
             self.clipped.append(norm_of([g for o in learner.active for g in o.gradients()]))
         learner.apply_gradients()
         if learner.loss_scaler is not None:

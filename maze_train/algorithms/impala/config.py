@@ -24,6 +24,10 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.build.ImpalaBuilder"
 
+    module_settings: ClassVar[tuple[str, ...]] = (
+        *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold", "loss_reduction"),
+    )
+
     epoch_length: int = 50
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
 
