@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from maze_train.errors import TrainingError
 from maze_train.events import Statistics
 from maze_train.learner.modes import autocast, matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules
@@ -210,6 +211,20 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         for module in modules:
             module.eval()
         steps.finish(statistics, progress)
+
+    def check_weights(self) -> None:
+        """Refuse weights that are not finite.
+
+        Raises:
+            TrainingError: If there is one, with its module and name.
+        """
+        for module_id, module in self.modules.items():
+            for name, value in module.named_parameters():
+                if not bool(torch.isfinite(value).all()):
+                    raise TrainingError(
+                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
+                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
+                    )
 
     def forget_episodes(self, envs: Tensor) -> None:
         """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.

@@ -10,19 +10,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import torch
 from torch import nn
 
-from maze_train.errors import ConfigError, TrainingError, nearest
+from maze_train.errors import ConfigError, nearest
 from maze_train.learner.apis import HasOwnLoss, missing_names
 from maze_train.learner.config import GradientSettings, Progress, Schedule
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from maze_train.learner.accumulation import LossScaler
     from maze_train.types import Tensor
 
 
+# Found where a learner has them, and where a state is read.
+GROUPS = "maze_train.learner.parameter_groups"
+LOSS_SCALER = "maze_train.learner.accumulation.LossScaler"
+COMPONENTS = "maze_train.learner.components"
+
 DEFAULT_MODULE = "default"
 DEFAULT_OPTIMIZER = "default"
+
+FUNCTION = "<function>"
+"""Stands in a state for a function, which none holds."""
 
 ModuleSource: TypeAlias = "nn.Module | Callable[[], nn.Module] | Mapping[str, Tensor]"
 Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
@@ -61,9 +70,7 @@ class LearnerModules:
         self.generator = torch.Generator().manual_seed(seed)
         self.loss_scaler: LossScaler | None = None
         if self.settings.autocast == "float16":
-            from maze_train.learner.accumulation import LossScaler
-
-            self.loss_scaler = LossScaler()
+            self.loss_scaler = locate(LOSS_SCALER)()
         for module_id in self.own_settings:
             if module_id not in modules:
                 close = ", ".join(nearest(module_id, modules) or modules)
@@ -73,9 +80,7 @@ class LearnerModules:
             self._place(module_id, module)
         self._has_groups = bool(self.settings.lr_factors or self.settings.freeze)
         if self._has_groups:
-            from maze_train.learner.parameter_groups import check_names
-
-            check_names(self.settings, self.modules)
+            locate(GROUPS + ".check_names")(self.settings, self.modules)
         self.configure_optimizers()
 
     @property
@@ -182,6 +187,23 @@ class LearnerModules:
                     module_id,
                 )
 
+    def freeze_module(self, module_id: str, frozen: bool = True) -> None:
+        """Have a module learn no more, or again; its optimizers stay as they are meanwhile.
+
+        Raises:
+            ConfigError: If there is no such module, or it lacks what this learner needs.
+        """
+        module = self._known(module_id)
+        if frozen:
+            self.frozen_modules.add(module_id)
+        elif module_id in self.frozen_modules:
+            with self.settings_of(module_id):
+                self.check_module(module_id, module)
+                if not self.get_optimizers_for_module(module_id):
+                    module.requires_grad_(True)
+                    self.configure_optimizers_for_module(module_id)
+            self.frozen_modules.remove(module_id)
+
     def should_module_be_updated(self, module_id: str, experience: Any) -> bool:
         """Whether a module learns from its experience, which is dropped otherwise."""
         if module_id in self.frozen_modules:
@@ -215,20 +237,6 @@ class LearnerModules:
     def set_schedules(self, progress: Progress) -> None:
         """Take values from schedules of `config` that hold in an update; here none."""
         self.progress = progress
-
-    def check_weights(self) -> None:
-        """Refuse weights that are not finite.
-
-        Raises:
-            TrainingError: If there is one, with its module and name.
-        """
-        for module_id, module in self.modules.items():
-            for name, value in module.named_parameters():
-                if not bool(torch.isfinite(value).all()):
-                    raise TrainingError(
-                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
-                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
-                    )
 
     # -- optimizers ------------------------------------------------------------------------------
 
@@ -284,9 +292,7 @@ class LearnerModules:
             )
         groups = None
         if self._has_groups:
-            from maze_train.learner.parameter_groups import grouped
-
-            groups = grouped(params, self.modules[module_id], self.settings)
+            groups = locate(GROUPS + ".grouped")(params, self.modules[module_id], self.settings)
         if any(p.requires_grad for p in params):
             self.optimizers[key] = ModuleOptimizer(
                 params,
@@ -324,9 +330,10 @@ class LearnerModules:
         """The parameters that stay as they are in the next update: those of `algorithm.freeze`."""
         if not self.settings.freeze:
             return []
-        from maze_train.learner.parameter_groups import frozen_parameters
-
-        return frozen_parameters(self.settings.freeze, progress.updates, self.modules)
+        held: list[nn.Parameter] = locate(GROUPS + ".frozen_parameters")(
+            self.settings.freeze, progress.updates, self.modules
+        )
+        return held
 
     def hold_parameters(self, progress: Progress) -> None:
         """Have optimizers leave `held_parameters` alone, and no others."""
@@ -353,10 +360,13 @@ class LearnerModules:
             self._known(module_id).load_state_dict(dict(state))
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, random generator and counters."""
-        state = {
+        """Weights, optimizers, who learns, random generator and counters."""
+        chosen = FUNCTION if callable(self.policies_to_train) else self.policies_to_train
+        state: dict[str, Any] = {
             "modules": self.get_weights(),
             "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
+            "policies_to_train": chosen if isinstance(chosen, str | None) else sorted(chosen),
+            "frozen_modules": sorted(self.frozen_modules),
             "generator": self.generator.get_state(),
             "weights_seq_no": self.weights_seq_no,
         }
@@ -368,7 +378,7 @@ class LearnerModules:
         """Continue from `state`.
 
         Raises:
-            ConfigError: If it is the state of other modules.
+            ConfigError: If it is the state of other modules, or a function said who learns.
         """
         if state["modules"].keys() != self.modules.keys():
             raise ConfigError(
@@ -377,9 +387,13 @@ class LearnerModules:
                 "and remove_module before it is loaded",
                 ", ".join(state["modules"]),
             )
+        if "frozen_modules" in state:  # older states do not say it
+            locate(COMPONENTS + ".choose")(self, state)
         self.set_weights(state["modules"])
-        for key, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"]["/".join(key)])
+        for (module_id, name), optimizer in self.optimizers.items():
+            # A module that was always frozen had none.
+            if module_id not in self.frozen_modules or f"{module_id}/{name}" in state["optimizers"]:
+                optimizer.load_state_dict(state["optimizers"][f"{module_id}/{name}"])
         self.generator.set_state(state["generator"])
         self.weights_seq_no = state["weights_seq_no"]
         if self.loss_scaler is not None:
