@@ -61,7 +61,7 @@ def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
     raise ConfigError(key, f"there is no module {parts[0]!r} on the Python path", path)
 
 
-def maker_of(path: str, key: str, kind: type | None = None) -> Callable[..., Any]:
+def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Callable[..., Any]:
     """The class or function that a dotted path names, for a part of some kind.
 
     Args:
@@ -69,6 +69,7 @@ def maker_of(path: str, key: str, kind: type | None = None) -> Callable[..., Any
         key: Dotted name of the setting, for error messages.
         kind: Base that a class must have; None: anything. A function may return such an object,
             but those of Python's standard library do not, and are refused.
+        *others: Further bases, one of which it may have instead.
 
     Raises:
         ConfigError: If it can not be found, or makes no such part.
@@ -76,7 +77,7 @@ def maker_of(path: str, key: str, kind: type | None = None) -> Callable[..., Any
     found = locate(path, key)
     home = str(getattr(found, "__module__", "")).partition(".")[0]
     if isinstance(found, type):
-        makes_it = kind is None or issubclass(found, kind)
+        makes_it = kind is None or issubclass(found, (kind, *others))
     else:
         makes_it = callable(found) and not (
             inspect.isroutine(found) and home in sys.stdlib_module_names

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from maze_train.errors import TrainingError
 from maze_train.events import Statistics
 from maze_train.learner.modes import autocast, matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules
-from maze_train.learner.part import MadeFrom, Part, shard_rows
-from maze_train.learner.steps import GradientSteps, LearnerEvents
+from maze_train.learner.part import MadeFrom, Part
+from maze_train.learner.steps import GradientSteps, LearnerEvents, check_finite, statistics_of
 from maze_train.targets import function_of, locate
 
 if TYPE_CHECKING:
@@ -122,7 +121,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         for module_id, part in by_module.items():
             if self.should_module_be_updated(module_id, part):
                 with self.settings_of(module_id):
-                    prepared[module_id] = self.preprocess(module_id, part, statistics)
+                    own = statistics_of(module_id, statistics)
+                    prepared[module_id] = self.preprocess(module_id, part, own)
         minibatches = self.minibatches(prepared, statistics)
         return self._learn(list(prepared), minibatches, statistics, progress)
 
@@ -199,7 +199,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
                 break
             self.active = self.active_optimizers(losses)
             self.compute_gradients(losses)
-            self.part.join_gradients(self.active)
+            self.part.join_gradients(self.active, self.optimizers)
             if self.accumulation is None or self.accumulation.add(self.active):
                 steps.take(number)
             self.after_minibatch(number)
@@ -218,19 +218,10 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         Raises:
             TrainingError: If there is one, with its module and name.
         """
-        for module_id, module in self.modules.items():
-            for name, value in module.named_parameters():
-                if not bool(torch.isfinite(value).all()):
-                    raise TrainingError(
-                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
-                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
-                    )
+        check_finite(self.modules, f"update {self.weights_seq_no}")
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.
-
-        Nothing, unless a learner follows episodes from one update to the next.
-        """
+        """Forget running episodes of environments, `[B]` bool, that were lost, if any are known."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
@@ -260,6 +251,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
             that case); how many there are in all.
         """
+        from maze_train.learner.shard import shard_rows  # Several learners alone need it.
+
         return shard_rows(batch, rank, count)
 
     def compute_losses(
@@ -269,7 +262,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         losses = {}
         for module_id, batch in minibatch.items():
             with self.settings_of(module_id):
-                losses[module_id] = self._loss_of(module_id, batch, statistics)
+                own = statistics_of(module_id, statistics)
+                losses[module_id] = self._loss_of(module_id, batch, own)
         return losses
 
     @property
@@ -280,6 +274,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
 
     def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
+        self.part.turn_to(module_id)
         if module_id in self.modules_with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)
@@ -289,9 +284,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             loss = self.compute_loss_for_module(module_id, batch, statistics)
         if not isinstance(loss, Mapping):
             return loss  # type: ignore[no-any-return]  # of a module or function of a user
-        prefix = "" if module_id == DEFAULT_MODULE else f"{module_id}/"
         for name, term in loss.items():
-            statistics.record(LearnerEvents.loss.of_part(prefix + name), term)
+            statistics.record(LearnerEvents.loss.of_part(name), term)
         return torch.stack(list(loss.values())).sum()
 
     @abstractmethod

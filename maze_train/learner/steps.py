@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from maze_train.errors import TrainingError
-from maze_train.events import Event, EventInterface
+from maze_train.events import Event, EventInterface, OwnStatistics
 from maze_train.learner.gradients import norm_of
+from maze_train.learner.modules import DEFAULT_MODULE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
     from maze_train.types import Tensor
@@ -141,3 +146,19 @@ def _non_finite_error(
         "observations, rewards or outputs of a network of your own that are not finite, such as "
         f"logits that are all -inf{advice}"
     )
+
+
+def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
+    """What records the statistics of a module: under its id, if it is one of several."""
+    return statistics if module_id == DEFAULT_MODULE else OwnStatistics(statistics, module_id)
+
+
+def check_finite(modules: Mapping[str, nn.Module], where: str) -> None:
+    """Refuse weights that are not finite; see `Learner.check_weights`."""
+    for module_id, module in modules.items():
+        for name, value in module.named_parameters():
+            if not bool(torch.isfinite(value).all()):
+                raise TrainingError(
+                    f"{where}: {name} of module {module_id!r} is not finite. A smaller "
+                    "algorithm.lr or an algorithm.max_grad_norm may help"
+                )

@@ -76,6 +76,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
             return super().compute_losses(minibatch, statistics)
         losses = {}
         for key, batch in minibatch.items():
+            self.part.turn_to(key)
             model = self.model(key)
             with self.settings_of(key):
                 by_hand = has_gradients_by_hand(model.policy)
