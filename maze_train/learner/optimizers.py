@@ -41,6 +41,7 @@ class ModuleOptimizer:
         key: Name of the setting for error messages.
         groups: The parameters in groups, each after its factor of the learning rate; None: one.
         lr_scheduler: Class and arguments of a scheduler of PyTorch; None: none.
+        clipping: Bound of the gradient, and the quantity that is bounded, see `clip_gradients`.
 
     Raises:
         ConfigError: If the optimizer can not be found or refuses its arguments, does not have these
@@ -55,8 +56,10 @@ class ModuleOptimizer:
         key: str = "algorithm.optimizer",
         groups: Sequence[tuple[float, Sequence[nn.Parameter]]] | None = None,
         lr_scheduler: Mapping[str, Any] | None = None,
+        clipping: tuple[float, str] = (0.0, "global_norm"),
     ) -> None:
         self.params = [p for p in params if p.requires_grad]
+        self.clipping = clipping
         if lr is not None and not isinstance(lr, (int, float, Schedule)):
             lr = Schedule.from_list(lr)
         self.lr = lr
@@ -226,8 +229,9 @@ class ModuleOptimizer:
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         return count
 
-    def clip(self, bound: float, by: str) -> Tensor:
-        """Clip the gradients in place (see `clip_gradients`) and return their norm before that."""
+    def clip(self) -> Tensor:
+        """Clip the gradients in place and return their norm before that."""
+        bound, by = self.clipping
         gradients = self._gradients_apart() if by == "norm" else self.gradients()
         norm = clip_gradients(gradients, bound, by)
         return norm.to(self.params[0].device) if self.params else norm
