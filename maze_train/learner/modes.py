@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -50,6 +50,13 @@ def has_modes(module: nn.Module) -> bool:
         type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)
         for part in module.modules()
     )
+
+
+def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
+    """Compute layers in a type of `algorithm.autocast` in the block; `none`: in that of weights."""
+    if name == "none":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, name))
 
 
 @contextmanager

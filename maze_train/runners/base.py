@@ -96,6 +96,7 @@ class TrainingRunner:
             learner_group=config.learner_group,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,
+            policies=config.policies,
             evaluation=config.evaluation,
             checkpoint=config.checkpoint,
             total_steps=config.total_steps or 0,
