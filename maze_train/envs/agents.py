@@ -215,6 +215,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         }, total
 
     def _flags(self, chosen: Collection[str]) -> Array:
+        if not chosen:
+            return np.zeros(len(self.agents), np.int8)
         return np.array([agent in chosen for agent in self.agents], np.int8)
 
     def _check(self, turn: Turn, terminated: set[str], truncated: set[str]) -> None:

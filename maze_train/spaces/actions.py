@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete
 
 from maze_train.errors import ShapeError, SpaceError
+from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +18,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from gymnasium import Space
 
-    from maze_train.spaces.describe import FlatView
     from maze_train.spaces.mask_layouts import MaskLayout
 
     Array = npt.NDArray[Any]
@@ -64,6 +66,65 @@ def _limits(space: Space[Any]) -> tuple[Any, Any]:
         return 0, 1
     limits = np.finfo(np.float64)
     return limits.min, limits.max
+
+
+class LegalChoices:
+    """Reads in observations which actions are legal: of several agents, of those that act.
+
+    Args:
+        observation_space: Observation space of one environment, maybe a joint one
+            (`maze_train.envs.agents.JointEnv`).
+        action_space: Its action space.
+
+    Attributes:
+        has_masks: Whether observations tell legal actions.
+
+    Raises:
+        SpaceError: If masks do not fit the actions.
+    """
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self._view = FlatView(observation_space)
+        found = mask_layout(observation_space, action_space)
+        self._layouts = [] if found is None else [(None, found)]
+        if is_joint(observation_space):
+            self._layouts = list(layouts_of_agents(observation_space, action_space))
+        self.has_masks = bool(self._layouts)
+
+    def read(self, obs: Any) -> Iterator[tuple[str, list[Array]]]:
+        """Key and masks, one for each choice, of every masked part of the actions to be taken.
+
+        Raises:
+            SpaceError: If a choice has no legal action.
+        """
+        leaves = {key: np.asarray(leaf) for key, leaf in self._view.read(obs)}
+        for number, layout in self._layouts:
+            if number is None or leaves["acts"][number]:
+                yield from masks_of_parts(layout, leaves)
+
+
+def is_joint(observation_space: Any) -> bool:
+    """Whether observations are those of a `maze_train.envs.agents.JointEnv`."""
+    parts = ("agents", "acts", "rewards", "terminated", "truncated")
+    return isinstance(observation_space, Dict) and tuple(observation_space.spaces) == parts
+
+
+def layouts_of_agents(
+    observation_space: Any, action_space: Any
+) -> Iterator[tuple[int, MaskLayout]]:
+    """Number and legal actions of each agent that has some, in the keys of joint spaces."""
+    for number, (agent, own) in enumerate(observation_space["agents"].spaces.items()):
+        layout = mask_layout(own, action_space[agent])
+        if layout is not None:
+            parts = [
+                replace(
+                    part,
+                    part=f"{agent}/{part.part}".removesuffix("/"),
+                    leaf=f"agents/{agent}/{part.leaf}",
+                )
+                for part in layout.parts
+            ]
+            yield number, replace(layout, parts=tuple(parts))
 
 
 def masks_of_parts(
