@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, nearest
@@ -97,6 +98,20 @@ def _public_name(cls: type) -> str:
         if getattr(sys.modules.get(module), cls.__name__, None) is cls:
             return f"{module}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
+    """The function that a node names, with the arguments that the node has.
+
+    Args:
+        node: A mapping with the key `_target_`.
+        key: Dotted name of the node in the configuration, for error messages.
+
+    Raises:
+        ConfigError: If it can not be found, or is none.
+    """
+    function = maker_of(str(node[TARGET]), f"{key}.{TARGET}")
+    return partial(function, **{name: value for name, value in node.items() if name != TARGET})
 
 
 def build_target(

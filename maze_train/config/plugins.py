@@ -23,6 +23,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.conversion import build_dataclass
+from maze_train.config.launcher import LAUNCHER, LocalLauncher, LocalLauncherConf
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.errors import ConfigError
@@ -118,7 +119,9 @@ def extended_hydra() -> Iterator[None]:
     """
     Plugins.instance().register(GymnasiumSource)
     Plugins.instance().register(MazeTrainSearchPath)
+    Plugins.instance().class_name_to_class[LAUNCHER] = LocalLauncher
     store = ConfigStore.instance()
+    store.store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="maze_train")
     before = store.repo["hydra"]["config.yaml"]
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
     OmegaConf.register_new_resolver(DIRECTION, _sweep_direction, replace=True)
@@ -130,6 +133,7 @@ def extended_hydra() -> Iterator[None]:
         yield
     finally:
         store.repo["hydra"]["config.yaml"] = before
+        del store.repo["hydra"]["launcher"]["local.yaml"]
         if optuna is not None:
             store.repo["hydra"]["sweeper"]["optuna.yaml"] = optuna
 

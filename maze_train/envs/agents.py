@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from gymnasium import spaces
 
 from maze_train.envs.buffers import masked_writer, row_writer
 from maze_train.errors import EnvError, SpaceError
+from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
 from maze_train.targets import locate
@@ -103,16 +103,10 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     """An environment of A agents as one gymnasium environment; a turn of it is a step.
 
     Whatever works with environments works with it: workers, exact resume, time limits, evaluation,
-    recording. An observation is a Dict of
-
-    - `agents`: by name, the newest observation of each agent; before its first one something of its
-      space (as near to 0 as it may be, all actions legal);
-    - `acts`: whose actions the next step takes, MultiBinary(A);
-    - `rewards`: rewards since the turn before, [A];
-    - `terminated`, `truncated`: whose episode has ended since the turn before, MultiBinary(A),
-
-    with agents in the order of `possible_agents`, which `metadata["agents"]` tells as well. An
-    action is a Dict of one action per agent; those of agents that do not act are ignored. The
+    recording. `maze_train.spaces.agents` says what its observations and actions are, with agents in
+    the order of `possible_agents`, which `metadata["agents"]` tells as well. Before its first
+    observation an agent is shown something of its space (as near to 0 as it may be, all actions
+    legal). The
     reward is the mean of the rewards over all possible agents, so one that is given to all of them
     counts once. When nobody acts, the episode is truncated if the episode of an agent was,
     otherwise it is terminated. Infos are under the names of their agents.
@@ -136,17 +130,13 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self.agents = agents = checked_names(env.possible_agents)
         self.metadata = {**env.metadata, "agents": agents}
         self.render_mode = env.render_mode
-        observed = OrderedDict((agent, env.observation_space(agent)) for agent in agents)
-        acted = OrderedDict((agent, env.action_space(agent)) for agent in agents)
-        self._seats = {agent: _Seat(agent, observed[agent], acted[agent]) for agent in agents}
-        self.action_space = spaces.Dict(acted)
-        n = len(agents)
-        parts: OrderedDict[str, spaces.Space[Any]] = OrderedDict(agents=spaces.Dict(observed))
-        parts["acts"] = spaces.MultiBinary(n)
-        parts["rewards"] = spaces.Box(-np.inf, np.inf, (n,), np.float32)
-        parts["terminated"] = spaces.MultiBinary(n)
-        parts["truncated"] = spaces.MultiBinary(n)
-        self.observation_space = spaces.Dict(parts)
+        each = AgentSpaces(
+            {agent: env.observation_space(agent) for agent in agents},
+            {agent: env.action_space(agent) for agent in agents},
+        )
+        self._seats = {agent: _Seat(agent, *each.of(agent)) for agent in agents}
+        self.observation_space = each.observation_space
+        self.action_space = each.action_space
         self._shown: dict[str, Any] = {}
         self._acting: list[str] = []
         self._gone: set[str] = set()
