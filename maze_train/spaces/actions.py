@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
 from maze_train.errors import ShapeError, SpaceError
+from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from gymnasium import Space
 
+    from maze_train.spaces.agents import AgentSpaces
     from maze_train.spaces.mask_layouts import MaskLayout
 
     Array = npt.NDArray[Any]
@@ -72,8 +74,8 @@ class LegalChoices:
     """Reads in observations which actions are legal: of several agents, of those that act.
 
     Args:
-        observation_space: Observation space of one environment, maybe a joint one
-            (`maze_train.envs.agents.JointEnv`).
+        observation_space: Observation space of one environment, of one agent or of several
+            (`maze_train.spaces.agents`).
         action_space: Its action space.
 
     Attributes:
@@ -85,10 +87,12 @@ class LegalChoices:
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
         self._view = FlatView(observation_space)
-        found = mask_layout(observation_space, action_space)
-        self._layouts = [] if found is None else [(None, found)]
-        if is_joint(observation_space):
-            self._layouts = list(layouts_of_agents(observation_space, action_space))
+        each = agent_spaces(observation_space, action_space)
+        self._layouts: list[tuple[int | None, MaskLayout]] = []
+        if each is not None:
+            self._layouts += layouts_of_agents(each)
+        elif (found := mask_layout(observation_space, action_space)) is not None:
+            self._layouts = [(None, found)]
         self.has_masks = bool(self._layouts)
 
     def read(self, obs: Any) -> Iterator[tuple[str, list[Array]]]:
@@ -99,28 +103,20 @@ class LegalChoices:
         """
         leaves = {key: np.asarray(leaf) for key, leaf in self._view.read(obs)}
         for number, layout in self._layouts:
-            if number is None or leaves["acts"][number]:
+            if number is None or leaves[ACTS][number]:
                 yield from masks_of_parts(layout, leaves)
 
 
-def is_joint(observation_space: Any) -> bool:
-    """Whether observations are those of a `maze_train.envs.agents.JointEnv`."""
-    parts = ("agents", "acts", "rewards", "terminated", "truncated")
-    return isinstance(observation_space, Dict) and tuple(observation_space.spaces) == parts
-
-
-def layouts_of_agents(
-    observation_space: Any, action_space: Any
-) -> Iterator[tuple[int, MaskLayout]]:
+def layouts_of_agents(each: AgentSpaces) -> Iterator[tuple[int, MaskLayout]]:
     """Number and legal actions of each agent that has some, in the keys of joint spaces."""
-    for number, (agent, own) in enumerate(observation_space["agents"].spaces.items()):
-        layout = mask_layout(own, action_space[agent])
+    for number, agent in enumerate(each.agents):
+        layout = mask_layout(*each.of(agent))
         if layout is not None:
             parts = [
                 replace(
                     part,
-                    part=f"{agent}/{part.part}".removesuffix("/"),
-                    leaf=f"agents/{agent}/{part.leaf}",
+                    part=f"{agent}/{part.part}" if part.part else agent,
+                    leaf=f"{AGENTS}/{agent}/{part.leaf}",
                 )
                 for part in layout.parts
             ]
