@@ -174,13 +174,12 @@ class HindsightReplayBuffer(UniformReplayBuffer):
         self._after[:] = -1
         self._follow_episodes()
 
-    def _add(self, rollout: Rollout) -> Array:
+    def _add(self, rollout: Rollout) -> None:
         before = self._memory.head
-        changed = super()._add(rollout)
-        self._after[changed] = -1
+        super()._add(rollout)
+        self._after[self._memory.changed] = -1
         self._follow_episodes()
         self._compare(before)
-        return changed
 
     def _follow_episodes(self) -> None:
         """Note which of the new rows belong to one episode, where it is over."""

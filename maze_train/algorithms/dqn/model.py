@@ -128,7 +128,7 @@ class DQNModel(ModelWithTargets):
         With m legal actions, they are 0, and log(1 + m (1 - ε) / ε) for the best one: so the best
         action has the probability 1 - ε + ε / m, each other one ε / m.
         """
-        values = self.legal(self.policy(self.inputs(obs)), obs)
+        values: Tensor = self.legal(self.policy(self.inputs(obs)), obs)
         logits, best = torch.zeros_like(values), values.argmax(-1, keepdim=True)
         # A number: computing with a tensor of one element takes as long as the network.
         epsilon = float(self.epsilon)
