@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +18,12 @@ from maze_train.nets.policy_model import (
     build_normalizer,
     input_space,
 )
-from maze_train.nets.target_networks import ModelWithTargets, refuse_settings
-from maze_train.nets.template import TemplateNet, resolve
+from maze_train.nets.target_networks import (
+    ModelWithTargets,
+    refuse_settings,
+    resolve_with_targets,
+)
+from maze_train.nets.template import TemplateNet
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import mask_layout
 
@@ -201,10 +204,4 @@ def resolve_dqn(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
         config: Model settings; resolved ones stay as they are.
         space: Flat observation space.
     """
-    own = replace(
-        config,
-        activation=config.activation or "relu",
-        shared_trunk=False,
-        orthogonal_init=bool(config.orthogonal_init),
-    )
-    return resolve(own, space)
+    return resolve_with_targets(config, space, [64, 64])
