@@ -62,7 +62,7 @@ class Job:
         is_sweep = settings.mode == RunMode.MULTIRUN
         directory = settings.runtime.output_dir if is_sweep else None
         # As the user wrote them: what they refer to is resolved in the configuration.
-        overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        overrides: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         record = JobRecord(
             number=settings.job.num if is_sweep else 0,
             settings=" ".join(str(word).lstrip("+") for word in overrides),

@@ -27,7 +27,7 @@ from maze_train.config.launcher import LAUNCHER, LocalLauncher, LocalLauncherCon
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.errors import ConfigError
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, locate
 from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 Names = list[str]  # inside the class below, `list` is a method
 GROUP = "env"
+PETTINGZOO = "maze_train.envs.pettingzoo.module_named"
+"""Finds environments of PettingZoo."""
 ENV_OVERRIDE = re.compile(r"\+*env(\.id|\._target_)?=")
 DIRECTION = "maze_train.sweep_direction"
 SWEEP_DIR = "outputs/sweeps/${now:%Y-%m-%d_%H-%M-%S}"
@@ -137,14 +139,17 @@ def extended_hydra() -> Iterator[None]:
 
 
 def is_registered(env_id: str) -> bool:
-    """Whether gymnasium knows an id; the module of `module:Id` is imported.
+    """Whether gymnasium or PettingZoo knows an id; the module of `module:Id` is imported.
 
     Raises:
-        ConfigError: If that module can not be imported.
+        ConfigError: If that module can not be imported, or PettingZoo does not know it.
+        MissingExtraError: If PettingZoo is not installed.
     """
     import gymnasium
 
     module, colon, name = env_id.rpartition(":")
+    if module == "pettingzoo":
+        return bool(locate(PETTINGZOO)(env_id))
     if colon:
         try:
             importlib.import_module(module)
