@@ -195,7 +195,9 @@ def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
             left_out.append(LeftOut(str(directory), str(problem)))
     if not runs:
         reasons = "".join(f"\n  {left.name}: {left.reason}" for left in left_out)
-        raise RunDirectoryError(f"none of these runs can be compared:{reasons}")
+        hint = "\nunfinished=true counts runs that did not come to their end"
+        remedy = "" if config.unfinished else hint
+        raise RunDirectoryError(f"none of these runs can be compared:{reasons}{remedy}")
     return runs, left_out
 
 

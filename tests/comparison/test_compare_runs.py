@@ -132,7 +132,9 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         assert all(reason in text for reason in reasons.values())
     assert [row["runs"] for row in comparison.rows] == [1]
     assert [row["seeds"] for row in compared(tmp_path, unfinished=True).rows] == ["0 1 3 2"]
-    with pytest.raises(RunDirectoryError, match=r"none of these runs can be compared:\n.*empty: "):
+    with pytest.raises(
+        RunDirectoryError, match=r"none of these runs can be compared:\n.*\nunfinished=true"
+    ):
         compared(tmp_path, "empty")
 
 
