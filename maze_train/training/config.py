@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_choices, check_fields, check_positive
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.targets import TARGET
 
@@ -188,8 +188,7 @@ class EvaluationConfig:
         known = [f"eval/{name}" for name in EVALUATION_METRICS] if self.n_episodes else []
         if self.metric.startswith(("train/", "validation/")) or self.metric in known:
             return
-        close = nearest(self.metric, known, count=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(nearest(self.metric, known, count=1), "", " ")
         reported = ", ".join(known) or "train/... only, without evaluation episodes"
         raise ConfigError("metric", f"not reported; {hint}reported: {reported}", self.metric)
 
