@@ -30,6 +30,7 @@ FREE = (
     "algorithm.storage",
     "checkpoint",
     "evaluation.dump_interval",
+    "evaluation.final_episodes",
     "learner_group",
     "resume",
     "run_dir",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from maze_train.locks import exclusive
 from maze_train.notices import tell
 from maze_train.runners.notes import start_notes
 from maze_train.runners.parts import (
+    SUMMARY,
     TrainingResult,
     check_is_free,
     make_run_dir,
@@ -47,6 +49,8 @@ PAST_ROWS = "maze_train.runners.run_checkpoints.past_rows"
 HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
 POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
+FINAL_TEST = "maze_train.training.final_test.final_test"
+EARLIER_TEST = "maze_train.training.final_test.earlier_test"
 OWN_EVALUATORS = "maze_train.training.evaluators.own_evaluators"
 MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
 
@@ -76,6 +80,7 @@ class TrainingRunner:
         self.config_text = config_text(self.config)
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._tell_once = cache(lambda text: tell(f"note: {text}"))
+        self._final_evaluator: Evaluator | None = None
         self._closing = contextlib.ExitStack()
         self.builder = make_builder(self._context())
 
@@ -148,6 +153,7 @@ class TrainingRunner:
             if base is not None:
                 tell(base.take_over(model))
             evaluator = self._build_evaluator()
+            self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
@@ -197,7 +203,7 @@ class TrainingRunner:
         if resumed is not None:
             locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
-            summary = self._train(trainer, tracker)
+            summary = self._train(trainer, tracker, selection)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection)
@@ -205,24 +211,40 @@ class TrainingRunner:
         policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
-    def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
-        """Train, and write a summary whatever happens."""
+    def _train(
+        self, trainer: Trainer, tracker: Tracker, selection: BestModelSelection
+    ) -> TrainingSummary:
+        """Train and test, and write a summary whatever happens."""
+        tests: dict[str, dict[str, float]] = {}
         with contextlib.closing(tracker):
             with generators_kept():  # writers of users may draw from them
                 tracker.start()
             try:
                 self.builder.before_training(trainer)
                 trainer.train()
+                tests = self._test(trainer, selection)
             except BaseException as error:
                 is_signal = isinstance(error, KeyboardInterrupt)
                 trainer.stop_reason = "interrupted" if is_signal else "error"
                 raise
             finally:
-                tracker.finish(trainer.summary().as_dict())
+                summary = replace(trainer.summary(), final_test=tests)
+                tracker.finish(summary.as_dict())
                 if trainer.stop_reason in ("interrupted", "error"):
                     has_env = self.env_factory.maker is not None
                     tell_stop(trainer, locate(HOW_TO_GO_ON)(self.run_dir, self.config, has_env))
-        return trainer.summary()
+        return summary
+
+    def _test(self, trainer: Trainer, selection: BestModelSelection) -> dict[str, dict[str, float]]:
+        """Test the policies, unless the run had ended before and was tested then."""
+        if self._final_evaluator is None:
+            return {}
+        assert self.run_dir is not None
+        path, n_episodes = self.run_dir / SUMMARY, self.config.evaluation.final_episodes
+        found: dict[str, dict[str, float]] = {}
+        if self.resumed_dir is not None:
+            found = locate(EARLIER_TEST)(path, trainer.summary(), n_episodes)
+        return found or locate(FINAL_TEST)(self._final_evaluator, selection, trainer.epoch)
 
     # -- parts -----------------------------------------------------------------------------------
 

@@ -205,6 +205,10 @@ class _Status:
         if final is not None:
             spread = "" if final_std is None else f" ± {readable(final_std)}"
             lines.append(("final evaluation", readable(final) + spread))
+        for name, test in found.get("final_test", {}).items():
+            mean, std = (readable(test[f"episode_return_{key}"]) for key in ("mean", "std"))
+            text = f"{mean} ± {std} ({int(test['episodes']):,} episodes)"
+            lines.append((f"test, {name} policy", text))
         if self.run.run_dir is not None:
             lines.append(("run directory", str(self.run.run_dir)))
         return lines

@@ -169,8 +169,8 @@ class Tracker:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Forward the outcome of the run: plain values by name.
 
-        Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s` and
-        `steps_per_second`; best and last returns it takes from the rows.
+        Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`,
+        `steps_per_second` and `final_test`; best and last returns it takes from the rows.
         """
         self._forward("finish", summary)
 

@@ -154,6 +154,11 @@ class EvaluationConfig:
     """Steps after which an episode of an evaluation is cut, and counts as it is: a policy that
     stands still would never end an episode without a time limit of its own. 0: never."""
 
+    final_episodes: int = 0
+    """Episodes that the last and the best policy play each after training, with seeds of their own,
+    for the numbers that one reports: those of the best evaluation are too good, since it was
+    chosen. 0: none."""
+
     deterministic: bool = True
     """Whether the most likely action is taken; false: actions are sampled."""
 
@@ -173,7 +178,7 @@ class EvaluationConfig:
     keys and called with the policy; the numbers that it returns appear among the metrics."""
 
     def __post_init__(self) -> None:
-        check_fields(self, 0, "n_episodes", "max_episode_steps", "dump_interval")
+        check_fields(self, 0, "n_episodes", "final_episodes", "max_episode_steps", "dump_interval")
         check_fields(self, 1, "interval", "concurrency")
         check_choices(self)
         self._check_metric()

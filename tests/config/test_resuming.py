@@ -49,6 +49,7 @@ SHARED = {
     "algorithm.patience",
     "evaluation.concurrency",
     "evaluation.dump_interval",
+    "evaluation.final_episodes",
     "learner_group.n_learners",
     "resume",
     "run_dir",

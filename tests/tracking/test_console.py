@@ -116,7 +116,9 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
     clock.now += 65
     writer.write({**make_row(49, eval=480.0), "eval/episode_return_std": 12.3})
     writer.write({**make_row(50, eval=470.0), "eval/episode_return_std": 9.0})
-    writer.finish({"stop_reason": "total_steps reached"})
+    test = {"epoch": 50, "episode_return_mean": 468.0, "episode_return_std": 11.5, "episodes": 100}
+    tests = {"last": test, "best": {**test, "episode_return_mean": 475.25}}
+    writer.finish({"stop_reason": "total_steps reached", "final_test": tests})
     assert output(console).splitlines()[2:] == [
         "",
         "  stopped            total_steps reached",
@@ -126,6 +128,8 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
         "  speed              1.5k steps/s",
         "  best return        480.0 at epoch 49",
         "  final evaluation   470.0 ± 9.00",
+        "  test, last policy  468.0 ± 11.50 (100 episodes)",
+        "  test, best policy  475.2 ± 11.50 (100 episodes)",
         "  run directory      runs/" + "x" * 100,
     ]
 

@@ -234,6 +234,14 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             found.append(BCValidationEvaluator(self._validation, self._loss, self._metrics))
         return [*found, *(super().build_evaluators() if self.has_env else ())]
 
+    def build_final_evaluator(self) -> Evaluator | None:
+        """The test in the environment, where there is one."""
+        n_episodes = self.context.evaluation.final_episodes
+        if n_episodes and not self.has_env:
+            problem = "the test is played in an environment: set env, or leave it out"
+            raise ConfigError("evaluation.final_episodes", problem, n_episodes)
+        return super().build_final_evaluator()
+
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """A loader of minibatches."""
         loader = BatchLoader(
