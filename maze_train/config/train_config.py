@@ -44,6 +44,14 @@ class RunnerConfig:
     """Seconds after which training stops (at the end of an update), those before a run was
     continued included; 0: no limit."""
 
+    deterministic: bool = False
+    """Whether PyTorch uses deterministic algorithms only, so that a GPU gives the same numbers
+    again; slower. An operation that has none ends the run with an error."""
+
+    detect_anomaly: bool = False
+    """Whether autograd looks for NaN at each step back, and names the operation that it comes from;
+    several times slower."""
+
     dataset: str | dict[str, Any] | None = None
     """Recorded episodes, for algorithms that learn from them (bc): a directory,
     `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which

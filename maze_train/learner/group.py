@@ -11,6 +11,7 @@ from torch import nn
 
 from maze_train.checks import check_at_least
 from maze_train.errors import ConfigError, WorkerError
+from maze_train.learner.modes import ProcessModes
 from maze_train.learner.parcels import Parcels
 from maze_train.learner.part import Part, PeersLostError, Shard
 from maze_train.learner.worker import LearnerWorker, copy_maker, join, leave, meeting_place
@@ -151,7 +152,7 @@ class LearnerGroup:
             self._parcels = others = Parcels(pool)
             self._learner.part = Shard(0, self.n_learners)
         if not self._is_ready:
-            others.send("begin", (self._learner.state_dict(), torch.get_num_threads()))
+            others.send("begin", (self._learner.state_dict(), ProcessModes.here()))
             others.pool.receive_all()
             self._connect(others.pool)
             self._is_ready = True

@@ -1,8 +1,10 @@
-"""Modes of PyTorch: precision of matrix products, training and evaluation of modules."""
+"""Modes of PyTorch: those of the process, precision of matrix products, those of modules."""
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +15,9 @@ from maze_train.checks import check_one_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""Variable that lets products of matrices on a GPU be deterministic, and its value."""
 
 OWN = ("maze_train.nets.", "maze_train.algorithms.")
 INDIFFERENT = (
@@ -74,3 +79,34 @@ def matmul_precision(name: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@dataclass(frozen=True)
+class ProcessModes:
+    """Modes of a process, which other processes can take on."""
+
+    threads: int
+    deterministic: bool
+    warn_only: bool
+    """Whether an operation that is not deterministic makes a warning, instead of an error."""
+
+    detect_anomaly: bool
+
+    @classmethod
+    def here(cls) -> ProcessModes:
+        """The modes of this process."""
+        return cls(
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.is_anomaly_enabled(),
+        )
+
+    def take_on(self) -> None:
+        """Give this process these modes."""
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        if self.deterministic:
+            os.environ.setdefault(CUBLAS, REPEATABLE)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.autograd.set_detect_anomaly(self.detect_anomaly)

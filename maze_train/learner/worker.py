@@ -52,13 +52,12 @@ class LearnerWorker:
         self._memory = memory
 
     def begin(self, content: bytes, sizes: Sequence[int]) -> None:
-        """Become equal to the first learner: its state, and as many threads."""
-        state, threads = unpack(self._memory, content, sizes)
+        """Become equal to the first learner: its state, and the modes of its process."""
+        state, modes = unpack(self._memory, content, sizes)
         self._learner.load_state_dict(
             deepcopy(state)
         )  # it may be kept, the memory is written again
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        modes.take_on()
 
     def connect(self, port: int) -> None:
         """Join the learners that meet at a port of this machine."""

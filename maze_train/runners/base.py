@@ -29,7 +29,7 @@ from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.machine import find_device, torch_threads
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Interruption, Limits, TrainingSummary
-from maze_train.training.services import TrainerServices
+from maze_train.training.services import Contexts, TrainerServices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,6 +51,7 @@ POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 FINAL_TEST = "maze_train.training.final_test.final_test"
 EARLIER_TEST = "maze_train.training.final_test.earlier_test"
+RUN_CONTEXTS = "maze_train.training.contexts.RunContexts"
 OWN_EVALUATORS = "maze_train.training.evaluators.own_evaluators"
 MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
 
@@ -196,6 +197,7 @@ class TrainingRunner:
             ),
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
+            contexts=self._contexts(run_dir),
             checkpoints=saved.schedule(resumed) if saved and is_on else None,
             interruption=interruption,
         )
@@ -220,9 +222,11 @@ class TrainingRunner:
             with generators_kept():  # writers of users may draw from them
                 tracker.start()
             try:
-                self.builder.before_training(trainer)
-                trainer.train()
-                tests = self._test(trainer, selection)
+                with trainer.contexts.training():
+                    self.builder.before_training(trainer)
+                    trainer.train()
+                with trainer.contexts.testing():
+                    tests = self._test(trainer, selection)
             except BaseException as error:
                 is_signal = isinstance(error, KeyboardInterrupt)
                 trainer.stop_reason = "interrupted" if is_signal else "error"
@@ -275,6 +279,19 @@ class TrainingRunner:
             dump_interval=self.config.evaluation.dump_interval,
             mode=self.selection_mode,
         )
+
+    def _contexts(self, run_dir: Path) -> Contexts:
+        """Modes of PyTorch and the profiler, where the settings ask for them."""
+        runner, profile = self.config.runner, self.config.tracking.profile
+        if not (runner.deterministic or runner.detect_anomaly or profile):
+            return Contexts()
+        found: Contexts = locate(RUN_CONTEXTS)(
+            run_dir,
+            deterministic=runner.deterministic,
+            detect_anomaly=runner.detect_anomaly,
+            profile=profile,
+        )
+        return found
 
     def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
         config = self.config

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from maze_train.types import Tensor
 
 
-RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "events.out.tfevents.*")
+RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.tfevents.*")
 """Files and directories of a run besides its configuration and its checkpoints."""
 
 SHOWN_DIFFERENCES = 4

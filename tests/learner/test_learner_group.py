@@ -54,6 +54,7 @@ from maze_train.algorithms.td3.model import build_td3
 from maze_train.errors import ConfigError, TrainingError, WorkerError
 from maze_train.learner.config import Freeze, Progress
 from maze_train.learner.group import LearnerGroup
+from maze_train.learner.modes import ProcessModes
 from maze_train.learner.part import own_rows, shard_rows
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
@@ -426,6 +427,21 @@ def test_restarts_of_learners_are_limited():
         strike(group, signal.SIGKILL, "between")
         with pytest.raises(WorkerError, match=r"\Alearner 1 died.*max_worker_restarts = 2"):
             update(1)
+
+
+@slow
+def test_all_processes_have_the_modes_of_the_first_one():
+    """Threads, deterministic algorithms, anomaly detection."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        with (
+            torch.autograd.set_detect_anomaly(True),
+            group_of(LEARNERS["bc"], 2) as (group, _),
+        ):
+            found = group.foreach_learner(lambda _: ProcessModes.here())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found == [ProcessModes(torch.get_num_threads(), True, False, True)] * 2
 
 
 # -- what several learners can not do --------------------------------------------------------------
