@@ -166,8 +166,8 @@ class TrainConfig:
 
     base_run: str | None = None
     """Directory of a run, or of a saved policy, whose policy training starts from, such as one of
-    bc, with its networks; a critic is taken over where there is one of the same kind. null: new
-    weights."""
+    bc, with its networks; a critic is taken over where there is one of the same kind. `<run>@final`
+    and `<run>@epoch_<n>` name other policies than the best one. null: new weights."""
 
     resume: str | None = None
     """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in
