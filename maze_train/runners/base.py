@@ -307,6 +307,7 @@ class TrainingRunner:
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
+            max_wall_time_s=config.runner.max_wall_time_s or None,
             step_label=self.builder.step_label,
             metric=self.builder.selection_metric,
             mode=self.selection_mode,

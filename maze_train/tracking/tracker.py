@@ -25,6 +25,7 @@ UPDATES = "updates"
 ENV_STEPS = "env_steps"
 TRAIN_RETURN = "train/episode_return_mean"
 EVAL_RETURN = "eval/episode_return_mean"
+TOTAL_S = "time/total_s"
 EVAL_RETURN_STD = "eval/episode_return_std"
 
 
@@ -46,6 +47,9 @@ class RunInfo:
 
     n_epochs: int | None = None
     """Epochs after which training ends; None: not limited."""
+
+    max_wall_time_s: float | None = None
+    """Seconds after which training ends; None: not limited."""
 
     step_label: str = "environment steps"
     """Unit of `env_steps`, for people."""

@@ -91,6 +91,17 @@ def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
     assert "200/s  eta 0:04:00  eval 25.00  best 25.00" in output(console)
 
 
+def test_a_limit_of_time_counts_too() -> None:
+    """Also alone, and with the seconds before the run was continued."""
+    for before, expected in ((0.0, "0:01:15"), (50.0, "0:00:25")):
+        past = ({**make_row(1), "time/total_s": before},)
+        run = RunInfo(max_wall_time_s=100.0, total_env_steps=10**9, past_rows=past)
+        writer, clock, console = started(run)
+        clock.now += 25
+        writer.write(make_row(2))
+        assert f"eta {expected}" in output(console)
+
+
 def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing where it is to be quiet, plain lines where there is no terminal, no other modes."""
     lines = "PPO on [CartPole]\nepoch  1/50     2k/100k steps"
@@ -160,7 +171,7 @@ def test_the_bar_moves_within_an_epoch_but_not_too_often() -> None:
     clock.now += 1
     writer.advance(0.5, 1500)
     assert "1.5k" in output(console)[before:]
-    assert writer._status.share() == pytest.approx(0.05)
+    assert writer._status.share(clock.now) == pytest.approx(0.05)
     writer.close()
 
 
