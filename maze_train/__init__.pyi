@@ -99,6 +99,9 @@ from maze_train.distributions.categorical import MultiCategorical as MultiCatego
 from maze_train.distributions.gaussian import DiagonalGaussian as DiagonalGaussian
 from maze_train.distributions.gaussian import SquashedGaussian as SquashedGaussian
 from maze_train.distributions.joint import JointDistribution as JointDistribution
+from maze_train.envs.agents import JointEnv as JointEnv
+from maze_train.envs.agents import MultiAgentEnv as MultiAgentEnv
+from maze_train.envs.agents import Turn as Turn
 from maze_train.envs.atari import AtariPreprocessing as AtariPreprocessing
 from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
 from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper

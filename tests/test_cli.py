@@ -62,6 +62,13 @@ def raises(error: BaseException) -> Callable[[TrainConfig], float]:
             {"algorithm.name": "ppo", "algorithm.gamma": 0.9, "env.id": "CartPole-v1"},
         ),
         (
+            (*PPO, "algorithm.lr=[[0, 1e-3], [100_000, 1e-4]]"),
+            {
+                "algorithm.lr.points": [[0.0, 1e-3], [100_000.0, 1e-4]],
+                "algorithm.lr.by": "env_steps",
+            },
+        ),
+        (
             ("algorithm=a2c", "env._target_=my.Env", "env.kwargs.size=3"),
             {"env.id": None, "env.target": "my.Env", "env.kwargs": {"size": 3}},
         ),

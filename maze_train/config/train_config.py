@@ -12,7 +12,12 @@ from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import locate
 from maze_train.tracking.config import TrackingConfig
-from maze_train.training.config import AlgorithmConfig, CheckpointConfig, EvaluationConfig
+from maze_train.training.config import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    PolicyConfig,
+)
 
 if TYPE_CHECKING:
     from maze_train.workers.places import Place
@@ -135,6 +140,11 @@ class TrainConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """The networks."""
+
+    policies: dict[str, PolicyConfig] = field(default_factory=dict)
+    """Policies by id, where the environment has several agents, such as `{wolf: {agents: [wolf_*]},
+    sheep: {agents: [sheep], model: {hidden_sizes: [32]}}}`; empty: agents with the same spaces
+    share one."""
 
     algorithm: AlgorithmConfig
     """The algorithm: `algorithm=<name>`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -55,6 +55,13 @@ def has_modes(module: nn.Module) -> bool:
         type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)
         for part in module.modules()
     )
+
+
+def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
+    """Compute layers in a type of `algorithm.autocast` in the block; `none`: in that of weights."""
+    if name == "none":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, name))
 
 
 @contextmanager

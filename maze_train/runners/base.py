@@ -99,6 +99,7 @@ class TrainingRunner:
             n_learners=config.learner_group.n_learners,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,
+            policies=config.policies,
             evaluation=config.evaluation,
             checkpoint=config.checkpoint,
             total_steps=config.total_steps or 0,

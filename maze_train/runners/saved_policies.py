@@ -16,8 +16,8 @@ from maze_train.config.stored import (
 )
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.errors import RunDirectoryError, one_of
-from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.targets import locate
+from maze_train.training.models import make_model, model_weights
 from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
@@ -77,16 +77,9 @@ class SavedPolicy:
         Raises:
             RunDirectoryError: If it can not be built, or the weights do not fit or are not finite.
         """
-        algorithm = self.config.algorithm
-        build_model = locate(algorithm.model_builder)
+        config = self.config
         try:
-            model: nn.Module = build_model(
-                self.config.model,
-                self.observation_space,
-                self.action_space,
-                seed=0,
-                **algorithm.model_settings,
-            )
+            model = make_model(config.algorithm, config.model, config.policies, *self.spaces, 0)
         except (MemoryError, RuntimeError) as error:  # as PyTorch tells that memory is short
             problem = f"the model of {self.directory} can not be built: {error}"
             raise RunDirectoryError(problem) from error
@@ -198,11 +191,12 @@ def _read_checkpoint(
     # Those of an older version are in the directory of the run.
     settings = parsed_settings(text, path) if text else read_settings(run_dir)
     check_trust(settings, path, trust, own, uses)
+    modules = checkpoint.state["learners"]["learner"]["modules"]
     return SavedPolicy(
         directory,
         load_config(settings),
         observation_space,
         action_space,
-        checkpoint.state["learners"]["learner"]["modules"][DEFAULT_MODULE],
+        model_weights(modules, observation_space, action_space),
         {"score": checkpoint.score, "epoch": checkpoint.epoch},
     )
