@@ -244,7 +244,7 @@ def test_a_failed_job_stops_no_other(
     text = capfd.readouterr().err
     assert "maze-run: error: job 1 (algorithm=ppo env=CartPole-v1 seed=1): " in text
     assert text.endswith("maze-run: 1 of 3 jobs failed\n")
-    assert maze_run.files() == ["s", "s/0", "s/2", "s/multirun.yaml"]
+    assert maze_run.files() == ["s", "s/0", "s/2", "s/jobs.csv", "s/multirun.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,12 @@ class TrainConfig:
                 f"{self.algorithm.name} needs one learner: its workers do the work; expected 1"
             )
             raise ConfigError("learner_group.n_learners", problem, self.learner_group.n_learners)
+        if self.learner_group.queue_size and not self.algorithm.can_learn_meanwhile:
+            problem = (
+                f"{self.algorithm.name} acts with the weights that learn, and waits for each "
+                "update; expected 0, or algorithm=impala"
+            )
+            raise ConfigError("learner_group.queue_size", problem, self.learner_group.queue_size)
         try:
             self.algorithm.check_concurrency(self._concurrency)
             if not self.runner.fast_dev_run:

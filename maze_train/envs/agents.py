@@ -309,7 +309,7 @@ def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
 
 def other_kinds() -> tuple[type, ...]:
     """Classes beside gymnasium's whose environments can be run, of packages that are imported."""
-    others = locate(f"{PETTINGZOO}.KINDS") if "pettingzoo" in sys.modules else ()
+    others = locate(f"{PETTINGZOO}.kinds")() if "pettingzoo" in sys.modules else ()
     return (MultiAgentEnv, *others)
 
 

@@ -33,6 +33,9 @@ REGISTER = "maze_train.envs.registered.register_installed"
 OTHER_KINDS, JOINED = "maze_train.envs.agents.other_kinds", "maze_train.envs.agents.joined"
 """Environments with several agents, found where one is no `gymnasium.Env`."""
 
+PETTINGZOO = "maze_train.envs.pettingzoo.maker_named"
+"""Environments of PettingZoo, found where one is asked for."""
+
 
 @dataclass(frozen=True)
 class EnvFactory:
@@ -178,7 +181,11 @@ def env_name(config: EnvConfig) -> str:
 
 def make(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
-    return make_own(config, maker) if config.id is None else make_registered(config, config.id)
+    if config.id is None:
+        return make_own(config, str(config.target), maker)
+    if config.id.startswith("pettingzoo:"):
+        return make_own(config, config.id, locate(PETTINGZOO)(config.id))
+    return make_registered(config, config.id)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
@@ -198,9 +205,10 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         raise locate(REGISTERED_FAILURE)(env_id, config, error) from error
 
 
-def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+def make_own(
+    config: EnvConfig, target: str, maker: Callable[..., Any] | None
+) -> gymnasium.Env[Any, Any]:
     """Build an environment from a class or function, with a time limit when one is set."""
-    target = str(config.target)
     try:
         make = maker if maker is not None else own_maker(target)
     except ConfigError as error:

@@ -122,8 +122,26 @@ class LearnerGroupConfig:
     main process, each other one in a process of its own, for which the settings of `runner=local`
     hold. >= 1."""
 
+    device: str | None = None
+    """Device of the learners, with the networks that act; null: `algorithm.device`. `cuda`: each
+    learner has a GPU of its own, in their order."""
+
+    n_cpus_per_learner: int = 0
+    """Threads of PyTorch of each learner during updates; 0: `runner.torch_threads`. >= 0."""
+
+    queue_size: int = 0
+    """Batches of impala that may wait for the learners, which then learn while the next one is
+    gathered; 0: each update is waited for. >= 0."""
+
+    drop_when_full: bool = False
+    """Whether a batch is dropped, and counted, when so many wait; else it waits for room."""
+
     def __post_init__(self) -> None:
         check_at_least("n_learners", self.n_learners, 1)
+        check_fields(self, 0, "n_cpus_per_learner", "queue_size")
+        if self.drop_when_full and not self.queue_size:
+            problem = "nothing waits, so nothing is dropped; expected false, or a queue_size"
+            raise ConfigError("drop_when_full", problem, self.drop_when_full)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from maze_train.events import Statistics
 from maze_train.learner.modes import autocast, matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules
-from maze_train.learner.part import MadeFrom, Part, shard_rows
+from maze_train.learner.part import MadeFrom, Part
 from maze_train.learner.steps import GradientSteps, LearnerEvents, statistics_of
 from maze_train.targets import function_of, locate
 
@@ -199,7 +199,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
                 break
             self.active = self.active_optimizers(losses)
             self.compute_gradients(losses)
-            self.part.join_gradients(self.active)
+            self.part.join_gradients(self.active, self.optimizers)
             if self.accumulation is None or self.accumulation.add(self.active):
                 steps.take(number)
             self.after_minibatch(number)
@@ -213,10 +213,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         steps.finish(statistics, progress)
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.
-
-        Nothing, unless a learner follows episodes from one update to the next.
-        """
+        """Forget running episodes of environments, `[B]` bool, that were lost, if any are known."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
@@ -245,6 +242,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
             that case); how many there are in all.
         """
+        from maze_train.learner.shard import shard_rows  # Several learners alone need it.
+
         return shard_rows(batch, rank, count)
 
     def compute_losses(
@@ -264,6 +263,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
 
     def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
+        self.part.turn_to(module_id)
         if module_id in self.modules_with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)

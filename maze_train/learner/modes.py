@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,32 +86,15 @@ def matmul_precision(name: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-@dataclass(frozen=True)
-class ProcessModes:
-    """Modes of a process, which other processes can take on."""
-
-    threads: int
-    deterministic: bool
-    warn_only: bool
-    """Whether an operation that is not deterministic makes a warning, instead of an error."""
-
-    detect_anomaly: bool
-
-    @classmethod
-    def here(cls) -> ProcessModes:
-        """The modes of this process."""
-        return cls(
-            torch.get_num_threads(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.is_anomaly_enabled(),
-        )
-
-    def take_on(self) -> None:
-        """Give this process these modes."""
-        if torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
-        if self.deterministic:
-            os.environ.setdefault(CUBLAS, REPEATABLE)
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
-        torch.autograd.set_detect_anomaly(self.detect_anomaly)
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the threads of PyTorch in the block; 0: leave them."""
+    if not count:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from maze_train.learner.modes import CUBLAS, REPEATABLE
 from maze_train.learner.parcels import unpack
-from maze_train.learner.part import PeersLostError, Shard
+from maze_train.learner.shard import PeersLostError, Shard
 from maze_train.workers.places import Portable
 
 if TYPE_CHECKING:
@@ -22,6 +25,37 @@ if TYPE_CHECKING:
     from maze_train.learner.learner import Learner
     from maze_train.workers.memory import SharedMemory
     from maze_train.workers.pool import WorkerContext
+
+
+@dataclass(frozen=True)
+class ProcessModes:
+    """Modes of a process, which other processes can take on."""
+
+    threads: int
+    deterministic: bool
+    warn_only: bool
+    """Whether an operation that is not deterministic makes a warning, instead of an error."""
+
+    detect_anomaly: bool
+
+    @classmethod
+    def here(cls, threads: int = 0) -> ProcessModes:
+        """The modes of this process, with another number of threads if that is not 0."""
+        return cls(
+            threads or torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.is_anomaly_enabled(),
+        )
+
+    def take_on(self) -> None:
+        """Give this process these modes."""
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        if self.deterministic:
+            os.environ.setdefault(CUBLAS, REPEATABLE)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.autograd.set_detect_anomaly(self.detect_anomaly)
 
 
 class LearnerWorker:
@@ -47,36 +81,43 @@ class LearnerWorker:
         self._learner.part = self._part
         self._memory: Any = None
 
-    def take_memory(self, memory: SharedMemory) -> None:
-        """Take the memory in which later parcels arrive."""
-        self._memory = memory
+    def _unpack(self, memory: SharedMemory | None, content: bytes, sizes: Sequence[int]) -> Any:
+        """The value of a parcel, of which later ones may arrive in the same memory."""
+        self._memory = memory or self._memory
+        return unpack(self._memory, content, sizes)
 
-    def begin(self, content: bytes, sizes: Sequence[int]) -> None:
-        """Become equal to the first learner: its state, and the modes of its process."""
-        state, modes = unpack(self._memory, content, sizes)
-        self._learner.load_state_dict(
-            deepcopy(state)
-        )  # it may be kept, the memory is written again
+    def begin(self, *parcel: Any) -> None:
+        """Become equal to the first learner: its modules, its state, modes of its process."""
+        # Copied, since they are kept and the memory is written again.
+        state, modes, modules, chosen = deepcopy(self._unpack(*parcel))
+        learner = self._learner
+        if modules is not None:
+            for module_id in list(learner.modules):
+                learner.remove_module(module_id)
+            for module_id, (module, is_frozen) in modules.items():
+                learner.add_module(module_id, module, frozen=is_frozen)
+        learner.policies_to_train = chosen
+        learner.load_state_dict(state)
         modes.take_on()
 
-    def connect(self, port: int) -> None:
-        """Join the learners that meet at a port of this machine."""
+    def connect(self, port: int) -> bool:
+        """Join the learners that meet at a port of this machine; whether they came."""
         leave()
         store = meeting_place(port, self._count, self._timeout_s)
-        join(store, self._rank, self._count, self._timeout_s, self._learner.device)
+        return join(store, self._rank, self._count, self._timeout_s, self._learner.device)
 
-    def update(self, content: bytes, sizes: Sequence[int]) -> Statistics | None:
+    def update(self, *parcel: Any) -> Statistics | None:
         """Update; returns the statistics of its samples, None if other learners were lost."""
         try:
-            self._learner.update(*unpack(self._memory, content, sizes))
+            self._learner.update(*self._unpack(*parcel))
         except PeersLostError:
             leave()  # Learners that wait for this one notice it.
             return None
         return self._part.statistics
 
-    def apply(self, content: bytes, sizes: Sequence[int]) -> Any:
+    def apply(self, *parcel: Any) -> Any:
         """The result of a function of the learner."""
-        return unpack(self._memory, content, sizes)(self._learner)
+        return self._unpack(*parcel)(self._learner)
 
     def close(self) -> None:
         """Leave the group."""
@@ -101,8 +142,8 @@ def meeting_place(port: int, count: int, timeout_s: float) -> Any:
     )
 
 
-def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.device) -> None:
-    """Connect with the other learners.
+def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.device) -> bool:
+    """Connect with the other learners; whether they came.
 
     Args:
         store: Where they meet.
@@ -110,11 +151,12 @@ def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.devi
         count: Number of learners.
         timeout_s: Seconds that an exchange may take.
         device: Where this learner lives; NCCL needs a GPU for each.
-
-    Raises:
-        PeersLostError: If they do not come.
     """
     has_own_gpu = device.type == "cuda" and torch.cuda.device_count() >= count
+    if has_own_gpu:
+        torch.cuda.set_device(device)
+        # An exchange that fails raises an error here, too, instead of ending the process.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
         dist.init_process_group(
             "nccl" if has_own_gpu else "gloo",
@@ -123,8 +165,9 @@ def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.devi
             world_size=count,
             timeout=timedelta(seconds=timeout_s),
         )
-    except RuntimeError as error:
-        raise PeersLostError(str(error)) from error
+    except RuntimeError:
+        return False
+    return True
 
 
 def leave() -> None:

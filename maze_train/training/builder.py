@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.errors import ConfigError, TrainingError
+from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.config import ModelConfig
@@ -69,7 +70,7 @@ class BuildContext(Generic[Config]):
         seeds: Gives a seed for each named stream of random numbers.
         device: Where the learner and its models live.
         concurrency: Environments that collect experience in parallel.
-        n_learners: Learners that share out minibatches.
+        learner_group: Settings of learners that share out minibatches.
         run_dir: Directory of the run, which need not exist yet.
         model: Settings of the networks.
         policies: Settings of the policies by id, where there are several agents.
@@ -98,7 +99,7 @@ class BuildContext(Generic[Config]):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
     dataset: str | dict[str, Any] | None = None
-    n_learners: int = 1
+    learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     is_trial: bool = False
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
@@ -189,7 +190,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             ConfigError: If a part that the configuration names is none, or does not fit.
         """
         context = self.context
-        self.learners = LearnerGroup(self.build_learner(model), context.n_learners, context.place)
+        learner = self.build_learner(model)
+        self.learners = LearnerGroup(learner, context.learner_group, context.place)
         context.closing.callback(self.learners.shutdown)
 
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:

@@ -93,6 +93,9 @@ class AlgorithmConfig:
     can_share_minibatches: ClassVar[bool] = True
     """Whether losses are means over samples, which several learners can share out."""
 
+    can_learn_meanwhile: ClassVar[bool] = False
+    """Whether updates may be made while experience is collected, with weights of its own."""
+
     n_epochs: int = 0
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError, TrainingError, nearest
+from maze_train.errors import ConfigError, TrainingError, did_you_mean, nearest
 from maze_train.events import Event, EventInterface, Statistics
 from maze_train.files import atomic_write
 from maze_train.learner.config import Progress
@@ -197,6 +197,7 @@ class Trainer(ABC):
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
         """The metrics of the updates of an epoch."""
+        self._statistics.merge(self.learners.wait())
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         row: dict[str, float] = {
             "epoch": self.epoch + 1,
@@ -311,11 +312,8 @@ class Trainer(ABC):
         known.add("eval/success_rate")
         if self.model_selection is None or self.selection_metric in known:
             return
-        close = nearest(self.selection_metric, known)
-        hint = f"; nearest: {', '.join(close)}" if close else ""
-        raise ConfigError(
-            "evaluation.metric", f"no such metric is reported{hint}", self.selection_metric
-        )
+        problem = f"not reported{did_you_mean(nearest(self.selection_metric, known))}"
+        raise ConfigError("evaluation.metric", problem, self.selection_metric)
 
     def progress(self, last_epoch: int = 0) -> Progress:
         """Progress of training before the next update."""
@@ -349,6 +347,7 @@ class Trainer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that influences later numbers; valid between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
+        self._statistics.merge(self.learners.wait())
         return {
             "learners": self.learners.state_dict(),
             "model_selection": None if selection is None else selection.state_dict(),

@@ -78,6 +78,7 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
         self._backward = backward = []
         for key, batch in minibatch.items():
             if key in self.accelerated:
+                self.part.turn_to(key)
                 own = statistics_of(key, statistics)
                 losses[key], add_gradients = _loss_and_backward(self, key, batch, own)
                 backward.append(add_gradients)
