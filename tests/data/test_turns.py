@@ -187,14 +187,14 @@ def test_turns_are_those_of_a_loop_over_steps(lengths: list[int], acting: float)
 
 
 def test_advantages_by_hand() -> None:
-    """a and b act in turn; b ends in step 3, where a is cut off in a state worth 6.
+    """Agents a and b act in turn; b ends in step 3, where a is cut off in a state worth 6.
 
     With a discount of 0.5, values 0 and lambda 1: a gets 1 + 2 for its first turn, of which b's
     move brought 2, and 4 + 8 for the second one, so 12 + 0.5 * 6 = 15 and 3 + 0.5 * 15 = 10.5. b
     gets 20 + 30 and 40, so 40 and 50 + 0.5 * 40 = 70; the 10 before its first turn are nobody's.
     """
     rewards = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 30.0], [8.0, 40.0]])
-    acts = torch.tensor([[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]])
+    acts = torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 2 + [[1.0, 0.0]])
     none = torch.zeros(5, 2)
     rows = {"acts": acts, "rewards": none, "terminated": none, "truncated": none}
     rows = {key: row.unsqueeze(1).clone() for key, row in rows.items()}
@@ -204,7 +204,7 @@ def test_advantages_by_hand() -> None:
         "agents/b": torch.tensor([9.0]),
         "acts": torch.zeros(1, 2),
         "rewards": rewards[3:],
-        "terminated": torch.tensor([[0, 1]]),
+        "terminated": torch.tensor([[0.0, 1.0]]),
         "truncated": torch.zeros(1, 2),
     }
     numbers = torch.arange(5.0).unsqueeze(1)
