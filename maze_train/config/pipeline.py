@@ -62,8 +62,8 @@ class PreparedRun:
     checkpoint: CheckpointInfo | None = None
     """Checkpoint at which the run goes on; None: it begins at step 0."""
 
-    base: BasePolicy | None = None
-    """Policy whose weights training starts from; None: new weights, or those of a checkpoint."""
+    bases: tuple[BasePolicy, ...] = ()
+    """Policies whose weights training starts from; none: new weights, or those of a checkpoint."""
 
 
 def configure(
@@ -96,17 +96,19 @@ def prepare(config: TrainConfig) -> PreparedRun:
         RunDirectoryError: If the configuration of the run that is continued is damaged.
     """
     config = config.with_defaults()
-    directory, base = run_to_resume(config), None
-    if config.base_run is not None:
-        base = locate(BASE_POLICY)(config)
+    directory, bases = run_to_resume(config), []
+    sources = [policy for policy, own in config.policies.items() if own.run is not None]
+    for policy in [*[None] * (config.base_run is not None), *sources]:
+        base: BasePolicy = locate(BASE_POLICY)(config, policy)
         config = base.with_networks(directory)
+        bases.append(base)
     config, checkpoint = shortened(config), None
     if directory is not None:
         checkpoint = locate(RUN_CHECKPOINTS)(directory, config.resume).find()
         config = continued(config, directory, checkpoint)
     if config.seed is None:
         config = replace(config, seed=draw_seed())
-    return PreparedRun(config, directory, checkpoint, None if checkpoint else base)
+    return PreparedRun(config, directory, checkpoint, () if checkpoint else tuple(bases))
 
 
 def shortened(config: TrainConfig) -> TrainConfig:

@@ -58,6 +58,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "algorithm.replay_buffer": "maze_train.BaseReplayBuffer",
         "algorithm.initial_sampling_policy": "maze_train.RandomPolicy",
         "algorithm.initial_demonstration_trajectories": "maze_train.TrajectoryDataset",
+        "policies.source": "torch.nn.Module",
         "runner.dataset": "maze_train.TrajectoryDataset",
         "evaluation.evaluators": "maze_train.Evaluator",
         "tracking.writers": "maze_train.MetricsWriter",
@@ -69,6 +70,7 @@ they are needed; all other nodes with a target are settings, and built when they
 PARTS_OF_POLICY = (
     *(part for part in PARTS if part.startswith("model.")),
     "algorithm.policy_wrapper",
+    "policies.source",
 )
 """Parts of a policy that acts."""
 
@@ -241,6 +243,8 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 def _part_of(key: str) -> str | None:
     """The part to which a key belongs; None: it is one of the settings."""
     key = re.sub(r"^algorithm\.overrides\.[^.]+", "algorithm", key)  # those of one module
+    key = re.sub(r"^policies\.[^.]+\.source", "policies.source", key)
+    key = re.sub(r"^policies\.[^.]+\.model", "model", key)
     found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
     return max(found, key=len, default=None)
 

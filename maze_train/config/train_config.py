@@ -146,6 +146,9 @@ class TrainConfig:
     sheep: {agents: [sheep], model: {hidden_sizes: [32]}}}`; empty: agents with the same spaces
     share one."""
 
+    policies_to_train: list[str] | None = None
+    """Ids of the policies that learn; null: all that are not frozen."""
+
     algorithm: AlgorithmConfig
     """The algorithm: `algorithm=<name>`."""
 

@@ -131,7 +131,8 @@ class LearnerModules:
         self._place(module_id, module, frozen)
         try:
             with self.settings_of(module_id):
-                self.configure_optimizers_for_module(module_id)
+                if not frozen:
+                    self.configure_optimizers_for_module(module_id)
         except ConfigError:
             self.remove_module(module_id)
             raise
@@ -282,9 +283,8 @@ class LearnerModules:
         key = (module_id, name)
         owned = {id(p) for other in self.optimizers.values() for p in other.params}
         if key in self.optimizers:
-            raise ConfigError(
-                "optimizer", f"module {module_id!r} has an optimizer {name!r} already"
-            )
+            problem = f"module {module_id!r} has an optimizer {name!r} already"
+            raise ConfigError("optimizer", problem)
         if any(id(p) in owned for p in params):
             raise ConfigError(
                 "optimizer",

@@ -29,6 +29,9 @@ class AgentsDistribution:
         self.parts = dict(parts)
         self._param_sizes = [part.param_size for part in parts.values()]
         self._noise_sizes = [part.noise_size for part in parts.values()]
+        self.noise_size = sum(self._noise_sizes)
+        self.always_draws = any(getattr(part, "always_draws", False) for part in parts.values())
+        """Whether an agent acts at random also where the most probable actions are asked for."""
 
     def draw_noise(
         self,
@@ -45,9 +48,19 @@ class AgentsDistribution:
         noises = iter(torch.split(noise, self._noise_sizes, dim=-1))
         return self._of_each(params, lambda part, own: part.sample(own, next(noises)))
 
-    def mode(self, params: Tensor) -> dict[str, Tensor]:
-        """The most probable actions, as the agents have them."""
-        return self._of_each(params, lambda part, own: part.mode(own))
+    def mode(self, params: Tensor, noise: Tensor | None = None) -> dict[str, Tensor]:
+        """The most probable actions, as the agents have them; see `always_draws` for `noise`."""
+        if noise is None:
+            return self._of_each(params, lambda part, own: part.mode(own))
+        noises = iter(torch.split(noise, self._noise_sizes, dim=-1))
+
+        def chosen(part: Any, own: Tensor) -> TensorTree:
+            drawn = next(noises)
+            draws = getattr(part, "always_draws", False)
+            found: TensorTree = part.sample(own, drawn) if draws else part.mode(own)
+            return found
+
+        return self._of_each(params, chosen)
 
     def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The actions as the environment takes them."""

@@ -101,6 +101,32 @@ class Actor:
             self.hidden_state[torch.from_numpy(which).to(self.hidden_state.device)] = 0.0
 
 
+def draws(distribution: ActionSampler, deterministic: bool) -> bool:
+    """Whether actions need random numbers; those of a policy `random` always do."""
+    return not deterministic or bool(getattr(distribution, "always_draws", False))
+
+
+def chosen_actions(
+    distribution: Any, params: Tensor, noise: Tensor | None, deterministic: bool
+) -> TensorTree:
+    """Actions as the agent has them.
+
+    Args:
+        distribution: The family of action distributions.
+        params: Its parameters, `[n, param_size]`.
+        noise: Random numbers, `[n, noise_size]`; None where `draws` says that none are needed.
+        deterministic: Whether the most likely actions are taken instead of sampled ones.
+    """
+    found: TensorTree
+    if noise is None:
+        found = distribution.mode(params)
+    elif deterministic:
+        found = distribution.mode(params, noise)
+    else:
+        found = distribution.sample(params, noise)
+    return found
+
+
 def env_actions(distribution: ActionSampler, actions: TensorTree) -> ArrayTree:
     """Actions as `env.step` receives them: clipped or squashed to the space, as arrays."""
     return tree_map(lambda x: x.cpu().numpy(), distribution.to_env(actions))

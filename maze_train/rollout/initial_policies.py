@@ -149,6 +149,8 @@ class GivenPolicy:
 class _UniformActions:
     """Uniform actions of a family, see `RandomPolicy`."""
 
+    always_draws = True
+
     def __init__(
         self, distribution: Distribution, action_space: Space[Any], repeat: int = 1
     ) -> None:
@@ -165,6 +167,7 @@ class _UniformActions:
             self._boxes[key].size if key in self._boxes else part.noise_size
             for key, part in self._parts.items()
         ]
+        self.param_size, self.noise_size = distribution.param_size, sum(self._noise_sizes)
 
     def draw_noise(
         self,
@@ -219,9 +222,7 @@ class _UniformActions:
 
     def mode(self, params: Tensor) -> TensorTree:
         """One of the actions, which all are as probable as each other: the middle of intervals."""
-        return self.sample(
-            params, params.new_full((*params.shape[:-1], sum(self._noise_sizes)), 0.5)
-        )
+        return self.sample(params, params.new_full((*params.shape[:-1], self.noise_size), 0.5))
 
     def to_env(self, actions: Any) -> TensorTree:
         """As the family does it."""
@@ -268,6 +269,8 @@ class _GivenActions:
     def __init__(self, distribution: Distribution, action_space: Space[Any]) -> None:
         self._family = distribution
         self._layouts = {k: VectorLayout(leaf) for k, leaf in flat_spaces(action_space).items()}
+        self.param_size = sum(layout.size for layout in self._layouts.values())
+        self.noise_size = 0
 
     def draw_noise(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze_train.rollout.acting import env_actions
+from maze_train.rollout.acting import chosen_actions, draws, env_actions
 from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ class MemberActions:
     ) -> None:
         self._distribution = distribution
         self._noise_stddev = noise_stddev
-        self._num_sampled = 0 if deterministic else distribution.noise_size
+        self._deterministic = deterministic
+        self._num_sampled = distribution.noise_size if draws(distribution, deterministic) else 0
         self._num_added = num_reals(distribution) if noise_stddev else 0
         size = self._num_sampled + self._num_added
         self._noise = torch.zeros(count, STEPS_PER_DRAW, size) if size else None
@@ -157,10 +158,8 @@ class MemberActions:
             return env_actions(distribution, distribution.mode(params))
         noise = torch.zeros(len(params), self._noise.shape[2])
         noise[:count] = self._next_noise(count)
-        if self._num_sampled:
-            actions = distribution.sample(params, noise[:, : self._num_sampled])
-        else:
-            actions = distribution.mode(params)
+        own = noise[:, : self._num_sampled] if self._num_sampled else None
+        actions = chosen_actions(distribution, params, own, self._deterministic)
         if self._num_added:
             actions = self._with_added(actions, noise[:, self._num_sampled :])
         return env_actions(distribution, actions)

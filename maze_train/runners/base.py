@@ -103,6 +103,7 @@ class TrainingRunner:
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,
             policies=config.policies,
+            policies_to_train=config.policies_to_train,
             evaluation=config.evaluation,
             checkpoint=config.checkpoint,
             total_steps=config.total_steps or 0,
@@ -150,12 +151,12 @@ class TrainingRunner:
         ):
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
-            builder, base = self.builder, self.prepared.base
-            if base is not None:
+            builder = self.builder
+            for base in self.prepared.bases:
                 base.check_spaces(builder.spaces)
             model = builder.build_model()
             builder.prepare(model)
-            if base is not None:
+            for base in self.prepared.bases:
                 tell(base.take_over(model))
             evaluator = self._build_evaluator()
             self._final_evaluator = builder.build_final_evaluator()

@@ -21,10 +21,18 @@ from maze_train.nets.config import ModelConfig
 from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
 from maze_train.nets.policy_model import input_space
 from maze_train.nets.population import find_normalizer
-from maze_train.runners.saved_policies import SavedPolicy, load_weights, read_saved_policy
+from maze_train.runners.saved_policies import (
+    SavedPolicy,
+    load_weights,
+    read_saved_policy,
+    read_source,
+)
+from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.spaces.describe import flat_space, flat_spaces
 from maze_train.targets import locate
+from maze_train.training.models import modules_of
+from maze_train.training.policies import policies_of_agents
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,16 +68,21 @@ PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 
 class SavedBasePolicy:
-    """The policy of the run that `base_run` names.
+    """The policy of the run that `base_run` names, or the source of one of several policies.
 
     Args:
-        config: Configuration of the new run; `base_run` is set.
+        config: Configuration of the new run; what names the base is set.
+        policy: Id of the policy whose source it is; None: `base_run` names it.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        assert config.base_run is not None
-        self.config = config
-        self.directory = config.base_run
+    def __init__(self, config: TrainConfig, policy: str | None = None) -> None:
+        self.config, self.policy = config, policy
+        own = None if policy is None else config.policies[policy]
+        self.key = KEY if policy is None else f"policies.{policy}.source"
+        directory = config.base_run if own is None else own.run
+        assert directory is not None
+        self.directory: str = directory
+        self.is_frozen = own is not None and own.frozen
 
     @cached_property
     def saved(self) -> SavedPolicy:
@@ -79,7 +92,9 @@ class SavedBasePolicy:
             ConfigError: If there is none, or its configuration can not be read.
         """
         try:
-            return read_saved_policy(self.directory, self.config.trust, self.config)
+            if self.policy is None:
+                return read_saved_policy(self.directory, self.config.trust, self.config)
+            return read_source(self.directory, self.config.trust, self.config)
         except RunDirectoryError as error:
             raise self._refusal(str(error)) from error
         except ConfigError as error:
@@ -101,7 +116,7 @@ class SavedBasePolicy:
             ConfigError: If there is no policy, a setting is another one there, or the algorithm can
                 not learn with it.
         """
-        given, defaults = self.config.model, ModelConfig()
+        given, defaults = self._model_of(self.config), ModelConfig()
         named = {
             name: value
             for name in POLICY_SETTINGS
@@ -109,16 +124,33 @@ class SavedBasePolicy:
         }
         if resumed_dir is not None:
             stored = settings_of_run(resumed_dir / CONFIG_FILE, self.config, PARTS_OF_POLICY)
-            own = {name: getattr(stored.model, name) for name in POLICY_SETTINGS}
+            own = {name: getattr(self._model_of(stored), name) for name in POLICY_SETTINGS}
         else:
             config = self.saved.config
             own = policy_settings(config.model, config.algorithm, self.saved.spaces)
             self._check_can_learn(own)
             self._check_settings(named, own)
         try:
-            return replace(self.config, model=replace(given, **{**own, **named}))
+            return self._with_model(replace(given, **{**own, **named}))
         except ConfigError as error:
             raise error.below("model") from None
+
+    def _model_of(self, config: TrainConfig) -> ModelConfig:
+        """The settings of the networks, in a configuration, that get the weights."""
+        if self.policy is None:
+            return config.model
+        own, defaults = config.policies[self.policy].model, ModelConfig()
+        # Settings that all policies share are not said of this one.
+        unsaid = {name: getattr(defaults, name) for name in POLICY_SETTINGS}
+        return replace(config.model, **unsaid) if own is None else own
+
+    def _with_model(self, model: ModelConfig) -> TrainConfig:
+        """The configuration with other settings of these networks."""
+        if self.policy is None:
+            return replace(self.config, model=model)
+        policies = self.config.policies
+        changed = replace(policies[self.policy], model=model)
+        return replace(self.config, policies={**policies, self.policy: changed})
 
     def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
         """Refuse a base with other spaces, before a model is built for those of the environment.
@@ -130,7 +162,15 @@ class SavedBasePolicy:
             ConfigError: If there is no policy, or its spaces are others.
         """
         problem = "its policy has the {kind} space {found}, the environment has {wanted}"
-        check_same_spaces(KEY, problem, self.saved.spaces, own_spaces, self.directory)
+        if self.policy is not None:
+            several = agent_spaces(*own_spaces)
+            if several is None:
+                return  # building the model refuses policies of one agent
+            owners = policies_of_agents(several, self.config.policies)
+            agent = next(agent for agent, owner in owners.items() if owner == self.policy)
+            own_spaces = several.of(agent)
+            problem = f"its policy has the {{kind}} space {{found}}, {agent} has {{wanted}}"
+        check_same_spaces(self.key, problem, self.saved.spaces, own_spaces, self.directory)
 
     def take_over(self, model: nn.Module) -> str:
         """Write the weights of the policy into a model, with the statistics of observations.
@@ -149,9 +189,12 @@ class SavedBasePolicy:
         Raises:
             ConfigError: If there is no policy, or its networks do not fit.
         """
+        if self.policy is not None:
+            model = modules_of(model)[self.policy]
         found, wanted = _by_part(self.saved.weights), _by_part(model.state_dict())
         self._check_weights(found, wanted)
-        parts, base, own = [*POLICY_PARTS], self.saved.config.model, self.config.model
+        own = self._model_of(self.config)
+        parts, base = [*POLICY_PARTS], self.saved.config.model
         if all(getattr(base, name) == getattr(own, name) for name in CRITIC_SETTINGS):
             parts.extend(CRITIC_PARTS)
         taken = [part for part in wanted if part in parts and _fits(found.get(part), wanted[part])]
@@ -168,13 +211,13 @@ class SavedBasePolicy:
         normalizer = find_normalizer(model)
         if normalizer is not None:
             is_estimated = own.normalization.mode == "estimated"
-            normalizer.frozen.fill_(is_estimated and bool(normalizer.count > 0))
+            normalizer.frozen.fill_(self.is_frozen or (is_estimated and bool(normalizer.count > 0)))
         new = [part for part in wanted if part not in taken]
-        text = f"{KEY}: took over {', '.join(taken)}"
+        text = f"{self.key}: took over {', '.join(taken)}"
         return f"{text}; new: {', '.join(new)}" if new else text
 
     def _refusal(self, problem: str) -> ConfigError:
-        return ConfigError(KEY, problem, self.directory)
+        return ConfigError(self.key, problem, self.directory)
 
     def _check_can_learn(self, settings: dict[str, Any]) -> None:
         """Refuse networks that the algorithm does not build, and say how to train the base instead.

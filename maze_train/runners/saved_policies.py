@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from maze_train.config.stored import (
 )
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.errors import RunDirectoryError, one_of
+from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
 from maze_train.training.models import make_model, model_weights
+from maze_train.training.policies import policies_of_agents
 from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
@@ -70,6 +72,41 @@ class SavedPolicy:
         if self.directory.parent.name in (POLICIES, CHECKPOINTS):
             return self.directory.parent.parent
         return self.directory
+
+    def of_agent(self, policy: str) -> SavedPolicy:
+        """One of several policies, as that of a run with one agent.
+
+        Raises:
+            RunDirectoryError: If there is no such policy with networks; empty: the only one.
+        """
+        config, several = self.config, agent_spaces(*self.spaces)
+        if several is None:
+            if policy:
+                raise RunDirectoryError(f"{self.run_dir} has one policy: leave out :{policy}")
+            return self
+        owners = {
+            owner: agent for agent, owner in policies_of_agents(several, config.policies).items()
+        }
+        sources = {key: own.source for key, own in config.policies.items() if own.run is None}
+        known = [owner for owner in owners if sources.get(owner) is None]
+        policy = known[0] if not policy and len(known) == 1 else policy
+        if policy not in known:
+            names = ", ".join(f"{self.run_dir}:{name}" for name in known)
+            raise RunDirectoryError(f"{self.run_dir} has several policies: expected {names}")
+        observation_space, action_space = several.of(owners[policy])
+        own, start = config.policies.get(policy), f"policies.{policy}."
+        model = (own.model if own else None) or config.model
+        return replace(
+            self,
+            config=replace(config, model=model, policies={}),
+            observation_space=observation_space,
+            action_space=action_space,
+            weights={
+                name[len(start) :]: value
+                for name, value in self.weights.items()
+                if name.startswith(start)
+            },
+        )
 
     def make_model(self) -> nn.Module:
         """A new model with the weights, in evaluation mode.
@@ -144,6 +181,14 @@ def read_saved_policy(
         weights,
         read_score(directory),
     )
+
+
+def read_source(source: str, trust: Sequence[str] = (), own: Any = None) -> SavedPolicy:
+    """The policy that `<run>` or `<run>:<policy>` names, see `read_saved_policy` for the rest."""
+    run, colon, policy = source.rpartition(":")
+    if not colon or Path(source).exists():
+        run, policy = source, ""
+    return read_saved_policy(run, trust, own).of_agent(policy)
 
 
 def _directory_of(run_dir: str | Path) -> Path:

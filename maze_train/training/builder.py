@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
 """Found where a run evaluates its policy."""
 
+FROZEN_POLICIES = "maze_train.training.policies.frozen_policies"
 TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
 """Found where there are several agents."""
 
@@ -74,6 +75,7 @@ class BuildContext(Generic[Config]):
         run_dir: Directory of the run, which need not exist yet.
         model: Settings of the networks.
         policies: Settings of the policies by id, where there are several agents.
+        policies_to_train: Ids of those that learn; None: all that are not frozen.
         evaluation: Settings of evaluations.
         checkpoint: Settings of checkpoints.
         total_steps: Environment steps after which training stops; 0: no limit.
@@ -95,6 +97,7 @@ class BuildContext(Generic[Config]):
     run_dir: Path
     model: ModelConfig = field(default_factory=ModelConfig)
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
+    policies_to_train: list[str] | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
@@ -197,12 +200,19 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
         """The learner that changes the weights of the model."""
         context = self.context
+        modules, chosen = modules_of(model), context.policies_to_train
+        frozen: set[str] = set()
+        if context.policies or chosen is not None:
+            frozen = locate(FROZEN_POLICIES)(modules, context.policies, chosen)
         learner: Learner[Any, Any, Any] = locate(self.algorithm.learner_class)(
-            modules_of(model),
+            {key: module for key, module in modules.items() if key not in frozen},
             self.algorithm,
             device=context.device,
             seed=context.seeds.integer("minibatches"),
         )
+        for key in sorted(frozen):
+            learner.add_module(key, modules[key], frozen=True)
+        learner.policies_to_train = chosen
         return learner
 
     def before_training(self, trainer: Trainer) -> None:

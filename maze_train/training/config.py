@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_choices, check_fields, check_positive
+from maze_train.checks import (
+    absolute_path,
+    check_at_least,
+    check_choices,
+    check_fields,
+    check_positive,
+)
 from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, is_target
 
 EVALUATION_METRICS = (
     "episode_return_mean",
@@ -27,6 +33,10 @@ SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 """Metrics, besides losses, of which smaller ones are better."""
 
 
+RANDOM = "random"
+"""Policy whose actions are uniform over the legal ones."""
+
+
 TRIAL_STEPS = 10
 """Most steps that an environment makes for one part of a trial (`runner.fast_dev_run`)."""
 
@@ -41,9 +51,32 @@ class PolicyConfig:
     model: ModelConfig | None = None
     """The networks, where they differ from those of `model`; null: they do not."""
 
+    source: str | dict[str, Any] | None = None
+    """Origin of the policy. null: new networks; the directory of a run, or of a saved policy: its
+    networks and weights, with `:<policy>` at the end if it has several (`<run>:wolf`); random:
+    legal actions, all as likely; `{_target_: my_package.MyPolicy, key: value}`: called with
+    observation and action space of the agents, and gives a module that acts, or what has a method
+    `act(observation)`, or a function of one observation."""
+
+    frozen: bool = False
+    """Whether the policy stays as it is; one without networks always does."""
+
     def __post_init__(self) -> None:
         if not self.agents:
             raise ConfigError("agents", "expected at least one agent, such as [agent_0]", [])
+        if isinstance(self.source, dict) and not is_target(self.source):
+            raise ConfigError("source", f"expected the key {TARGET}", self.source)
+        if self.run is not None:
+            self.source = absolute_path("source", self.run)
+        elif self.source is not None and self.model is not None:
+            problem = "a policy of this source has no networks to set up; leave it out"
+            raise ConfigError("model", problem, self.source)
+
+    @property
+    def run(self) -> str | None:
+        """Directory of the run, or of the saved policy, that it comes from; None: of none."""
+        is_run = isinstance(self.source, str) and self.source != RANDOM
+        return str(self.source) if is_run else None
 
 
 @dataclass(kw_only=True)

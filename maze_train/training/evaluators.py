@@ -10,7 +10,15 @@ import torch
 
 from maze_train.checks import check_at_least
 from maze_train.errors import EnvError
-from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
+from maze_train.rollout.acting import (
+    ActingModel,
+    Actor,
+    RecurrentModel,
+    chosen_actions,
+    device_of,
+    draws,
+    env_actions,
+)
 from maze_train.rollout.episodes import agent_returns_of, successes_of
 from maze_train.spaces.tensors import as_tensors
 from maze_train.targets import build_target
@@ -184,10 +192,12 @@ class RolloutEvaluator(Evaluator):
         tensors = as_tensors(env.single_observation_space, obs)
         params = actor.params(tree_map(lambda x: x.to(device), tensors))
         distribution = actor.model.distribution
-        if self.deterministic:
-            return env_actions(distribution, distribution.mode(params))
-        noise = distribution.draw_noise((env.num_envs,), generator, torch.device("cpu"))
-        return env_actions(distribution, distribution.sample(params, noise.to(device)))
+        noise = None
+        if draws(distribution, self.deterministic):
+            noise = distribution.draw_noise((env.num_envs,), generator, torch.device("cpu"))
+            noise = noise.to(device)
+        actions = chosen_actions(distribution, params, noise, self.deterministic)
+        return env_actions(distribution, actions)
 
     def close(self) -> None:
         """Close the environments."""

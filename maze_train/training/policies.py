@@ -11,9 +11,10 @@ from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.nets.joint import JointModel
 from maze_train.seeding import Seeds
 from maze_train.spaces.serialize import space_to_dict
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from maze_train.spaces.agents import AgentSpaces
     from maze_train.training.config import PolicyConfig
 
+
+FIXED_POLICIES = "maze_train.rollout.fixed_policies"
+"""Found where a policy has no networks."""
 
 SHARED = "default"
 """Id of the policy where one is enough for all agents."""
@@ -119,12 +123,52 @@ def build_joint_model(
         seed: Seed of the initial weights.
 
     Raises:
-        ConfigError: If agents and policies do not fit, or a network can not be built.
+        ConfigError: If agents and policies do not fit, or a policy can not be built.
     """
     owners, seeds = policies_of_agents(spaces, policies), Seeds(seed)
     models: dict[str, nn.Module] = {}
     for agent, policy in owners.items():
-        if policy not in models:
-            own = policies[policy].model if policy in policies else None
-            models[policy] = build(own or config, *spaces.of(agent), seeds.integer(policy))
+        if policy in models:
+            continue
+        own, here = policies.get(policy), spaces.of(agent)
+        if own is None or own.source is None or own.run is not None:
+            model = (own.model if own else None) or config
+            models[policy] = build(model, *here, seeds.integer(policy))
+        elif isinstance(own.source, dict):
+            key = f"policies.{policy}.source"
+            models[policy] = locate(f"{FIXED_POLICIES}.own_policy")(own.source, key, *here)
+        else:
+            models[policy] = locate(f"{FIXED_POLICIES}.random_policy")(*here)
     return JointModel(models, owners)
+
+
+def frozen_policies(
+    modules: Mapping[str, nn.Module],
+    policies: Mapping[str, PolicyConfig],
+    chosen: Sequence[str] | None,
+) -> set[str]:
+    """Ids of the policies that can not learn: they are frozen, or have no weights.
+
+    Args:
+        modules: All policies by id.
+        policies: Their settings by id.
+        chosen: Ids that `policies_to_train` names; None: all that can learn.
+
+    Raises:
+        ConfigError: If one is chosen that is not there or can not learn, or none would learn.
+    """
+    frozen = {
+        key
+        for key, own in policies.items()
+        if own.frozen or not any(True for _ in modules[key].parameters())
+    }
+    free = [key for key in modules if key not in frozen]
+    for key in free if chosen is None else chosen:
+        if key not in free:
+            problem = "is frozen or has no weights" if key in frozen else "no such policy"
+            named = ", ".join(free) or "none"
+            raise ConfigError("policies_to_train", f"{problem}; those that can learn: {named}", key)
+    if not (free if chosen is None else chosen):
+        problem = "no policy would learn; expected one that has networks and is not frozen"
+        raise ConfigError("policies_to_train", problem, chosen)
+    return frozen

@@ -22,7 +22,15 @@ from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
 from maze_train.files import atomic_write, read_regular
 from maze_train.notices import warn
-from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
+from maze_train.rollout.acting import (
+    ActingModel,
+    Actor,
+    RecurrentModel,
+    chosen_actions,
+    device_of,
+    draws,
+    env_actions,
+)
 from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.serialize import MAX_NUMBERS, space_from_dict, space_to_dict
@@ -244,13 +252,12 @@ class TrainedPolicy:
         obs = as_tensors(self._flat_space, parts.get("", parts))
         params = self._actor_for(len(tree_leaves(obs)[0])).params(obs)
         distribution = self.model.distribution
-        if deterministic:
-            actions = distribution.mode(params)
-        else:
+        noise = None
+        if draws(distribution, deterministic):
             noise = distribution.draw_noise(
                 tuple(params.shape[:1]), self._generator, torch.device("cpu")
             )
-            actions = distribution.sample(params, noise)
+        actions = chosen_actions(distribution, params, noise, deterministic)
         result = env_actions(distribution, actions)
         if not batched:
             result = tree_map(lambda x: x[0], result)

@@ -25,3 +25,20 @@ class Counting:
 def always_one(observation: Any) -> int:
     """The same action always."""
     return 1
+
+
+class TakesOne:
+    """Takes one stone of a heap."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        assert action_space.n == 3
+
+    def act(self, observation: Any) -> int:
+        assert observation["observation"].shape == (2,)
+        return 0
+
+
+class Nothing:
+    """Can not act."""
+
+    def __init__(self, *spaces: Any) -> None: ...

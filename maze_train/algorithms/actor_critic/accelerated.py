@@ -70,7 +70,7 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
         accelerated = set()
         for key, model in self.modules.items():
             with self.settings_of(key):
-                if accelerates(self, model):
+                if key not in self.frozen_modules and accelerates(self, model):
                     accelerated.add(key)
         self.accelerated = accelerated
 

@@ -47,5 +47,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are none."""
         model: Any = trainer.model
-        normalizers = {key: own.normalizer for key, own in modules_of(model).items()}
+        normalizers = {
+            key: getattr(own, "normalizer", None) for key, own in modules_of(model).items()
+        }
         self.begin_statistics(normalizers, self.algorithm.n_rollout_steps, model)

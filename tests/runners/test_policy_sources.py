@@ -1,0 +1,131 @@
+"""Policies of several agents that come from elsewhere, and those that do not learn."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from short_runs import FORK, rows, short_run
+
+from maze_train.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+HEAPS: dict[str, Any] = {"env": {"_target_": "agent_envs.Heaps"}, "algorithm.n_rollout_steps": 13}
+JUDGE = {"agents": ["referee"]}
+TAKES_ONE = {"_target_": "own_policies.TakesOne"}
+
+
+def run(name: str, foe: dict[str, Any], **more: Any) -> Any:
+    """A short run in which the second player has a policy of its own."""
+    policies = {"main": {"agents": ["first"]}, "foe": {"agents": ["second"], **foe}, "judge": JUDGE}
+    settings = {"trust": ["agent_envs", "own_policies"], "policies": policies, **more}
+    return short_run(name, "ppo", **{**HEAPS, "total_steps": 128, **settings})
+
+
+def weights(name: str, policy: str) -> dict[str, torch.Tensor]:
+    """The weights of a policy of a run."""
+    found = torch.load(f"{name}/best/policy.pt", weights_only=True)
+    start = f"policies.{policy}."
+    return {key[len(start) :]: value for key, value in found.items() if key.startswith(start)}
+
+
+@pytest.mark.parametrize(
+    ("foe", "more"),
+    [
+        ({"source": "random"}, {}),
+        ({"source": TAKES_ONE}, {}),
+        ({"frozen": True}, {}),
+        ({}, {"policies_to_train": ["main"]}),
+    ],
+    ids=["random", "own", "frozen", "not chosen"],
+)
+def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any]) -> None:
+    """It acts, its turns are dropped, and a run that is continued has the same numbers."""
+    more = {**more, "checkpoint.interval": 1, "algorithm.lr": 0.01, "total_steps": 0}
+    run("whole", foe, **more, **{"algorithm.n_epochs": 4})
+    run("part", foe, **more, **{"algorithm.n_epochs": 2})
+    run("part", foe, **more, **{"algorithm.n_epochs": 4}, resume="part")
+    assert rows("part") == rows("whole")
+    found = rows("whole")[-1]
+    assert found["train/main/policy_loss"]
+    assert ("train/judge/policy_loss" in found) == ("policies_to_train" not in more)
+    assert "train/foe/policy_loss" not in found
+    assert "eval/second/episode_return_mean" in found
+    run("slow", foe, **{**more, "algorithm.lr": 1e-30, "algorithm.n_epochs": 1})
+    for name, value in weights("whole", "foe").items():
+        assert value.equal(weights("slow", "foe")[name])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("has_connected")
+def test_several_learners_have_policies_that_do_not_learn() -> None:
+    """Frozen policies reach all learners, in processes as well."""
+    run("one", {"source": "random"})
+    run("two", {"source": "random"}, **FORK, **{"learner_group.n_learners": 2})
+    for one, two in zip(rows("one"), rows("two"), strict=True):
+        for name, cell in one.items():
+            if cell and name != "epoch":
+                assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_policy_of_a_run_goes_on_from_its_weights(frozen: bool) -> None:
+    """The source may have other networks, and is not needed once there is a checkpoint."""
+    run("base", {"model": {"hidden_sizes": [5, 4]}})
+    base = weights("base", "foe")
+    shutil.move("base", "moved")
+    more: dict[str, Any] = {"checkpoint.interval": 1, "total_steps": 0, "algorithm.n_epochs": 2}
+    more["algorithm.lr"] = 0.01
+    run("part", {"source": "moved:foe", "frozen": frozen}, **more)
+    found = weights("part", "foe")
+    assert all(value.equal(base[name]) for name, value in found.items()) == frozen
+    shutil.rmtree("moved")
+    more["algorithm.n_epochs"] = 4
+    run("part", {"source": "moved:foe", "frozen": frozen}, **more, resume="part")
+    assert len(rows("part")) == 4
+    assert {name: len(value) for name, value in found.items()} == {
+        name: len(value) for name, value in base.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("foe", "more", "problem"),
+    [
+        ({}, {"policies_to_train": ["mian"]}, "policies_to_train = 'mian': no such policy; .*main"),
+        (
+            {"source": "random"},
+            {"policies_to_train": ["foe"]},
+            "policies_to_train = 'foe': is frozen or has no weights; .*: main, judge",
+        ),
+        ({}, {"policies_to_train": []}, r"policies_to_train = \[\]: no policy would learn"),
+        (
+            {"source": "random", "model": {"hidden_sizes": [3]}},
+            {},
+            r"policies\.foe\.model = 'random': a policy of this source has no networks",
+        ),
+        ({"source": {"name": 1}}, {}, r"policies\.foe\.source = .*expected the key _target_"),
+        (
+            {"source": {"_target_": "own_policies.Nothing"}},
+            {},
+            r"policies\.foe\.source = 'Nothing': expected an ActingModel that is a module",
+        ),
+        ({"source": "base"}, {}, r"policies\.foe\.source = .*several policies: .*base:main"),
+        ({"source": "base:judge"}, {}, r"policies\.foe\.source .*second has"),
+        ({"source": "none"}, {}, r"policies\.foe\.source .*holds no saved policy"),
+    ],
+    ids=[
+        *("typo", "frozen", "none", "networks", "no target", "no policy"),
+        *("several", "spaces", "no run"),
+    ],
+)
+def test_what_is_no_source_is_named(
+    foe: dict[str, Any], more: dict[str, Any], problem: str
+) -> None:
+    """Key, value, what is expected."""
+    if str(foe.get("source")).startswith("base"):
+        run("base", {})
+    with pytest.raises(ConfigError, match=problem):
+        run("run", foe, **more)
