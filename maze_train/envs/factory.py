@@ -30,6 +30,12 @@ GAMES = "maze_train.envs.atari"
 REGISTER = "maze_train.envs.registered.register_installed"
 """Imports packages with environments, where an id is not known."""
 
+OTHER_KINDS, JOINED = "maze_train.envs.agents.other_kinds", "maze_train.envs.agents.joined"
+"""Environments with several agents, found where one is no `gymnasium.Env`."""
+
+PETTINGZOO = "maze_train.envs.pettingzoo.maker_named"
+"""Environments of PettingZoo, found where one is asked for."""
+
 
 @dataclass(frozen=True)
 class EnvFactory:
@@ -175,7 +181,11 @@ def env_name(config: EnvConfig) -> str:
 
 def make(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
-    return make_own(config, maker) if config.id is None else make_registered(config, config.id)
+    if config.id is None:
+        return make_own(config, str(config.target), maker)
+    if config.id.startswith("pettingzoo:"):
+        return make_own(config, config.id, locate(PETTINGZOO)(config.id))
+    return make_registered(config, config.id)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
@@ -195,11 +205,12 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         raise locate(REGISTERED_FAILURE)(env_id, config, error) from error
 
 
-def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+def make_own(
+    config: EnvConfig, target: str, maker: Callable[..., Any] | None
+) -> gymnasium.Env[Any, Any]:
     """Build an environment from a class or function, with a time limit when one is set."""
-    target = str(config.target)
     try:
-        make = maker if maker is not None else maker_of(target, "env._target_", gymnasium.Env)
+        make = maker if maker is not None else own_maker(target)
     except ConfigError as error:
         if "<" not in target and not target.startswith("__main__."):
             raise
@@ -210,6 +221,8 @@ def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.E
         raise ConfigError("env._target_", problem, target) from error
     try:
         env = make(**config.kwargs)
+        if not isinstance(env, gymnasium.Env):
+            env = locate(JOINED)(env)
     except MazeTrainError:
         raise
     except BaseException as error:
@@ -217,11 +230,26 @@ def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.E
     if not isinstance(env, gymnasium.Env):
         raise EnvError(
             f"{target} returned {type(env).__name__}: expected a gymnasium.Env, "
-            f"so let its class derive from gymnasium.Env. {SHIMMY}"
+            "so let its class derive from gymnasium.Env, or from maze_train.MultiAgentEnv for "
+            f"several agents. {SHIMMY}"
         )
     if config.max_episode_steps is None:
         return env
     return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+
+
+def own_maker(target: str) -> Callable[..., Any]:
+    """The class or function of environments that a dotted path names.
+
+    Raises:
+        ConfigError: If it can not be found, or makes no environments.
+    """
+    key = "env._target_"
+    found = locate(target, key)
+    # Now that its module is imported, the packages are known which its class may be of.
+    is_other = isinstance(found, type) and not issubclass(found, gymnasium.Env)
+    kinds = locate(OTHER_KINDS)() if is_other else ()
+    return maker_of(target, key, gymnasium.Env, *kinds)
 
 
 def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnasium.Env[Any, Any]:

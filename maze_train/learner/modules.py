@@ -1,40 +1,44 @@
-"""Modules of a learner by id, each with its optimizers; both may come and go."""
+"""Modules of a learner by id, each with its optimizers, and their state; modules come and go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
 
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.errors import ConfigError, nearest
 from maze_train.learner.apis import HasOwnLoss, missing_names
-from maze_train.learner.config import GradientSettings, Progress, Schedule, as_schedule
+from maze_train.learner.config import GradientSettings, Progress, Schedule
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.parameter_groups import check_names, grouped, parameters_named
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
+    from maze_train.learner.accumulation import LossScaler
     from maze_train.types import Tensor
 
 
+# Found where a learner has them, and where a state is read.
+GROUPS = "maze_train.learner.parameter_groups"
+LOSS_SCALER = "maze_train.learner.accumulation.LossScaler"
+COMPONENTS = "maze_train.learner.components"
+
 DEFAULT_MODULE = "default"
 DEFAULT_OPTIMIZER = "default"
+
+FUNCTION = "<function>"
+"""Stands in a state for a function, which none holds."""
 
 ModuleSource: TypeAlias = "nn.Module | Callable[[], nn.Module] | Mapping[str, Tensor]"
 Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
 
 
 class LearnerModules:
-    """Modules by id and optimizers by (module, name).
-
-    Args:
-        modules: The independently trained modules by id; one module alone gets the id `default`.
-        config: Settings, see `Learner`.
-        device: Where the modules live.
-    """
+    """Modules by id, optimizers by (module, name), and their state; see `Learner`."""
 
     required_apis: ClassVar[tuple[type, ...]] = ()
     """Protocols of `learner.apis` that each module has to satisfy which learns here."""
@@ -44,12 +48,18 @@ class LearnerModules:
     says it; None: all. Frozen modules never do."""
 
     def __init__(
-        self, modules: nn.Module | Mapping[str, Any], config: Any, device: torch.device | str
+        self,
+        modules: nn.Module | Mapping[str, Any],
+        config: Any,
+        device: torch.device | str,
+        seed: int,
     ) -> None:
         if isinstance(modules, nn.Module):
             modules = {DEFAULT_MODULE: modules}
         self.config = config
         self.settings = config if isinstance(config, GradientSettings) else GradientSettings()
+        self.own_settings = {key: self.settings.for_module(key) for key in self.settings.overrides}
+        self.progress = Progress()
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
         self.modules_with_modes: set[str] = set()
@@ -57,9 +67,20 @@ class LearnerModules:
         self.frozen_modules: set[str] = set()
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self.weights_seq_no = 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.loss_scaler: LossScaler | None = None
+        if self.settings.autocast == "float16":
+            self.loss_scaler = locate(LOSS_SCALER)()
+        for module_id in self.own_settings:
+            if module_id not in modules:
+                close = ", ".join(nearest(module_id, modules) or modules)
+                problem = f"no such module; close ones: {close}; add_module takes settings as well"
+                raise ConfigError("algorithm.overrides", problem, module_id)
         for module_id, module in modules.items():
             self._place(module_id, module)
-        check_names(self.settings, self.modules)
+        self._has_groups = bool(self.settings.lr_factors or self.settings.freeze)
+        if self._has_groups:
+            locate(GROUPS + ".check_names")(self.settings, self.modules)
         self.configure_optimizers()
 
     @property
@@ -76,6 +97,7 @@ class LearnerModules:
         *,
         frozen: bool = False,
         like: str = DEFAULT_MODULE,
+        overrides: Mapping[str, Any] | None = None,
     ) -> nn.Module:
         """Add a module, between two updates at any time.
 
@@ -86,13 +108,14 @@ class LearnerModules:
             frozen: Whether it never learns, such as an opponent that stays as it is: it gets no
                 optimizer, and its experience is dropped.
             like: Id of the module that is copied, if weights are given.
+            overrides: Settings of its own, as in `algorithm.overrides`.
 
         Returns:
             The module, on the device of the learner.
 
         Raises:
-            ConfigError: If the id is taken or is none, the weights do not fit, or the module lacks
-                what this learner needs.
+            ConfigError: If the id is taken or is none, the weights do not fit, the module lacks
+                what this learner needs, or a setting is none of a module.
         """
         if isinstance(module, Mapping):
             weights, module = module, deepcopy(self._known(like))
@@ -103,9 +126,12 @@ class LearnerModules:
                 raise ConfigError("module", f"weights do not fit {like!r}: {problem}") from error
         elif not isinstance(module, nn.Module):
             module = module()
+        if overrides and module_id not in self.modules:
+            self.own_settings[module_id] = self.settings.for_module(module_id, overrides)
         self._place(module_id, module, frozen)
         try:
-            self.configure_optimizers_for_module(module_id)
+            with self.settings_of(module_id):
+                self.configure_optimizers_for_module(module_id)
         except ConfigError:
             self.remove_module(module_id)
             raise
@@ -121,7 +147,8 @@ class LearnerModules:
             module.requires_grad_(False)
             self.frozen_modules.add(module_id)
         else:
-            self.check_module(module_id, module)
+            with self.settings_of(module_id):
+                self.check_module(module_id, module)
         self.modules[module_id] = module.to(self.device)
         if has_modes(module):
             self.modules_with_modes.add(module_id)
@@ -138,6 +165,7 @@ class LearnerModules:
         for key in [key for key in self.optimizers if key[0] == module_id]:
             del self.optimizers[key]
         del self.modules[module_id]
+        self.own_settings.pop(module_id, None)
         for ids in (self.modules_with_modes, self.modules_with_loss, self.frozen_modules):
             ids.discard(module_id)
         return module
@@ -159,6 +187,23 @@ class LearnerModules:
                     module_id,
                 )
 
+    def freeze_module(self, module_id: str, frozen: bool = True) -> None:
+        """Have a module learn no more, or again; its optimizers stay as they are meanwhile.
+
+        Raises:
+            ConfigError: If there is no such module, or it lacks what this learner needs.
+        """
+        module = self._known(module_id)
+        if frozen:
+            self.frozen_modules.add(module_id)
+        elif module_id in self.frozen_modules:
+            with self.settings_of(module_id):
+                self.check_module(module_id, module)
+                if not self.get_optimizers_for_module(module_id):
+                    module.requires_grad_(True)
+                    self.configure_optimizers_for_module(module_id)
+            self.frozen_modules.remove(module_id)
+
     def should_module_be_updated(self, module_id: str, experience: Any) -> bool:
         """Whether a module learns from its experience, which is dropped otherwise."""
         if module_id in self.frozen_modules:
@@ -174,26 +219,32 @@ class LearnerModules:
             raise ConfigError("module_id", f"no such module; there are: {known}", module_id)
         return self.modules[module_id]
 
-    def check_weights(self) -> None:
-        """Refuse weights that are not finite.
+    @contextmanager
+    def settings_of(self, module_id: str) -> Iterator[None]:
+        """Have the settings of a module, see `algorithm.overrides`, as `config` in the block."""
+        shared = self.config, self.settings
+        if module_id not in self.own_settings:
+            yield
+            return
+        self.config = self.settings = self.own_settings[module_id]
+        self.set_schedules(self.progress)
+        try:
+            yield
+        finally:
+            self.config, self.settings = shared
+            self.set_schedules(self.progress)
 
-        Raises:
-            TrainingError: If there is one, with its module and name.
-        """
-        for module_id, module in self.modules.items():
-            for name, value in module.named_parameters():
-                if not bool(torch.isfinite(value).all()):
-                    raise TrainingError(
-                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
-                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
-                    )
+    def set_schedules(self, progress: Progress) -> None:
+        """Take values from schedules of `config` that hold in an update; here none."""
+        self.progress = progress
 
     # -- optimizers ------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> None:
         """Register the optimizers of all modules, once; override it or the one for a module."""
         for module_id in self.modules:
-            self.configure_optimizers_for_module(module_id)
+            with self.settings_of(module_id):
+                self.configure_optimizers_for_module(module_id)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Register the optimizers of a module; by default one over all its parameters."""
@@ -209,19 +260,21 @@ class LearnerModules:
         module_id: str = DEFAULT_MODULE,
         name: str = DEFAULT_OPTIMIZER,
         *,
-        optimizer: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | torch.optim.Optimizer,
         params: Sequence[nn.Parameter],
-        lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]],
+        lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]] | None = None,
     ) -> None:
         """Give some parameters of a module an optimizer; none that require no gradient.
 
         Args:
             module_id: The module.
             name: The name of the optimizer, one of several of the module.
-            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`.
+            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`; or an
+                optimizer of PyTorch, which keeps its groups.
             params: The parameters; `algorithm.lr_factors` and `algorithm.freeze` apply to them.
             lr_or_lr_schedule: Learning rate, its schedule, or the points of one that goes by
-                environment steps, `[[0, v0], [t1, v1], ...]`.
+                environment steps, `[[0, v0], [t1, v1], ...]`; None: an optimizer of PyTorch keeps
+                its own.
 
         Raises:
             ConfigError: If the name is taken, or another optimizer owns one of the parameters.
@@ -237,12 +290,20 @@ class LearnerModules:
                 "optimizer",
                 f"{name!r} of module {module_id!r} shares parameters with another optimizer",
             )
+        groups = None
+        if self._has_groups:
+            groups = locate(GROUPS + ".grouped")(params, self.modules[module_id], self.settings)
         if any(p.requires_grad for p in params):
             self.optimizers[key] = ModuleOptimizer(
                 params,
                 optimizer,
-                as_schedule(lr_or_lr_schedule),
-                groups=grouped(params, self.modules[module_id], self.settings),
+                lr_or_lr_schedule,
+                groups=groups,
+                lr_scheduler=self.settings.lr_scheduler,
+                clipping=(
+                    self.config.max_grad_norm,
+                    getattr(self.config, "grad_clip_by", "global_norm"),
+                ),
             )
 
     def get_optimizer(
@@ -267,18 +328,73 @@ class LearnerModules:
 
     def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
         """The parameters that stay as they are in the next update: those of `algorithm.freeze`."""
-        patterns = [
-            pattern
-            for rule in self.settings.freeze
-            if rule.holds(progress.updates)
-            for pattern in rule.params
-        ]
-        if not patterns:
+        if not self.settings.freeze:
             return []
-        return [p for module in self.modules.values() for p in parameters_named(patterns, module)]
+        held: list[nn.Parameter] = locate(GROUPS + ".frozen_parameters")(
+            self.settings.freeze, progress.updates, self.modules
+        )
+        return held
 
     def hold_parameters(self, progress: Progress) -> None:
         """Have optimizers leave `held_parameters` alone, and no others."""
         held = self.held_parameters(progress)
         for optimizer in self.optimizers.values():
             optimizer.hold(held)
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def get_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the weights by module."""
+        return {
+            module_id: {key: value.detach().clone() for key, value in module.state_dict().items()}
+            for module_id, module in self.modules.items()
+        }
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write weights, as `get_weights` gives them, into the modules, in place.
+
+        Raises:
+            ConfigError: If there is no such module.
+        """
+        for module_id, state in weights.items():
+            self._known(module_id).load_state_dict(dict(state))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, who learns, random generator and counters."""
+        chosen = FUNCTION if callable(self.policies_to_train) else self.policies_to_train
+        state: dict[str, Any] = {
+            "modules": self.get_weights(),
+            "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
+            "policies_to_train": chosen if isinstance(chosen, str | None) else sorted(chosen),
+            "frozen_modules": sorted(self.frozen_modules),
+            "generator": self.generator.get_state(),
+            "weights_seq_no": self.weights_seq_no,
+        }
+        if self.loss_scaler is not None:
+            state["loss_scaler"] = self.loss_scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`.
+
+        Raises:
+            ConfigError: If it is the state of other modules, or a function said who learns.
+        """
+        if state["modules"].keys() != self.modules.keys():
+            raise ConfigError(
+                "module_id",
+                f"the state is one of other modules than {', '.join(self.modules)}: add_module "
+                "and remove_module before it is loaded",
+                ", ".join(state["modules"]),
+            )
+        if "frozen_modules" in state:  # older states do not say it
+            locate(COMPONENTS + ".choose")(self, state)
+        self.set_weights(state["modules"])
+        for (module_id, name), optimizer in self.optimizers.items():
+            # A module that was always frozen had none.
+            if module_id not in self.frozen_modules or f"{module_id}/{name}" in state["optimizers"]:
+                optimizer.load_state_dict(state["optimizers"][f"{module_id}/{name}"])
+        self.generator.set_state(state["generator"])
+        self.weights_seq_no = state["weights_seq_no"]
+        if self.loss_scaler is not None:
+            self.loss_scaler.load_state_dict(state["loss_scaler"])

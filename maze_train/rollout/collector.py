@@ -14,6 +14,7 @@ from maze_train.rollout.acting import Actor, env_actions
 from maze_train.rollout.episodes import (
     EpisodeTracker,
     FinishedEpisodes,
+    agent_returns_of,
     final_reports,
     successes_of,
 )
@@ -148,6 +149,7 @@ class RolloutCollector:
                 torch.stack(kept_params).cpu(), rollout.actions
             )
             rollout = replace(rollout, log_probs=log_probs)
+        reports.steps = rollout.num_samples
         reports.worker_restarts = self.env.worker_restarts - restarts_before
         return rollout, self._finished(rollout, reports)
 
@@ -190,6 +192,8 @@ class RolloutCollector:
         for env in kept.nonzero()[0]:
             self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
         reports.successes += successes_of(infos).values()
+        for agent, returns in agent_returns_of(infos).items():
+            reports.add_agents({agent: returns.values()})
         if "lost" in infos:
             reports.lost += int(infos["lost"].sum())
         if self.env.monitored:

@@ -195,6 +195,7 @@ class Trainer(ABC):
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
         """The metrics of the updates of an epoch."""
+        self._statistics.merge(self.learners.wait())
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         row: dict[str, float] = {
             "epoch": self.epoch + 1,
@@ -347,6 +348,7 @@ class Trainer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that influences later numbers; valid between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
+        self._statistics.merge(self.learners.wait())
         return {
             "learners": self.learners.state_dict(),
             "model_selection": None if selection is None else selection.state_dict(),

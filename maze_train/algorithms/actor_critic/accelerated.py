@@ -15,6 +15,7 @@ import torch
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.learner.learner import Learner
+from maze_train.learner.steps import statistics_of
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.mlp_gradients import (
     Backward,
@@ -66,7 +67,12 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Look which modules can be accelerated: networks and methods may have changed."""
         super().before_gradient_based_update(progress, statistics)
-        self.accelerated = {key for key, model in self.modules.items() if accelerates(self, model)}
+        accelerated = set()
+        for key, model in self.modules.items():
+            with self.settings_of(key):
+                if accelerates(self, model):
+                    accelerated.add(key)
+        self.accelerated = accelerated
 
     def compute_losses(
         self, minibatch: Mapping[str, ActorCriticBatch], statistics: Statistics
@@ -77,7 +83,10 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
         self._backward = backward = []
         for key, batch in minibatch.items():
             if key in self.accelerated:
-                losses[key], add_gradients = _loss_and_backward(self, key, batch, statistics)
+                self.part.turn_to(key)
+                own = statistics_of(key, statistics)
+                with self.settings_of(key):
+                    losses[key], add_gradients = _loss_and_backward(self, key, batch, own)
                 backward.append(add_gradients)
         return losses
 
