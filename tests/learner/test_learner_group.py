@@ -19,6 +19,8 @@ import pytest
 import torch
 from cases import everyday, sweep
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from leftovers import left_of, run_owner
 from practice_learner import LineLearner, make_data, make_module
 
@@ -82,26 +84,30 @@ PATIENCE_S, SHORT_S = 60.0, 3.0
 # -- sharing out -----------------------------------------------------------------------------------
 
 
-@sweep("count", [1, 2, 3, 5])
-def test_each_sample_is_in_one_part(count):
+@settings(deadline=None)
+@given(
+    length=st.integers(1, 60),
+    batch_size=st.integers(1, 70),
+    passes=st.integers(1, 3),
+    count=st.integers(1, 7),
+)
+def test_each_sample_is_in_one_part(length, batch_size, passes, count):
     """Once per pass, whatever the sizes; those of parts differ by one at most."""
-    for length in (1, 2, 3, 7, 16):
-        for batch_size in (1, 2, 4, 5, 20):
-            seen = torch.zeros(length, dtype=torch.int64)
-            for _ in range(2):
-                generator = torch.Generator().manual_seed(length)
-                for units in minibatch_indices(length, batch_size, generator, seen.device):
-                    batch = BCBatch(units, {"a": units[:, None], "b": units})
-                    parts = [shard_rows(batch, rank, count) for rank in range(count)]
-                    sizes = [size for _, size, _ in parts]
-                    assert {whole for *_, whole in parts} == {len(units)}
-                    assert max(sizes) - min(sizes) <= 1
-                    for part, size, _ in parts:
-                        rows = part.obs[:size]
-                        assert len(part.obs) == max(size, 1)
-                        assert torch.equal(part.actions["a"][:size, 0], rows)
-                        seen[rows] += 1
-            assert seen.tolist() == [2] * length
+    seen = torch.zeros(length, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(length)
+    for _ in range(passes):
+        for units in minibatch_indices(length, batch_size, generator, seen.device):
+            batch = BCBatch(units, {"a": units[:, None], "b": units})
+            parts = [shard_rows(batch, rank, count) for rank in range(count)]
+            sizes = [size for _, size, _ in parts]
+            assert {whole for *_, whole in parts} == {len(units)}
+            assert max(sizes) - min(sizes) <= 1
+            for part, size, _ in parts:
+                rows = part.obs[:size]
+                assert len(part.obs) == max(size, 1)
+                assert torch.equal(part.actions["a"][:size, 0], rows)
+                seen[rows] += 1
+    assert seen.tolist() == [passes] * length
 
 
 @sweep("count", [1, 2, 3, 7])
@@ -251,7 +257,9 @@ LEARNERS = {
         lr_factors={"*.bias": 0.5},
         freeze=[Freeze(params=["critic"], period=3, stop=1), Freeze(params=["policy"], stop=4)],
     ),
-    "ppo, two modules": lambda: two_modules(target_kl=0.5),
+    "ppo, two modules": lambda: two_modules(
+        target_kl=0.5, overrides={"second": {"clip_range": 0.05, "entropy_coef": 0.1}}
+    ),
     "impala": lambda: actor_critic("impala", ignoring=True, settings={"normalization": RUNNING}),
     "impala, sums": lambda: actor_critic("impala", loss_reduction="sum", max_grad_norm=1.0),
     "sac": sac,
@@ -405,7 +413,8 @@ def test_modules_come_and_go():
 
     def season(group, update):
         update(1)
-        group.add_module("second", lambda: two_modules()[0].modules["second"])
+        second, own = two_modules()[0].modules["second"], {"lr": 0.01, "gamma": 0.5}
+        group.add_module("second", lambda: second, overrides=own)
         old = group.add_module("old", group.get_weights()["first"], frozen=True, like="first")
         update(1)
         group.policies_to_train = ["second"]
