@@ -371,7 +371,7 @@ def test_updates_in_a_thread():
 
     for n_learners in (1, 3):
         learner, experience = LEARNERS["impala"]()
-        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2)
+        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2, n_cpus_per_learner=2)
         place = LocalProcesses(timeout_s=PATIENCE_S, on_worker_failure="restart")
         group = LearnerGroup(learner, settings, place)
         statistics, sent = Statistics(), []
@@ -384,6 +384,8 @@ def test_updates_in_a_thread():
                 statistics.merge(group.async_update(experience(step), progress, T * B, send))
             assert_equal_states(group.state_dict(), state)
             assert_all_equal(group)
+            threads = group.foreach_learner(lambda own: torch.get_num_threads())
+            assert threads == [1, 2, 2][:n_learners]
             statistics.merge(group.wait())
         finally:
             group.shutdown()
@@ -563,6 +565,17 @@ def test_restarts_of_learners_are_limited():
         strike(group, signal.SIGKILL, "between")
         with pytest.raises(WorkerError, match=r"\Alearner 1 died.*max_worker_restarts = 2"):
             update(1)
+
+
+def test_threads_of_updates():
+    """They are those of the settings in updates, and before and after what they were."""
+    learner, seen = LineLearner(make_module()), []
+    learner.after_minibatch = lambda number: seen.append(torch.get_num_threads())
+    LearnerGroup(learner).update(make_data(), Progress())
+    group = LearnerGroup(learner, LearnerGroupConfig(n_cpus_per_learner=2))
+    group.update(make_data(), Progress())
+    assert seen == [1, 1, 1, 2, 2, 2]
+    assert torch.get_num_threads() == 1
 
 
 # -- what several learners can not do --------------------------------------------------------------
