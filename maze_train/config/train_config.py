@@ -49,6 +49,14 @@ class RunnerConfig:
     """Seconds after which training stops (at the end of an update), those before a run was
     continued included; 0: no limit."""
 
+    deterministic: bool = False
+    """Whether PyTorch uses deterministic algorithms only, so that a GPU gives the same numbers
+    again; slower. An operation that has none ends the run with an error."""
+
+    detect_anomaly: bool = False
+    """Whether autograd looks for NaN at each step back, and names the operation that it comes from;
+    several times slower."""
+
     dataset: str | dict[str, Any] | None = None
     """Recorded episodes, for algorithms that learn from them (bc): a directory,
     `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
@@ -168,8 +176,8 @@ class TrainConfig:
 
     base_run: str | None = None
     """Directory of a run, or of a saved policy, whose policy training starts from, such as one of
-    bc, with its networks; a critic is taken over where there is one of the same kind. null: new
-    weights."""
+    bc, with its networks; a critic is taken over where there is one of the same kind. `<run>@final`
+    and `<run>@epoch_<n>` name other policies than the best one. null: new weights."""
 
     resume: str | None = None
     """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in

@@ -271,18 +271,29 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     def build_evaluators(self) -> list[Evaluator]:
         """Build the evaluators of the policy, without those of the user."""
+        n_episodes = self.context.evaluation.n_episodes
+        return [self._build_evaluator(n_episodes, "evaluation")] if n_episodes else []
+
+    def build_final_evaluator(self) -> Evaluator | None:
+        """Build what tests policies after training; None: there is no test.
+
+        Raises:
+            ConfigError: If there is nothing to play in.
+        """
+        n_episodes = self.context.evaluation.final_episodes
+        return self._build_evaluator(n_episodes, "final test") if n_episodes else None
+
+    def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
+        """What plays so many episodes with the seeds of a named stream."""
         config = self.context.evaluation
-        if not config.n_episodes:
-            return []
-        return [
-            locate(EVALUATOR)(
-                lambda num_envs: self.context.make_env(num_envs, training=False),
-                config.n_episodes,
-                concurrency=config.concurrency,
-                seed=self.context.seeds.integer("evaluation"),
-                deterministic=config.deterministic,
-            )
-        ]
+        evaluator: Evaluator = locate(EVALUATOR)(
+            lambda num_envs: self.context.make_env(num_envs, training=False),
+            n_episodes,
+            concurrency=config.concurrency,
+            seed=self.context.seeds.integer(stream),
+            deterministic=config.deterministic,
+        )
+        return evaluator
 
     def make_collector(
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError, TrainingError, nearest
+from maze_train.errors import ConfigError, TrainingError, did_you_mean, nearest
 from maze_train.events import Event, EventInterface, Statistics
 from maze_train.files import atomic_write
 from maze_train.learner.config import Progress
@@ -92,6 +92,7 @@ class Trainer(ABC):
         self.evaluation_interval = services.evaluation_interval
         self.selection_metric = services.selection_metric
         self.checkpoints = services.checkpoints
+        self.contexts = services.contexts
         self.interruption = services.interruption or Interruption()
         self.epoch = 0
         self.updates = 0
@@ -181,7 +182,8 @@ class Trainer(ABC):
         """Make the updates that are left of the running epoch."""
         length = self.epoch_length
         while self._updates_in_epoch < length and not self.stop_reason:
-            self.env_steps += self.update_once(self.progress(last_epoch), self._statistics)
+            with self.contexts.update(self.updates + 1):
+                self.env_steps += self.update_once(self.progress(last_epoch), self._statistics)
             self.updates += 1
             self._updates_in_epoch += 1
             self._score = None  # that of other weights
@@ -310,11 +312,8 @@ class Trainer(ABC):
         known.add("eval/success_rate")
         if self.model_selection is None or self.selection_metric in known:
             return
-        close = nearest(self.selection_metric, known)
-        hint = f"; nearest: {', '.join(close)}" if close else ""
-        raise ConfigError(
-            "evaluation.metric", f"no such metric is reported{hint}", self.selection_metric
-        )
+        problem = f"not reported{did_you_mean(nearest(self.selection_metric, known))}"
+        raise ConfigError("evaluation.metric", problem, self.selection_metric)
 
     def progress(self, last_epoch: int = 0) -> Progress:
         """Progress of training before the next update."""
