@@ -380,7 +380,7 @@ def test_updates_in_a_thread():
 
     for n_learners in (1, 3):
         learner, experience = LEARNERS["impala"]()
-        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2)
+        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2, n_cpus_per_learner=2)
         place = LocalProcesses(timeout_s=PATIENCE_S, on_worker_failure="restart")
         group = LearnerGroup(learner, settings, place)
         statistics, sent = Statistics(), []
@@ -393,6 +393,8 @@ def test_updates_in_a_thread():
                 statistics.merge(group.async_update(experience(step), progress, T * B, send))
             assert_equal_states(group.state_dict(), state)
             assert_all_equal(group)
+            threads = group.foreach_learner(lambda own: torch.get_num_threads())
+            assert threads == [1, 2, 2][:n_learners]
             statistics.merge(group.wait())
         finally:
             group.shutdown()
@@ -533,6 +535,8 @@ def test_a_learner_that_is_not_started_again(number):
 
 
 OWNER = """
+import os
+import signal
 import sys
 sys.path[:0] = sys.argv[1:]
 import torch
@@ -542,18 +546,18 @@ from test_learner_group import LEARNERS, group_of, pids
 with group_of(LEARNERS["bc"], 3) as (group, update):
     update(1)
     print(*pids(group), flush=True)
-    while True:
-        update(1)
+    group._learner.compute_gradients = lambda losses: os.kill(os.getpid(), signal.SIGKILL)
+    update(1)
 """
 
 
 @slow
 def test_learners_end_with_the_first_one(tmp_path):
-    """Also when it is killed while they exchange gradients."""
+    """It is killed while they wait for its gradients."""
     folder = Path(__file__).parent
     with run_owner(OWNER, tmp_path, str(folder), str(folder.parent)) as (owner, others):
         assert len(others) == 2
-        owner.kill()
+        assert owner.wait(PATIENCE_S) == -signal.SIGKILL
         assert left_of(others, PATIENCE_S) == []
 
 
@@ -571,6 +575,17 @@ def test_restarts_of_learners_are_limited():
         strike(group, signal.SIGKILL, "between")
         with pytest.raises(WorkerError, match=r"\Alearner 1 died.*max_worker_restarts = 2"):
             update(1)
+
+
+def test_threads_of_updates():
+    """They are those of the settings in updates, and before and after what they were."""
+    learner, seen = LineLearner(make_module()), []
+    learner.after_minibatch = lambda number: seen.append(torch.get_num_threads())
+    LearnerGroup(learner).update(make_data(), Progress())
+    group = LearnerGroup(learner, LearnerGroupConfig(n_cpus_per_learner=2))
+    group.update(make_data(), Progress())
+    assert seen == [1, 1, 1, 2, 2, 2]
+    assert torch.get_num_threads() == 1
 
 
 @slow
