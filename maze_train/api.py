@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.vector import VectorEnv
+
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.train_config import AUTO
@@ -13,7 +15,7 @@ from maze_train.envs.factory import EnvFactory
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.rollout import RolloutResult, RolloutRunner
 from maze_train.runners.saved_policies import read_saved_policy
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, Given
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.workers.process import refuse_import
 
@@ -27,8 +29,21 @@ if TYPE_CHECKING:
     from maze_train.runners.parts import TrainingResult
 
 
+SHORT = {
+    "evaluators": "evaluation.evaluators",
+    "writers": "tracking.writers",
+    "wrappers": "env.wrappers",
+}
+"""Settings that `train` takes by a short name."""
+
+
 def train(
-    env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
+    env: str
+    | Callable[..., Env[Any, Any]]
+    | VectorEnv[Any, Any, Any]
+    | EnvConfig
+    | dict[str, Any]
+    | None = None,
     algorithm: str | dict[str, Any] | None = None,
     **overrides: Any,
 ) -> TrainingResult:
@@ -59,24 +74,25 @@ def train(
         MazeTrainError: If training failed.
     """
     refuse_import()
-    maker = None
-    if (
-        algorithm is None
-        and overrides.get("resume") not in (None, AUTO)
-        and (env is None or callable(env))
-    ):
-        maker = None if env is None else EnvFactory.from_any(env).maker
-        config = configure(overrides, changes=overrides, has_env=env is not None)
-    else:
-        if env is not None and not isinstance(env, str | dict):
-            named = EnvFactory.from_any(env)
-            # A mapping, so that overrides of single values can be merged into it.
-            env = {key_of_field(key): value for key, value in asdict(named.config).items()}
-            maker = named.maker
-        given = {} if env is None else {"env": env}  # recorded episodes need none
-        config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
-    factory = None if maker is None else EnvFactory(config.env, maker)
-    return TrainingRunner(prepare(config), factory).run()
+    for name, key in SHORT.items():
+        if name in overrides:
+            overrides[key] = overrides.pop(name)
+    is_continued = algorithm is None and overrides.get("resume") not in (None, AUTO)
+    if is_continued and (env is None or callable(env) or isinstance(env, VectorEnv)):
+        own = {} if env is None else {"env._target_": EnvFactory.from_any(env).config.target}
+        overrides = {**overrides, **own}
+        return TrainingRunner(prepare(configure(overrides, overrides))).run()
+    num_envs = env.num_envs if isinstance(env, VectorEnv) else 0
+    if env is not None and not isinstance(env, str | dict):
+        # A mapping, so that overrides of single values can be merged into it.
+        named = asdict(EnvFactory.from_any(env).config)
+        env = {key_of_field(key): value for key, value in named.items()}
+    given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none
+    runner = overrides.get("runner")
+    if num_envs and not (isinstance(runner, dict) and "concurrency" in runner):
+        given["runner.concurrency"] = num_envs
+    config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
+    return TrainingRunner(prepare(config)).run()
 
 
 def run_rollout(
@@ -111,34 +127,27 @@ def run_rollout(
         MazeTrainError: If an environment, a policy or a worker failed; as before.
     """
     refuse_import()
-    own_policy = None
     if policy is not None and not isinstance(policy, str | dict):
-        own_policy, named = policy, policy if hasattr(policy, "__qualname__") else type(policy)
-        policy = {TARGET: f"{named.__module__}.{named.__qualname__}"}
-    maker = None
+        policy = {TARGET: Given(policy)}
     if isinstance(env, EnvFactory) or callable(env):
-        factory = EnvFactory.from_any(env)
-        env, maker = {TARGET: factory.config.target}, factory.maker
+        env = {TARGET: EnvFactory.from_any(env).config.target}
     given = {"run": run, "policy": policy, "env": env}
     given = {key: value for key, value in given.items() if value is not None}
-    config = load_rollout_config({**given, **settings})
-    env_factory = None
-    if maker is not None:
-        assert config.env is not None
-        env_factory = EnvFactory(config.env, maker)
-    return RolloutRunner(config, env_factory, own_policy).run()
+    return RolloutRunner(load_rollout_config({**given, **settings})).run()
 
 
-def load_policy(run_dir: str | Path, trust: Sequence[str] = ()) -> TrainedPolicy:
+def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) -> TrainedPolicy:
     """The best policy of a run.
 
     Args:
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`).
         trust: Modules of its networks, if these are of one's own: their code is run.
+        **objects: Parts of the policy that were given in Python, by their keys:
+            `**{"model.policy": MyNet}`.
 
     Raises:
         ConfigError: If it names what is neither of this package nor of `torch.nn`, nor trusted.
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
-    saved = read_saved_policy(run_dir, trust)
+    saved = read_saved_policy(run_dir, trust, objects=objects)
     return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)  # type: ignore[arg-type]  # an ActingModel

@@ -10,7 +10,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
-from maze_train.targets import locate
+from maze_train.targets import Given, locate
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import AlgorithmConfig, CheckpointConfig, EvaluationConfig
 
@@ -240,6 +240,13 @@ class TrainConfig:
             raise ConfigError(
                 "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
             )
+        is_made = isinstance(self.env.target, Given) and self.env.target.is_made()
+        if is_made and self.evaluation.n_episodes:
+            problem = (
+                "the vector environment that was given is for training alone; expected 0, or a "
+                "class or function that makes one, with env.backend=native"
+            )
+            raise ConfigError("evaluation.n_episodes", problem, self.evaluation.n_episodes)
         if self.evaluation.metric.startswith("validation/") and not self.evaluation.evaluators:
             problem = f"not reported: {name} has no validation data; leave it out"
             raise ConfigError("evaluation.metric", problem, self.evaluation.metric)

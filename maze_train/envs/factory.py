@@ -11,7 +11,7 @@ import gymnasium
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.targets import build_target, locate, maker_of
+from maze_train.targets import Given, build_target, locate, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,13 +37,11 @@ class EnvFactory:
 
     Args:
         config: Settings of the environment.
-        maker: Class or function called with `config.kwargs` instead of looking up the id or target.
         training: Whether the environments are to be trained on; else what is for training only is
             left out.
     """
 
     config: EnvConfig
-    maker: Callable[..., Any] | None = None
     training: bool = True
 
     @classmethod
@@ -51,8 +49,8 @@ class EnvFactory:
         """A factory for any form in which a caller names an environment.
 
         Args:
-            env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
-                environment.
+            env: A registered id, an `EnvConfig`, a factory, a class or function that returns an
+                environment, or a vector environment, which serves training only.
             **kwargs: Keyword arguments for the environment, added to those of a config.
 
         Raises:
@@ -65,15 +63,15 @@ class EnvFactory:
             return cls(replace(env, kwargs={**env.kwargs, **kwargs}))
         if isinstance(env, str):
             return cls(EnvConfig(id=env, kwargs=kwargs))
+        if isinstance(env, gymnasium.vector.VectorEnv):
+            return cls(EnvConfig(target=Given(env), backend="native", kwargs=kwargs))
         if isinstance(env, gymnasium.Env) or not callable(env):
             raise ConfigError(
                 "env",
                 "expected an id, an EnvConfig, or a class or function that returns an env",
                 env,
             )
-        module = getattr(env, "__module__", type(env).__module__)
-        name = getattr(env, "__qualname__", f"<{type(env).__qualname__}>")
-        return cls(EnvConfig(target=f"{module}.{name}", kwargs=kwargs), maker=env)
+        return cls(EnvConfig(target=Given(env), kwargs=kwargs))
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """A new environment.
@@ -93,9 +91,7 @@ class EnvFactory:
                 "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
             )
         atari = uses_atari_preprocessing(config)
-        env = (
-            locate(f"{GAMES}.make_game")(config, self.maker) if atari else make(config, self.maker)
-        )
+        env = locate(f"{GAMES}.make_game")(config) if atari else make(config)
         for i, wrapper in enumerate(config.wrappers):
             env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if not self.training or not (atari or config.training_wrappers):
@@ -173,9 +169,9 @@ def env_name(config: EnvConfig) -> str:
     return re.split(r"[.:]", config.target)[-1].strip("<>")
 
 
-def make(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
-    return make_own(config, maker) if config.id is None else make_registered(config, config.id)
+    return make_own(config) if config.id is None else make_registered(config, config.id)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
@@ -195,19 +191,10 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         raise locate(REGISTERED_FAILURE)(env_id, config, error) from error
 
 
-def make_own(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+def make_own(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build an environment from a class or function, with a time limit when one is set."""
-    target = str(config.target)
-    try:
-        make = maker if maker is not None else maker_of(target, "env._target_", gymnasium.Env)
-    except ConfigError as error:
-        if "<" not in target and not target.startswith("__main__."):
-            raise
-        problem = (
-            "this environment was made in Python, where no name leads to it: pass it again, as in "
-            "train(env=..., resume=...) or run_rollout(run=..., env=...)"
-        )
-        raise ConfigError("env._target_", problem, target) from error
+    target = config.target or ""
+    make = maker_of(target, "env._target_", gymnasium.Env)
     try:
         env = make(**config.kwargs)
     except MazeTrainError:

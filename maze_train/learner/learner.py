@@ -394,5 +394,5 @@ def _loss_function(node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
     if node is None:
         return None
     key = "algorithm.loss_function"
-    function = maker_of(str(node[TARGET]), f"{key}.{TARGET}")
+    function = maker_of(node[TARGET], f"{key}.{TARGET}")
     return partial(function, **{name: value for name, value in node.items() if name != TARGET})

@@ -58,7 +58,7 @@ class ModuleOptimizer:
         self._groups = [part for _, part in trained if part]
         self._held: list[nn.Parameter] = []
         self._held_groups: set[int] = set()
-        optimizer_class = locate(str(node[TARGET]), f"{key}.{TARGET}")
+        optimizer_class = locate(node[TARGET], f"{key}.{TARGET}")
         if not (
             inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
         ):

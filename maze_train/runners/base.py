@@ -59,17 +59,15 @@ class TrainingRunner:
 
     Args:
         prepared: The configuration, and what the run begins with; see `prepare`.
-        env_factory: Builds the environments instead of what `config.env` names.
 
     Raises:
         ConfigError: If parts of the configuration do not fit.
     """
 
-    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+    def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
         self.config = prepared.config
         self.resumed_dir = prepared.resumed_dir
-        self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
         self.run_dir: Path | None = None
@@ -85,7 +83,7 @@ class TrainingRunner:
         return BuildContext(
             algorithm=config.algorithm,
             env=config.env,
-            env_factory=self.env_factory,
+            env_factory=EnvFactory(config.env),
             place=config.runner.place(),
             seeds=self.seeds,
             device=find_device(config.algorithm.device),
@@ -176,7 +174,7 @@ class TrainingRunner:
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
         interruption = Interruption()
         if self.resumed_dir is None:
-            for note in start_notes(config, self.env_factory, self.builder.spaces[0]):
+            for note in start_notes(config, self.builder.spaces[0]):
                 self._tell_once(note)
         services = TrainerServices(
             tracker=tracker,
@@ -220,8 +218,7 @@ class TrainingRunner:
             finally:
                 tracker.finish(trainer.summary().as_dict())
                 if trainer.stop_reason in ("interrupted", "error"):
-                    has_env = self.env_factory.maker is not None
-                    tell_stop(trainer, locate(HOW_TO_GO_ON)(self.run_dir, self.config, has_env))
+                    tell_stop(trainer, locate(HOW_TO_GO_ON)(self.run_dir, self.config))
         return trainer.summary()
 
     # -- parts -----------------------------------------------------------------------------------

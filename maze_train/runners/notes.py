@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from maze_train.envs.factory import EnvFactory, env_name
+from maze_train.envs.factory import env_name
 from maze_train.spaces.describe import choice_sizes, flat_spaces, is_image, is_mask_key
 from maze_train.targets import TARGET, locate
 
@@ -17,24 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.config import EnvConfig
 
 
 LARGE_ONE_HOT = 10_000
 """Inputs of a one-hot observation from which on it is worth a line."""
 
 
-def start_notes(
-    config: TrainConfig, env_factory: EnvFactory, observation_space: spaces.Space[Any]
-) -> Iterator[str]:
+def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> Iterator[str]:
     """The lines that a run begins with.
 
     Args:
         config: The configuration.
-        env_factory: Builds the environments.
         observation_space: Observation space of one environment.
     """
     limit = config.evaluation.max_episode_steps if config.evaluation.n_episodes else 0
-    if lacks_time_limit(env_factory):
+    if lacks_time_limit(config.env):
         cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
         yield (
             f"{env_name(config.env)} has no time limit: an episode goes on until it ends by itself"
@@ -57,15 +55,14 @@ def start_notes(
             )
 
 
-def lacks_time_limit(factory: EnvFactory) -> bool:
+def lacks_time_limit(config: EnvConfig) -> bool:
     """Whether nothing cuts the episodes of training, as far as it is known without playing."""
-    config = factory.config
     wrappers = [str(node[TARGET]) for node in (*config.wrappers, *config.training_wrappers)]
     if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
         return False
     if config.target is not None:
         # The environment that a function returns may have a limit.
-        return inspect.isclass(factory.maker or locate(config.target, key="env._target_"))
+        return inspect.isclass(locate(config.target, key="env._target_"))
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
     # Atari games have a limit of their own, in frames.
     is_game = spec is not None and spec.kwargs.get("max_num_frames_per_episode")

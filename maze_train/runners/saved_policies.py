@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import load_config
+from maze_train.config.loading import load_config, values_by_field
 from maze_train.config.rollout_loading import WEIGHTS_FILE, policy_nearby
 from maze_train.config.stored import PARTS_OF_POLICY, check_trust, read_settings
+from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import RunDirectoryError
 from maze_train.targets import locate
 from maze_train.training.policy_files import read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
     from gymnasium import spaces
     from torch import nn
-
-    from maze_train.config.train_config import TrainConfig
 
 
 BEST, POLICIES = "best", "policies"
@@ -109,6 +109,7 @@ def read_saved_policy(
     trust: Sequence[str] = (),
     own: Any = None,
     uses: Collection[str] = PARTS_OF_POLICY,
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> SavedPolicy:
     """The best policy of a run.
 
@@ -117,6 +118,7 @@ def read_saved_policy(
         trust: Modules that its configuration may name, see `check_trust`, as for the next two.
         own: Settings of the user, who trusts what they name.
         uses: Parts of its configuration that are going to be built.
+        objects: Parts that were given in Python, by their keys.
 
     Raises:
         ConfigError: If its configuration names a class that is not there, or not trusted.
@@ -130,8 +132,9 @@ def read_saved_policy(
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
-    settings = read_settings(directory)
-    check_trust(settings, directory / CONFIG_FILE, trust, own, uses)
+    given = values_by_field(TrainConfig, objects)
+    settings = values_by_field(TrainConfig, {**read_settings(directory), **objects})
+    check_trust(settings, directory / CONFIG_FILE, trust, own or given, uses)
     return SavedPolicy(
         directory,
         load_config(settings),

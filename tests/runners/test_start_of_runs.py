@@ -102,11 +102,8 @@ def test_masks_that_do_not_fit(changes: dict[str, Any], problem: str, tmp_path: 
 
 def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> list[str]:
     """The lines that a run would begin with."""
-    node = env if isinstance(env, str) else {"_target_": "own_envs.SpacesEnv"}
-    config = load_config({"env": node, "algorithm": "ppo", **changes})
-    maker = None if isinstance(env, str) else env
-    factory = EnvFactory(config.env, maker)
-    return list(start_notes(config, factory, space or spaces.Box(-1, 1, (3,))))
+    config = load_config({"env": env, "algorithm": "ppo", **changes})
+    return list(start_notes(config, space or spaces.Box(-1, 1, (3,))))
 
 
 @pytest.mark.parametrize(
