@@ -116,6 +116,7 @@ from maze_train.envs.wrappers import DiscretizeActionsWrapper as DiscretizeActio
 from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStackWrapper
 from maze_train.envs.wrappers import RandomResetWrapper as RandomResetWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper as RewardScalingWrapper
+from maze_train.errors import CallbackError as CallbackError
 from maze_train.errors import ConfigError as ConfigError
 from maze_train.errors import DatasetError as DatasetError
 from maze_train.errors import EnvError as EnvError
@@ -217,6 +218,9 @@ from maze_train.tracking.writers import JSONSummaryWriter as JSONSummaryWriter
 from maze_train.tracking.writers import TensorBoardWriter as TensorBoardWriter
 from maze_train.training.builder import AlgorithmBuilder as AlgorithmBuilder
 from maze_train.training.builder import BuildContext as BuildContext
+from maze_train.training.callbacks import Callback as Callback
+from maze_train.training.callbacks import StopAtReturn as StopAtReturn
+from maze_train.training.callbacks import TrainingView as TrainingView
 from maze_train.training.checkpoints import CheckpointStore as CheckpointStore
 from maze_train.training.config import AlgorithmConfig as AlgorithmConfig
 from maze_train.training.config import CheckpointConfig as CheckpointConfig

@@ -10,7 +10,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
-from maze_train.targets import Given, locate
+from maze_train.targets import Given, is_target, locate
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import AlgorithmConfig, CheckpointConfig, EvaluationConfig
 
@@ -146,6 +146,10 @@ class TrainConfig:
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     """The learners."""
 
+    callbacks: list[dict[str, Any]] = field(default_factory=list)
+    """Called while the run goes on, each `{_target_: my_package.MyCallback, key: value}`; for
+    example `{_target_: maze_train.StopAtReturn, threshold: 475}`."""
+
     seed: int | None = None
     """Seed of every random stream, >= 0; null: drawn at the start and written to config.yaml."""
 
@@ -173,6 +177,9 @@ class TrainConfig:
         self._check_experience()
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)
+        for i, node in enumerate(self.callbacks):
+            if not is_target(node):
+                raise ConfigError(f"callbacks[{i}]", "expected the key _target_", node)
         if self.resume == AUTO and self.run_dir is None:
             raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
         self._directories()

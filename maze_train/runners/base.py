@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from maze_train.config.pipeline import PreparedRun
     from maze_train.runners.run_checkpoints import RunCheckpoints
+    from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.policy_files import TrainedPolicy
@@ -48,6 +49,7 @@ HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
 POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 OWN_EVALUATORS = "maze_train.training.evaluators.own_evaluators"
+OWN_CALLBACKS = "maze_train.training.callbacks.own_callbacks"
 MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
 
 
@@ -75,6 +77,7 @@ class TrainingRunner:
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._tell_once = cache(lambda text: tell(f"note: {text}"))
         self._closing = contextlib.ExitStack()
+        self._callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
 
     def _context(self) -> BuildContext[Any]:
@@ -148,6 +151,8 @@ class TrainingRunner:
             evaluator = self._build_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
+                if self.config.callbacks:
+                    self._callbacks = locate(OWN_CALLBACKS)(self.config.callbacks)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
                 if self.resumed_dir is None:
@@ -190,6 +195,7 @@ class TrainingRunner:
             selection_metric=self.builder.selection_metric,
             checkpoints=saved.schedule(resumed) if saved and is_on else None,
             interruption=interruption,
+            callbacks=self._callbacks,
         )
         trainer = self.builder.build_trainer(model, services)
         if resumed is not None:

@@ -15,6 +15,7 @@ from maze_train.notices import warn
 from maze_train.runners.parts import BEST, METRICS, new_directory
 from maze_train.targets import arguments_for
 from maze_train.tracking.rows import read_rows
+from maze_train.training.callbacks import tell_left_out
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore
 
@@ -137,6 +138,8 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
             shown += more if len(differing) > SHOWN_DIFFERENCES else ""
             raise RunDirectoryError(f"{problem}weights differ: {shown}{remedy}")
         trainer.load_state_dict(checkpoint.state)
+        if trainer.callbacks is None:
+            tell_left_out(checkpoint.state.get("callbacks", ()))
     except KeyError as error:
         raise RunDirectoryError(
             f"{problem}it has no {error}, as of another algorithm{remedy}"

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from maze_train.tracking.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoint_schedule import Checkpoints
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.model_selection import BestModelSelection
@@ -27,6 +30,7 @@ class TrainerServices:
         selection_metric: Metric that `model_selection` is told.
         checkpoints: Writes where training stands; None: nothing is written.
         interruption: Tells whether a signal came; None: no signals are taken.
+        callbacks: Called while training goes on.
     """
 
     tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))
@@ -37,3 +41,4 @@ class TrainerServices:
     selection_metric: str = "eval/episode_return_mean"
     checkpoints: Checkpoints | None = None
     interruption: Interruption | None = None
+    callbacks: Sequence[Callback] = ()

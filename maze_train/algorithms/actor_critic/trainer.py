@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.errors import TrainingError
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.events import Statistics
