@@ -1,19 +1,26 @@
-"""Training and acting from Python."""
+"""Training, acting and evaluation from Python."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv
 
+from maze_train.checks import check_at_least
+from maze_train.config.loading import load_config
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
 from maze_train.config.train_config import AUTO
-from maze_train.config.writing import key_of_field
+from maze_train.config.writing import CONFIG_FILE, key_of_field
 from maze_train.envs.factory import EnvFactory
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.rollout_generator import RolloutGenerator
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.rollout import RolloutResult, RolloutRunner
+from maze_train.runners.rollout_report import RolloutSummary, summarise
 from maze_train.runners.saved_policies import read_saved_policy
 from maze_train.targets import TARGET, Given
 from maze_train.training.policy_files import TrainedPolicy
@@ -21,7 +28,6 @@ from maze_train.workers.process import refuse_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from gymnasium import Env
 
@@ -151,3 +157,71 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
     """
     saved = read_saved_policy(run_dir, trust, objects=objects)
     return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)  # type: ignore[arg-type]  # an ActingModel
+
+
+def make_env(
+    run_dir: str | Path, trust: Sequence[str] = (), training: bool = False, **kwargs: Any
+) -> Env[Any, Any]:
+    """One environment of a run, with its wrappers.
+
+        env = make_env("outputs/a", render_mode="human")
+
+    Args:
+        run_dir: Directory of a run, or of one saved policy.
+        trust: Modules of the environment and its wrappers, if these are of one's own: their code is
+            run.
+        training: Whether it is as in training, with the wrappers for training only.
+        **kwargs: Arguments of the environment, over those of the run.
+
+    Raises:
+        ConfigError: If it names what is neither of this package or gymnasium, nor trusted, or was
+            made in Python.
+        EnvError: If it can not be built.
+        RunDirectoryError: If the configuration is missing or damaged.
+    """
+    settings, path = read_settings(Path(run_dir)), Path(run_dir) / CONFIG_FILE
+    check_trust(settings, path, trust, None, (*PARTS_OF_ENV, "env.training_wrappers"))
+    factory = EnvFactory.from_any(load_config(settings).env, **kwargs)
+    return (factory if training else factory.for_evaluation())()
+
+
+def evaluate(
+    policy: Any,
+    env: str | Callable[..., Env[Any, Any]] | EnvConfig,
+    n_episodes: int = 10,
+    seed: int = 0,
+    *,
+    deterministic: bool = True,
+    max_episode_steps: int | None = None,
+    concurrency: int = 8,
+) -> RolloutSummary:
+    """Play episodes with a policy, and return numbers over them; nothing is written.
+
+        evaluate(load_policy("outputs/a"), "CartPole-v1", n_episodes=100).return_mean
+
+    Args:
+        policy: What `run_rollout` takes: a loaded policy, an object with `act(observation)`, a
+            function of the observation, or `"random"`.
+        env: A registered id, an `EnvConfig`, or a class or function that makes an environment, such
+            as `lambda: make_env("outputs/a")`.
+        n_episodes: Episodes, >= 1.
+        seed: Seed of the first episode; the others have the next ones.
+        deterministic: Whether a model takes the most likely action instead of a sampled one.
+        max_episode_steps: Steps after which an episode is truncated; None: as the environment says.
+        concurrency: Episodes that are played at a time; it changes no number.
+
+    Raises:
+        ConfigError: If an argument is wrong, or policy and environment do not fit.
+        EnvError: If an environment or the policy raises or returns something invalid.
+    """
+    check_at_least("n_episodes", n_episodes, 1)
+    with RolloutGenerator(
+        env,
+        policy,
+        deterministic=deterministic,
+        concurrency=min(concurrency, n_episodes),
+        seed=seed,
+        max_episode_steps=max_episode_steps,
+        settings=PlaySettings(deterministic=deterministic),
+    ) as player:
+        return summarise(player.episodes(range(seed, seed + n_episodes)))
