@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,6 +53,7 @@ class RolloutCollector:
     Attributes:
         keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
             well.
+        env_s: Seconds that the environments took in the last rollout, or were waited for.
     """
 
     keeps_terminal_obs: bool = False
@@ -78,6 +80,7 @@ class RolloutCollector:
         self._allow_new_episodes = allow_new_episodes
         self._records_log_probs = records_log_probs
         self._on_step = on_step or (lambda: None)
+        self.env_s = 0.0
         self._obs: ArrayTree | None = None
         self._memory: Tensor | None = None
         self._actor: Actor | None = None
@@ -115,6 +118,7 @@ class RolloutCollector:
         reports = FinishedEpisodes()
         restarts_before = self.env.worker_restarts
         kept_params: list[Tensor] = []
+        self.env_s = 0.0
         storage.start(self._obs)
         for step in range(self.num_steps):
             obs = storage.acting_obs(step)
@@ -127,11 +131,16 @@ class RolloutCollector:
                 kept_params.append(params)
             actions = distribution.sample(params, noise_rows[step])
             storage.write_actions(step, actions)
-            self.env.step_async(env_actions(distribution, actions))
+            sent = env_actions(distribution, actions)
+            began = time.perf_counter()
+            self.env.step_async(sent)
             if meanwhile is not None and step == self.num_steps - 1:
+                self.env_s += time.perf_counter() - began
                 with torch.enable_grad():
                     meanwhile()
+                began = time.perf_counter()
             self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
+            self.env_s += time.perf_counter() - began
             valid = ~infos["ignored"] if "ignored" in infos else None
             self._on_step()
             storage.write_step(step, self._obs, rewards, terminated, truncated, valid)

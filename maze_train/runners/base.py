@@ -11,7 +11,7 @@ from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
 from maze_train.locks import exclusive
 from maze_train.notices import tell
-from maze_train.runners.notes import start_notes
+from maze_train.runners.notes import speed_notes, start_notes
 from maze_train.runners.parts import (
     TrainingResult,
     check_is_free,
@@ -202,6 +202,10 @@ class TrainingRunner:
             locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker)
+        times = self.builder.env_times() if config.runner.name == "local" else None
+        if times is not None:
+            for note in speed_notes(tracker.history[len(tracker.run_info.past_rows) :], *times):
+                self._tell_once(note)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection)

@@ -14,11 +14,15 @@ from maze_train.spaces.describe import choice_sizes, flat_spaces, is_image, is_m
 from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.config import EnvConfig
 
+
+TIMES = ("time/env_s", "time/epoch_s")
+LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
+"""Seconds, and share of the run, that waiting for environments takes where it is worth a line."""
 
 LARGE_ONE_HOT = 10_000
 """Inputs of a one-hot observation from which on it is worth a line."""
@@ -53,6 +57,32 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
                 f"{name} is one-hot with {size:,} inputs: nothing that is learned about one value "
                 "holds for others; numbers that describe them are easier to learn from"
             )
+
+
+def speed_notes(
+    rows: Sequence[Mapping[str, float]], busy_s: float, n_workers: int
+) -> Iterator[str]:
+    """The lines with which a run in processes ends, where another place would be faster.
+
+    Args:
+        rows: Metrics of the epochs of this process.
+        busy_s: Seconds for which the workers stepped environments, summed up.
+        n_workers: How many there are.
+    """
+    waited_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
+    if waited_s < LEAST_WAIT_S or waited_s < LEAST_SHARE * whole_s:
+        return
+    if busy_s < waited_s:
+        yield (
+            f"runner=dev would be faster: the run waited {waited_s:,.0f} s for workers, which "
+            f"stepped environments for {busy_s:,.0f} s in all"
+        )
+    elif busy_s < waited_s * n_workers / 2:
+        yield (
+            "a larger runner.concurrency would pay: while the run waited for them, the "
+            f"{n_workers} workers stepped environments for "
+            f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
+        )
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:

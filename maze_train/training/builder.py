@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.errors import ConfigError, EnvError, TrainingError
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.config import ModelConfig
 from maze_train.rollout.collector import RolloutCollector
@@ -274,6 +275,15 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if self._env is None:
             self._env = self.context.make_env(self.num_envs)
         return self._env
+
+    def env_times(self) -> tuple[float, int] | None:
+        """Seconds for which workers stepped `env`, summed up, and their number; None: none do."""
+        if not isinstance(self._env, PooledVectorEnv):
+            return None
+        try:
+            return self._env.busy_s(), self._env.n_workers
+        except EnvError:  # it must not cost a finished training
+            return None
 
     def close_env(self) -> None:
         """Close `env`; its next use makes new ones."""

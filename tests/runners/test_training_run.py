@@ -62,7 +62,8 @@ def test_columns_of_the_metrics() -> None:
     assert {
         "eval/episode_return_mean", "train/policy_loss", "train/value_loss", "train/grad_norm",
         "train/explained_variance", "train/policy_entropy", "train/approximate_kl",
-        "time/collect_s", "time/update_s", "time/evaluate_s", "time/epoch_s", "time/total_s",
+        "time/collect_s", "time/env_s", "time/update_s", "time/evaluate_s", "time/epoch_s",
+        "time/total_s",
     } <= set(columns)  # fmt: skip
     assert [row["env_steps"] for row in table] == ["64", "128", "192"]
     read = [{name: float(cell) for name, cell in row.items() if cell} for row in table]

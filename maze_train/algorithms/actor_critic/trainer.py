@@ -48,6 +48,7 @@ class ActorCritic(Trainer):
             )
         statistics.merge(self.learners.update(rollout, progress))
         statistics.record(TimeEvents.collect_s, collected - started)
+        statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, time.perf_counter() - collected)
         return rollout.num_samples
 

@@ -79,6 +79,7 @@ class OffPolicy(Trainer):
         self.learners.foreach_learner(lambda learner: learner.observe(rollout))  # type: ignore[attr-defined]  # an OffPolicyLearner
         statistics.record(ReplayEvents.size, float(len(self.replay_buffer)))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
+        statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, update_s)
         return rollout.num_samples
 
