@@ -63,6 +63,9 @@ from maze_train.api import load_policy as load_policy
 from maze_train.api import make_env as make_env
 from maze_train.api import run_rollout as run_rollout
 from maze_train.api import train as train
+from maze_train.comparison.compare import Comparison as Comparison
+from maze_train.comparison.compare import compare_runs as compare_runs
+from maze_train.config.compare_config import CompareConfig as CompareConfig
 from maze_train.config.loading import load_config as load_config
 from maze_train.config.rollout_config import RolloutConfig as RolloutConfig
 from maze_train.config.rollout_loading import load_rollout_config as load_rollout_config
@@ -101,6 +104,9 @@ from maze_train.distributions.categorical import MultiCategorical as MultiCatego
 from maze_train.distributions.gaussian import DiagonalGaussian as DiagonalGaussian
 from maze_train.distributions.gaussian import SquashedGaussian as SquashedGaussian
 from maze_train.distributions.joint import JointDistribution as JointDistribution
+from maze_train.envs.agents import JointEnv as JointEnv
+from maze_train.envs.agents import MultiAgentEnv as MultiAgentEnv
+from maze_train.envs.agents import Turn as Turn
 from maze_train.envs.atari import AtariPreprocessing as AtariPreprocessing
 from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
 from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper

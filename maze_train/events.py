@@ -64,6 +64,16 @@ class Event:
         object.__setattr__(event, "tag", tag)
         return event
 
+    def of_owner(self, owner: str) -> Event:
+        """The same statistic of one of several owners, such as policies: `<prefix>/<owner>/<name>`.
+
+        Statistics go by tags, as for `of_part`.
+        """
+        event, prefix = Event(self.doc, self.reduce), self.tag.removesuffix(f"/{self.name}")
+        object.__setattr__(event, "name", self.name)
+        object.__setattr__(event, "tag", f"{prefix}/{owner}/{self.name}")
+        return event
+
     def _join(self, prefix: str) -> None:
         object.__setattr__(self, "tag", f"{prefix}/{self.name}")
 
@@ -235,6 +245,30 @@ class Statistics:
                 continue
             value = number * weight if event.reduce == "mean" else number
             self._total(event.tag, event.reduce).add(value, float(weight))
+
+
+class OwnStatistics(Statistics):
+    """Records into other statistics what belongs to one of several owners, under its name.
+
+    Args:
+        statistics: Take the values.
+        owner: Name of the owner, such as a policy.
+    """
+
+    __slots__ = ("_base", "_events", "_owner")
+
+    def __init__(self, statistics: Statistics, owner: str) -> None:
+        super().__init__()
+        self._base = statistics
+        self._owner = owner
+        self._events: dict[str, Event] = {}
+
+    def record(self, event: Event, value: float | Tensor, weight: float = 1.0) -> None:
+        """Add one value, see `Statistics.record`."""
+        own = self._events.get(event.tag)
+        if own is None:
+            own = self._events[event.tag] = event.of_owner(self._owner)
+        self._base.record(own, value, weight)
 
 
 def _to_numbers(pending: list[tuple[Event, float | Tensor, float]]) -> list[float]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import traceback
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -13,13 +16,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from maze_train.config.compare_config import is_comparison, load_compare_config
+from maze_train.config.launcher import stops_at_failures
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
+from maze_train.config.sweep_jobs import JOBS_FILE, JobRecord, write_jobs
 from maze_train.config.train_config import AUTO
+from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, RunDirectoryError
-from maze_train.notices import tell
+from maze_train.notices import tell, warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,63 +50,108 @@ class Job:
     def __init__(self, argv: Sequence[str] = (), debug: bool = False) -> None:
         self.argv = list(argv)
         self.debug = debug
-        self.is_sweep = False
-        self.n_jobs = 0
-        self.exit_codes: list[int] = []
+        self.records: list[JobRecord] = []
         self._pid = os.getpid()
 
     def __call__(self, composed: DictConfig) -> float:
-        """Train or play, and return what a sweeper optimises. NaN after a failure.
+        """Train, play or compare, and return what a sweeper optimises. NaN after a failure.
 
         Of training, this is the best metric; of a rollout, the mean return.
         """
         settings = HydraConfig.get()
-        self.is_sweep = settings.mode == RunMode.MULTIRUN
-        self.n_jobs += 1
-        label = ""
-        if self.is_sweep:
-            chosen = " ".join(word.lstrip("+") for word in settings.overrides.task)
-            label = f"job {settings.job.num} ({chosen}): "
-            print(f"{PROGRAM}: job {settings.job.num}: {chosen}", flush=True)
-        directory = settings.runtime.output_dir if self.is_sweep else None
+        is_sweep = settings.mode == RunMode.MULTIRUN
+        directory = settings.runtime.output_dir if is_sweep else None
+        # As the user wrote them: what they refer to is resolved in the configuration.
+        overrides: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        record = JobRecord(
+            number=settings.job.num if is_sweep else 0,
+            settings=" ".join(str(word).lstrip("+") for word in overrides),
+            run_dir=os.path.abspath(_given_directory(composed) or directory or ""),
+            sweep_dir=os.path.abspath(settings.sweep.dir) if is_sweep else "",
+        )
+        if is_sweep:
+            print(f"{PROGRAM}: {record.title}", flush=True)
         started_in = os.getcwd()
         try:
-            if is_rollout(settings.job.config_name, composed):
-                return roll_out(composed, directory)
-            return train(
-                composed,
-                directory,
-                # As the user wrote them: what they refer to is resolved in the configuration.
-                OmegaConf.to_container(settings.overrides.task, resolve=False),
-            )
+            objective = do(composed, settings.job.config_name, directory, overrides)
+            self.note(replace(record, objective=objective))
+            return objective
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit(), too: it must not end the other jobs
-            self.exit_codes.append(report(error, self.argv, self.debug, label))
-            if self.is_sweep:
+            code = report(error, self.argv, self.debug, f"{record.label}: " if is_sweep else "")
+            self.note(replace(record, error=message_of(error, self.argv), code=code))
+            if is_sweep:
                 self._after_failure(settings)
-                if not self._may_go_on(settings):
+                if not self._is_here or stops_at_failures(settings):
                     raise
             return math.nan
         finally:
             os.chdir(started_in)  # an environment may have left it; the next job begins here
 
-    def exit_code(self) -> int:
-        """The exit code of all jobs; prints how many jobs of a sweep failed."""
-        failed = len(self.exit_codes)
-        if failed and self.is_sweep:
-            tell(f"{PROGRAM}: {failed} of {self.n_jobs} jobs failed")
-        return min(self.exit_codes, default=DONE)
+    @property
+    def _is_here(self) -> bool:
+        """Whether this is the process of the command, and not one of a job."""
+        return os.getpid() == self._pid
 
-    def _may_go_on(self, settings: Any) -> bool:
-        """Whether Hydra need not know of a failure; other processes and sweepers count them."""
-        sweeper = str(OmegaConf.select(settings, "sweeper._target_"))
-        return os.getpid() == self._pid and sweeper.endswith(".BasicSweeper")
+    def note(self, record: JobRecord) -> None:
+        """Keep what became of a job; of a sweep it is written at once."""
+        self.records.append(record)
+        if record.sweep_dir and self._is_here:
+            try:
+                write_jobs(Path(record.sweep_dir), self.records)
+            except OSError as error:
+                warn(f"{JOBS_FILE} could not be written: {error}")
+
+    def exit_code(self) -> int:
+        """The exit code of all jobs; a sweep ends with its comparison and the count of failures."""
+        codes = [record.code for record in self.records if record.code]
+        if self.records and self.records[0].sweep_dir:
+            self._compare(self.records[0].sweep_dir)
+            if codes:
+                tell(f"{PROGRAM}: {len(codes)} of {len(self.records)} jobs failed")
+        return min(codes, default=DONE)
+
+    def _compare(self, sweep_dir: str) -> None:
+        """Compare the runs of a sweep, if there are any; what prevents it costs no result."""
+        if any((Path(record.run_dir) / CONFIG_FILE).is_file() for record in self.records):
+            try:
+                compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir})
+            except MazeTrainError as error:
+                tell(f"note: the runs are not compared: {error}")
 
     def _after_failure(self, settings: Any) -> None:
         """Remove the directory that Hydra made for the job, if nothing was put there."""
         with suppress(OSError):
             os.rmdir(settings.runtime.output_dir)
+
+
+def do(composed: DictConfig, name: str | None, directory: str | None, overrides: Any) -> float:
+    """Do what a composed configuration is for: train, play or compare.
+
+    Args:
+        composed: Hydra's configuration.
+        name: Name of the primary config.
+        directory: Directory of the results, unless the configuration names one.
+        overrides: Settings of the user, a list in Hydra's spelling.
+
+    Returns:
+        What a sweeper optimises.
+    """
+    if is_comparison(name, composed):
+        return compare(plain_values(composed))
+    if is_rollout(name, composed):
+        return roll_out(composed, directory)
+    return train(composed, directory, overrides)
+
+
+def _given_directory(composed: DictConfig) -> str | None:
+    """The directory that the user names for the results, as far as it can be told."""
+    for key in ("run_dir", "output_dir"):
+        found = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
+        if found is not None:
+            return str(found)
+    return None
 
 
 def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ()) -> float:
@@ -131,6 +183,21 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
             f"{', '.join(result.missing)}; make room and continue the run, which writes them"
         )
     return result.best_metric
+
+
+def compare(values: Mapping[str, Any]) -> float:
+    """Compare the runs of a configuration, print the tables, and return NaN.
+
+    Args:
+        values: Plain values by the names of the fields of `CompareConfig`.
+    """
+    config = load_compare_config(values)
+    # Late: matplotlib takes its time.
+    from maze_train.comparison.compare import compare as compared
+
+    comparison = compared(config)
+    print(f"\n{comparison}\n\nresults: {comparison.output}", flush=True)
+    return math.nan
 
 
 def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
@@ -203,11 +270,12 @@ def report(
         traceback.print_exception(type(error), error, error.__traceback__)
     elif isinstance(error, EnvError) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)  # where the user's environment raised
-    if is_configuration:
-        text = explain(error, argv)
-    elif isinstance(error, MazeTrainError):
-        text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error}"
-    tell(f"{PROGRAM}: error: {label}{text}")
+    tell(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
     return CONFIGURATION_ERROR if is_configuration else FAILURE
+
+
+def message_of(error: BaseException, argv: Sequence[str] = ()) -> str:
+    """The message of an error; of one that was not to be expected with its type."""
+    if isinstance(error, CONFIGURATION_ERRORS):
+        return explain(error, argv)
+    return str(error) if isinstance(error, MazeTrainError) else f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, nearest
@@ -129,7 +130,7 @@ def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
     raise ConfigError(key, f"there is no module {parts[0]!r} on the Python path", path)
 
 
-def maker_of(path: str, key: str, kind: type | None = None) -> Callable[..., Any]:
+def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Callable[..., Any]:
     """The class or function that a dotted path names, for a part of some kind.
 
     Args:
@@ -137,6 +138,7 @@ def maker_of(path: str, key: str, kind: type | None = None) -> Callable[..., Any
         key: Dotted name of the setting, for error messages.
         kind: Base that a class must have; None: anything. A function may return such an object,
             but those of Python's standard library do not, and are refused.
+        *others: Further bases, one of which it may have instead.
 
     Raises:
         ConfigError: If it can not be found, or makes no such part.
@@ -146,7 +148,7 @@ def maker_of(path: str, key: str, kind: type | None = None) -> Callable[..., Any
         return lambda *args, **kwargs: found
     home = str(getattr(found, "__module__", "")).partition(".")[0]
     if isinstance(found, type):
-        makes_it = kind is None or issubclass(found, kind)
+        makes_it = kind is None or issubclass(found, (kind, *others))
     else:
         makes_it = callable(found) and not (
             inspect.isroutine(found) and home in sys.stdlib_module_names
@@ -167,6 +169,20 @@ def _public_name(cls: type) -> str:
         if getattr(sys.modules.get(module), cls.__name__, None) is cls:
             return f"{module}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
+    """The function that a node names, with the arguments that the node has.
+
+    Args:
+        node: A mapping with the key `_target_`.
+        key: Dotted name of the node in the configuration, for error messages.
+
+    Raises:
+        ConfigError: If it can not be found, or is none.
+    """
+    function = maker_of(node[TARGET], f"{key}.{TARGET}")
+    return partial(function, **{name: value for name, value in node.items() if name != TARGET})
 
 
 def build_target(

@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("algorithms",),
     ("config",),
-    ("runners",),
+    ("runners", "comparison"),
     ("jobs",),
     ("cli", "api"),
 )

@@ -62,6 +62,13 @@ def raises(error: BaseException) -> Callable[[TrainConfig], float]:
             {"algorithm.name": "ppo", "algorithm.gamma": 0.9, "env.id": "CartPole-v1"},
         ),
         (
+            (*PPO, "algorithm.lr=[[0, 1e-3], [100_000, 1e-4]]"),
+            {
+                "algorithm.lr.points": [[0.0, 1e-3], [100_000.0, 1e-4]],
+                "algorithm.lr.by": "env_steps",
+            },
+        ),
+        (
             ("algorithm=a2c", "env._target_=my.Env", "env.kwargs.size=3"),
             {"env.id": None, "env.target": "my.Env", "env.kwargs": {"size": 3}},
         ),
@@ -237,7 +244,7 @@ def test_a_failed_job_stops_no_other(
     text = capfd.readouterr().err
     assert "maze-run: error: job 1 (algorithm=ppo env=CartPole-v1 seed=1): " in text
     assert text.endswith("maze-run: 1 of 3 jobs failed\n")
-    assert maze_run.files() == ["s", "s/0", "s/2", "s/multirun.yaml"]
+    assert maze_run.files() == ["s", "s/0", "s/2", "s/jobs.csv", "s/multirun.yaml"]
 
 
 @pytest.mark.parametrize(

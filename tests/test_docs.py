@@ -46,6 +46,8 @@ MODULES_OF_EXTRAS = {
     "FetchReach": ("gymnasium_robotics",),
     "env.backend=envpool": ("envpool",),
     "hydra/sweeper=optuna": ("optuna",),
+    "env=pettingzoo:": ("pettingzoo", "mpe2"),
+    "env._target_=mpe2": ("mpe2",),
 }
 """What a command needs that holds these words."""
 

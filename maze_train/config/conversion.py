@@ -19,6 +19,9 @@ from maze_train.targets import TARGET, locate
 
 ConfigT = TypeVar("ConfigT")
 
+SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
+"""Methods by which a dataclass is made from a short form, by the type of this."""
+
 
 class UnknownKeyError(ConfigError):
     """A key that names no setting; `allowed` are the keys allowed in its place."""
@@ -112,11 +115,12 @@ def subclass_named(target: Any, base: type[ConfigT], key: str) -> type[ConfigT]:
 
 
 def _convert_dataclass(value: Any, cls: type[Any], path: str) -> Any:
-    if isinstance(value, str) and hasattr(cls, "from_text"):
-        try:
-            return cls.from_text(value)
-        except ConfigError as error:
-            raise error.below(path) from None
+    for kind, name in SHORT_FORMS.items():
+        if isinstance(value, kind) and hasattr(cls, name):
+            try:
+                return getattr(cls, name)(value)
+            except ConfigError as error:
+                raise error.below(path) from None
     if not isinstance(value, Mapping):
         raise ConfigError(path, f"expected {_describe(cls)}", value)
     return build_dataclass(cls, value, path)
@@ -150,8 +154,13 @@ def _shapes(hint: Any) -> tuple[Any, ...]:
     origin = get_origin(hint) or hint
     if origin is list:
         return (list, tuple)
-    if origin is dict or is_dataclass(origin):
-        return (Mapping, origin)
+    if is_dataclass(origin):
+        short = [
+            kind for kind, name in SHORT_FORMS.items() if kind is not str and hasattr(origin, name)
+        ]
+        return (Mapping, origin, *short)
+    if origin is dict:
+        return (Mapping,)
     if origin is Literal:
         return tuple({type(word) for word in get_args(hint)})
     return (origin,)

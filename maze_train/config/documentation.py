@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from maze_train.config.catalogue import public_classes, render_events, render_stub, stub_path
+from maze_train.config.compare_config import CompareConfig
 from maze_train.config.options import shipped_root
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
@@ -128,7 +129,13 @@ def generated_files() -> dict[Path, str]:
             classes[f"algorithm/{algorithm.name}"] = algorithm
     options = {root / f"{option}.yaml": render_yaml(cls) for option, cls in classes.items()}
     rollout = render_primary(RolloutConfig, {"env": "null", "runner": "dev"})
-    return {**options, root / "rollout.yaml": rollout, stub_path(): render_stub()}
+    comparison = render_primary(CompareConfig, {})
+    return {
+        **options,
+        root / "rollout.yaml": rollout,
+        root / "compare.yaml": comparison,
+        stub_path(): render_stub(),
+    }
 
 
 def generated_pages() -> dict[Path, str]:

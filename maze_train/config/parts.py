@@ -23,6 +23,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "model.distributions": "maze_train.Distribution",
         "algorithm.policy_wrapper": "torch.nn.Module",
         "algorithm.optimizer": "torch.optim.Optimizer",
+        "algorithm.lr_scheduler": "torch.optim.lr_scheduler.LRScheduler",
         "algorithm.loss": "maze_train.BCLoss",
         "algorithm.replay_buffer": "maze_train.BaseReplayBuffer",
         "algorithm.initial_sampling_policy": "maze_train.RandomPolicy",

@@ -23,10 +23,11 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.conversion import build_dataclass
+from maze_train.config.launcher import LAUNCHER, LocalLauncher, LocalLauncherConf
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.errors import ConfigError
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, locate
 from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 Names = list[str]  # inside the class below, `list` is a method
 GROUP = "env"
+PETTINGZOO = "maze_train.envs.pettingzoo.module_named"
+"""Finds environments of PettingZoo."""
 ENV_OVERRIDE = re.compile(r"\+*env(\.id|\._target_)?=")
 DIRECTION = "maze_train.sweep_direction"
 SWEEP_DIR = "outputs/sweeps/${now:%Y-%m-%d_%H-%M-%S}"
@@ -116,7 +119,9 @@ def extended_hydra() -> Iterator[None]:
     """
     Plugins.instance().register(GymnasiumSource)
     Plugins.instance().register(MazeTrainSearchPath)
+    Plugins.instance().class_name_to_class[LAUNCHER] = LocalLauncher
     store = ConfigStore.instance()
+    store.store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="maze_train")
     before = store.repo["hydra"]["config.yaml"]
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
     OmegaConf.register_new_resolver(DIRECTION, _sweep_direction, replace=True)
@@ -128,19 +133,23 @@ def extended_hydra() -> Iterator[None]:
         yield
     finally:
         store.repo["hydra"]["config.yaml"] = before
+        del store.repo["hydra"]["launcher"]["local.yaml"]
         if optuna is not None:
             store.repo["hydra"]["sweeper"]["optuna.yaml"] = optuna
 
 
 def is_registered(env_id: str) -> bool:
-    """Whether gymnasium knows an id; the module of `module:Id` is imported.
+    """Whether gymnasium or PettingZoo knows an id; the module of `module:Id` is imported.
 
     Raises:
-        ConfigError: If that module can not be imported.
+        ConfigError: If that module can not be imported, or PettingZoo does not know it.
+        MissingExtraError: If PettingZoo is not installed.
     """
     import gymnasium
 
     module, colon, name = env_id.rpartition(":")
+    if module == "pettingzoo":
+        return bool(locate(PETTINGZOO)(env_id))
     if colon:
         try:
             importlib.import_module(module)

@@ -12,7 +12,12 @@ from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import Given, is_target, locate
 from maze_train.tracking.config import TrackingConfig
-from maze_train.training.config import AlgorithmConfig, CheckpointConfig, EvaluationConfig
+from maze_train.training.config import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    PolicyConfig,
+)
 
 if TYPE_CHECKING:
     from maze_train.workers.places import Place
@@ -128,6 +133,11 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """The networks."""
 
+    policies: dict[str, PolicyConfig] = field(default_factory=dict)
+    """Policies by id, where the environment has several agents, such as `{wolf: {agents: [wolf_*]},
+    sheep: {agents: [sheep], model: {hidden_sizes: [32]}}}`; empty: agents with the same spaces
+    share one."""
+
     algorithm: AlgorithmConfig
     """The algorithm: `algorithm=<name>`."""
 
@@ -198,6 +208,12 @@ class TrainConfig:
                 f"{self.algorithm.name} needs one learner: its workers do the work; expected 1"
             )
             raise ConfigError("learner_group.n_learners", problem, self.learner_group.n_learners)
+        if self.learner_group.queue_size and not self.algorithm.can_learn_meanwhile:
+            problem = (
+                f"{self.algorithm.name} acts with the weights that learn, and waits for each "
+                "update; expected 0, or algorithm=impala"
+            )
+            raise ConfigError("learner_group.queue_size", problem, self.learner_group.queue_size)
         try:
             self.algorithm.check_concurrency(self._concurrency)
             if not self.runner.fast_dev_run:

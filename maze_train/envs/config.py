@@ -16,12 +16,13 @@ class EnvConfig:
 
     id: str | None = None
     """Registered gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`; `my_module:MyEnv-v0` imports
-    the module first."""
+    the module first; `pettingzoo:classic/tictactoe_v3` is an environment of PettingZoo (extra
+    `pettingzoo`)."""
     target: str | None = None
     """Own environment instead of `id`: dotted path of a class, or of a function that returns one;
     `_target_` in YAML."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for `gymnasium.make` or for the target."""
+    """Keyword arguments for `gymnasium.make`, for the target, or for PettingZoo's function."""
     backend: Literal["gymnasium", "native", "envpool"] = "gymnasium"
     """Implementation that steps many environments: `gymnasium`: one object per environment, in this
     process or in workers, as the runner says; `native`: the vector environment that is registered
@@ -37,8 +38,8 @@ class EnvConfig:
     """Wrappers outside of these, in training only, such as clipped rewards. Returns of training are
     reported as they are without them."""
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated, >= 1 (inside of `wrappers`); null: as registered,
-    and no limit for an own environment."""
+    """Steps after which an episode is truncated, >= 1 (inside of `wrappers`), turns where there are
+    several agents; null: as registered, and no limit for an own environment."""
 
     def __post_init__(self) -> None:
         """Check what can be checked before the environment is built.

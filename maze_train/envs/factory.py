@@ -30,6 +30,12 @@ GAMES = "maze_train.envs.atari"
 REGISTER = "maze_train.envs.registered.register_installed"
 """Imports packages with environments, where an id is not known."""
 
+OTHER_KINDS, JOINED = "maze_train.envs.agents.other_kinds", "maze_train.envs.agents.joined"
+"""Environments with several agents, found where one is no `gymnasium.Env`."""
+
+PETTINGZOO = "maze_train.envs.pettingzoo.maker_named"
+"""Environments of PettingZoo, found where one is asked for."""
+
 
 @dataclass(frozen=True)
 class EnvFactory:
@@ -171,7 +177,11 @@ def env_name(config: EnvConfig) -> str:
 
 def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
-    return make_own(config) if config.id is None else make_registered(config, config.id)
+    if config.id is None:
+        return make_own(config, own_maker(config.target or ""))
+    if config.id.startswith("pettingzoo:"):
+        return make_own(config, locate(PETTINGZOO)(config.id))
+    return make_registered(config, config.id)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
@@ -191,12 +201,13 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         raise locate(REGISTERED_FAILURE)(env_id, config, error) from error
 
 
-def make_own(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, Any]:
     """Build an environment from a class or function, with a time limit when one is set."""
-    target = config.target or ""
-    make = maker_of(target, "env._target_", gymnasium.Env)
+    target = str(config.target or config.id)
     try:
         env = make(**config.kwargs)
+        if not isinstance(env, gymnasium.Env):
+            env = locate(JOINED)(env)
     except MazeTrainError:
         raise
     except BaseException as error:
@@ -204,11 +215,26 @@ def make_own(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     if not isinstance(env, gymnasium.Env):
         raise EnvError(
             f"{target} returned {type(env).__name__}: expected a gymnasium.Env, "
-            f"so let its class derive from gymnasium.Env. {SHIMMY}"
+            "so let its class derive from gymnasium.Env, or from maze_train.MultiAgentEnv for "
+            f"several agents. {SHIMMY}"
         )
     if config.max_episode_steps is None:
         return env
     return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+
+
+def own_maker(target: str) -> Callable[..., Any]:
+    """The class or function of environments that a dotted path names.
+
+    Raises:
+        ConfigError: If it can not be found, or makes no environments.
+    """
+    key = "env._target_"
+    found = locate(target, key)
+    # Now that its module is imported, the packages are known which its class may be of.
+    is_other = isinstance(found, type) and not issubclass(found, gymnasium.Env)
+    kinds = locate(OTHER_KINDS)() if is_other else ()
+    return maker_of(target, key, gymnasium.Env, *kinds)
 
 
 def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnasium.Env[Any, Any]:

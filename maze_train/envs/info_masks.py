@@ -38,17 +38,8 @@ class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        inner = env.observation_space
-        self._is_dict = isinstance(inner, spaces.Dict)
-        parts = dict(inner.spaces) if isinstance(inner, spaces.Dict) else {"observation": inner}
-        if MASK_KEY in parts:
-            raise SpaceError(f"observations have the key {MASK_KEY!r} already: leave this out")
-        self._size = mask_size(env.action_space)
-        if not self._size:
-            problem = f"the action space {env.action_space} has no Discrete or MultiDiscrete part"
-            raise SpaceError(f"ActionMaskWrapper: {problem}: leave it out")
-        parts[MASK_KEY] = spaces.MultiBinary(self._size)
-        self.observation_space = spaces.Dict(OrderedDict(parts))
+        self._masks = MaskOfInfo(type(self).__name__, env.observation_space, env.action_space)
+        self.observation_space = self._masks.space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -66,11 +57,54 @@ class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """The observation with the mask."""
         if MASK_KEY not in info:
             raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
-        mask: Array = np.ravel(info[MASK_KEY])
+        return self._masks.observe(obs, info)
+
+
+class MaskOfInfo:
+    """Makes the legal actions that an info tells a part of the observation.
+
+    Args:
+        name: Whose observations they are, for messages.
+        observation_space: Observations without a mask.
+        action_space: Actions, of which some are Discrete or MultiDiscrete.
+
+    Attributes:
+        space: Observations with a mask.
+
+    Raises:
+        SpaceError: If no action can be masked, or observations have a mask already.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+    ) -> None:
+        self._name, self._actions = name, action_space
+        self._is_dict = isinstance(observation_space, spaces.Dict)
+        parts: dict[str, spaces.Space[Any]] = {"observation": observation_space}
+        if isinstance(observation_space, spaces.Dict):
+            parts = dict(observation_space.spaces)
+        if MASK_KEY in parts:
+            raise SpaceError(f"observations have the key {MASK_KEY!r} already: leave this out")
+        self._size = mask_size(action_space)
+        if not self._size:
+            problem = f"the action space {action_space} has no Discrete or MultiDiscrete part"
+            raise SpaceError(f"{name}: {problem}: leave it out")
+        self.space = spaces.Dict(OrderedDict({**parts, MASK_KEY: spaces.MultiBinary(self._size)}))
+
+    def observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        """The observation with the mask; all actions are legal where the info has none.
+
+        Raises:
+            EnvError: If the mask has another size.
+        """
+        mask: Array = np.ravel(info.get(MASK_KEY, np.ones(self._size, np.int8)))
         if mask.size != self._size:
             raise EnvError(
-                f"ActionMaskWrapper: info[{MASK_KEY!r}] has {mask.size} entries, expected "
-                f"{self._size}: one for each action of {self.action_space}"
+                f"{self._name}: info[{MASK_KEY!r}] has {mask.size} entries, expected "
+                f"{self._size}: one for each action of {self._actions}"
             )
         parts = dict(obs) if self._is_dict else {"observation": obs}
         return {**parts, MASK_KEY: (mask != 0).astype(np.int8)}

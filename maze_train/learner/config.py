@@ -23,8 +23,8 @@ class Schedule:
     """A setting that changes during training: linear between two values, or piecewise linear.
 
     `linear_0.001` falls from 0.001 to 0 over the run; `{start: 0.001, end: 0.0001}` goes from
-    `start` to `end`; `{points: [[0, 0.001], [50000, 0.0001]], by: env_steps}` interpolates between
-    points.
+    `start` to `end`; `{points: [[0, 0.001], [0.5, 0.0001]], by: progress}` interpolates between
+    points; `[[0, 0.001], [50_000, 0.0001]]` does so by environment steps.
     """
 
     start: float | None = None
@@ -75,6 +75,24 @@ class Schedule:
                 return cls(start=float(text.removeprefix(PREFIX)), end=0.0)
         raise ConfigError("", "expected a number, linear_<start>, or a schedule", text)
 
+    @classmethod
+    def from_list(cls, points: Sequence[Any]) -> Schedule:
+        """The schedule of points by environment steps, `[[0, v0], [t1, v1], ...]`.
+
+        Raises:
+            ConfigError: If they are none.
+        """
+        with suppress(TypeError, ValueError):
+            pairs = [[float(x), float(value)] for x, value in points]
+            if pairs and pairs[0][0] == 0.0 and all(a < b for (a, _), (b, _) in pairwise(pairs)):
+                return cls(points=pairs, by="env_steps")
+        raise ConfigError(
+            "",
+            "expected pairs [environment steps, value] with growing steps from 0, such as "
+            "[[0, 1e-3], [100_000, 1e-4]]",
+            points,
+        )
+
     def __str__(self) -> str:
         if self.start is not None and self.end == 0:
             return f"{PREFIX}{self.start!r}"
@@ -104,8 +122,26 @@ class LearnerGroupConfig:
     main process, each other one in a process of its own, for which the settings of `runner=local`
     hold. >= 1."""
 
+    device: str | None = None
+    """Device of the learners, with the networks that act; null: `algorithm.device`. `cuda`: each
+    learner has a GPU of its own, in their order."""
+
+    n_cpus_per_learner: int = 0
+    """Threads of PyTorch of each learner during updates; 0: `runner.torch_threads`. >= 0."""
+
+    queue_size: int = 0
+    """Batches of impala that may wait for the learners, which then learn while the next one is
+    gathered; 0: each update is waited for. >= 0."""
+
+    drop_when_full: bool = False
+    """Whether a batch is dropped, and counted, when so many wait; else it waits for room."""
+
     def __post_init__(self) -> None:
         check_at_least("n_learners", self.n_learners, 1)
+        check_fields(self, 0, "n_cpus_per_learner", "queue_size")
+        if self.drop_when_full and not self.queue_size:
+            problem = "nothing waits, so nothing is dropped; expected false, or a queue_size"
+            raise ConfigError("drop_when_full", problem, self.drop_when_full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +185,6 @@ def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
             fraction = max(0.0, (x - left_x) / (right_x - left_x))
             return left + fraction * (right - left)
     return points[-1][1]
-
-
-def as_schedule(setting: float | Schedule | Sequence[Sequence[float]]) -> float | Schedule:
-    """A setting whose points may be given alone: `[[0, v0], [t1, v1], ...]`, by environment steps.
-
-    Raises:
-        ConfigError: If the points are no schedule.
-    """
-    if isinstance(setting, (int, float, Schedule)):
-        return setting
-    return Schedule(points=[list(point) for point in setting], by="env_steps")
 
 
 @dataclass(kw_only=True)
@@ -208,6 +233,10 @@ class Freeze:
 class GradientSettings:
     """Settings that every algorithm has which follows the gradient of a loss."""
 
+    lr_scheduler: dict[str, Any] | None = None
+    """Scheduler of PyTorch, called after each update, of a learning rate that is a number:
+    `{_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: 100}`; null: none."""
+
     lr_factors: dict[str, float] = field(default_factory=dict)
     """Factors of the learning rate by name of a parameter, or of a part that holds some, such as
     `{trunk: 0.1, critic: 2}`; the first name that fits counts. >= 0."""
@@ -225,7 +254,9 @@ class GradientSettings:
     whose gradient overflows are left out. Weights and moments keep their type."""
 
     def __post_init__(self) -> None:
-        if self.loss_function is not None and TARGET not in self.loss_function:
-            raise ConfigError("loss_function", f"expected the key {TARGET}", self.loss_function)
+        for key in ("loss_function", "lr_scheduler"):
+            node = getattr(self, key)
+            if node is not None and TARGET not in node:
+                raise ConfigError(key, f"expected the key {TARGET}", node)
         for name, factor in self.lr_factors.items():
             check_at_least(f"lr_factors.{name}", factor, 0.0)

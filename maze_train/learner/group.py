@@ -2,83 +2,90 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import nn
-
 from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError, WorkerError
-from maze_train.learner.parcels import Parcels
-from maze_train.learner.part import Part, PeersLostError, Shard
-from maze_train.learner.worker import LearnerWorker, copy_maker, join, leave, meeting_place
-from maze_train.workers.places import LocalProcesses
-from maze_train.workers.pool import WorkerFailedError
+from maze_train.events import Statistics
+from maze_train.learner.config import LearnerGroupConfig
+from maze_train.learner.modes import torch_threads
+from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from maze_train.events import Statistics
+    from torch import nn
+
     from maze_train.learner.config import Progress
     from maze_train.learner.learner import Learner
+    from maze_train.learner.modules import Chosen, ModuleSource
+    from maze_train.learner.others import OtherLearners
+    from maze_train.learner.update_queue import UpdateQueue
     from maze_train.types import Tensor
     from maze_train.workers.places import Place
-    from maze_train.workers.pool import WorkerPool
 
 
 Result = TypeVar("Result")
 
-CALLS = {
-    "building its environments": "its start",
-    "begin": "taking the weights",
-    "connect": "meeting the others",
-    "update": "an update",
-}
-"""Names of calls in messages."""
-
-NOT_SHARED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-"""Layers that do with samples what depends on others, or on chance."""
+OTHER_LEARNERS = "maze_train.learner.others.OtherLearners"
+UPDATE_QUEUE = "maze_train.learner.update_queue.UpdateQueue"
+"""Found where they are needed: one learner that is waited for needs nothing of them."""
 
 
 class LearnerGroup:
     """The learners of a trainer: one in this process, and further ones in processes of their own.
 
-    All get the same experience, prepare all of it, and have the same weights and the same state to
-    the bit. Each computes every n-th sample of a minibatch; one exchange per gradient step sums the
-    gradients (see `Shard`). The first learner, whose modules act and are saved, is that of this
-    process. The others are started at the first call that needs them.
+    All get the same experience, and have the same weights and the same state to the bit. Each
+    computes a part of the values of experience and every n-th sample of a minibatch; one exchange
+    per gradient step sums the gradients (see `Shard`). The first learner, whose modules act and are
+    saved, is that of this process. The others are started at the first call that needs them.
 
     A learner that dies or hangs is started again where `place` says so: all learners then go on
     from before the update.
 
     Args:
         learner: The first learner.
-        n_learners: Number of learners, >= 1; several have one module.
+        settings: Settings of the group; a number: so many learners, and defaults.
         place: Settings of processes, where they are `LocalProcesses`; else those have their
             defaults.
 
     Raises:
-        ConfigError: If the module can not be trained by several learners.
+        ConfigError: If the modules can not be trained by several learners, or there are too few
+            GPUs.
     """
 
     def __init__(
-        self, learner: Learner[Any, Any, Any], n_learners: int = 1, place: Place | None = None
+        self,
+        learner: Learner[Any, Any, Any],
+        settings: LearnerGroupConfig | int = 1,
+        place: Place | None = None,
     ) -> None:
-        check_at_least("n_learners", n_learners, 1)
-        self.n_learners = n_learners
-        self._learner = learner
-        self._place = place if isinstance(place, LocalProcesses) else LocalProcesses()
-        self._parcels: Parcels | None = None
-        self._is_ready = False
-        if n_learners > 1:
-            _check_modules(learner, n_learners)
+        if isinstance(settings, int):
+            settings = LearnerGroupConfig(n_learners=settings)
+        self.settings = settings
+        self._first = learner
+        self._queue: UpdateQueue | None = None
+        self._others: OtherLearners | None = None
+        if settings.n_learners > 1:
+            self._others = locate(OTHER_LEARNERS)(learner, settings, place)
+
+    @property
+    def n_learners(self) -> int:
+        """Number of learners."""
+        return self.settings.n_learners
 
     @property
     def weights_seq_no(self) -> int:
         """Updates that the weights have seen."""
-        return self._learner.weights_seq_no
+        return self._first.weights_seq_no
+
+    @property
+    def _learner(self) -> Learner[Any, Any, Any]:
+        """The first learner, after the updates that wait or run."""
+        if self._queue is not None:
+            self._queue.wait()
+        return self._first
 
     def update(self, experience: Any, progress: Progress) -> Statistics:
         """Learn from experience; see `Learner.update`.
@@ -86,35 +93,54 @@ class LearnerGroup:
         Raises:
             WorkerError: If a learner died or hung, and is not to be started again.
         """
-        if self.n_learners == 1:
-            return self._learner.update(experience, progress)
-        try:
-            while (statistics := self._try_update(experience, progress)) is None:
-                pass
-        except BaseException:
-            self.shutdown()
-            raise
-        return statistics
+        return self._update_of(self._learner, experience, progress)
 
-    def _try_update(self, experience: Any, progress: Progress) -> Statistics | None:
-        """Update; None if a learner was lost, all are then as they were before."""
-        others = self._start()
-        pool = others.pool
-        before = deepcopy(self._learner.state_dict()) if pool.may_restart else {}
-        others.send("update", (experience, progress))
-        statistics: Statistics | None = None
-        try:
-            statistics = self._learner.update(experience, progress)
-        except PeersLostError:
-            leave()  # The others notice it.
-        parts, failures = self._receive(pool)
-        if statistics is None or failures or None in parts:
-            self._restart(others, failures)
-            self._learner.load_state_dict(before)
-            return None
-        for part in parts:
-            statistics.merge(part)
-        return statistics
+    def _update_of(
+        self, first: Learner[Any, Any, Any], experience: Any, progress: Progress
+    ) -> Statistics:
+        with torch_threads(self.settings.n_cpus_per_learner):
+            if self._others is None:
+                return first.update(experience, progress)
+            return self._others.update(experience, progress)
+
+    def async_update(
+        self,
+        experience: Any,
+        progress: Progress,
+        size: int = 1,
+        after: Callable[[], object] = lambda: None,
+    ) -> Statistics:
+        """Let the learners learn from a copy of experience, in a thread, and go on meanwhile.
+
+        The modules may change at any time then: who acts needs weights of its own, which `after`
+        may give away. All other methods wait until the updates have ended.
+
+        Args:
+            experience: The experience.
+            progress: Where training stands before the update.
+            size: Number of its samples, for the metrics of `QueueEvents`.
+            after: Called in the thread when the update has ended, before the next one.
+
+        Returns:
+            Statistics of earlier updates that have ended since the last call.
+
+        Raises:
+            ConfigError: If there is no queue (`learner_group.queue_size`).
+            MazeTrainError: What an earlier update raised.
+        """
+        if self._queue is None:
+            size_of_queue, drops = self.settings.queue_size, self.settings.drop_when_full
+            check_at_least("learner_group.queue_size", size_of_queue, 1)
+            update = partial(self._update_of, self._first)
+            self._queue = locate(UPDATE_QUEUE)(update, size_of_queue, drops)
+        return self._queue.put(experience, progress, size, after)
+
+    def wait(self) -> Statistics:
+        """Wait for the updates of `async_update`; statistics of those that were not returned."""
+        if self._queue is None:
+            return Statistics()
+        self._queue.wait()
+        return self._queue.take()
 
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """The results of a function of each learner, which changes all of them alike.
@@ -122,99 +148,60 @@ class LearnerGroup:
         Raises:
             WorkerError: If a learner died or hung, and is not to be started again.
         """
-        if self.n_learners == 1:
-            return [function(self._learner)]
-        try:
-            others = self._start()
-            others.send("apply", function)
-            own = function(self._learner)
-            results, failures = self._receive(others.pool)
-            if failures:
-                self._restart(others, failures)
-        except BaseException:
-            self.shutdown()
-            raise
-        # One that is started again becomes a copy of the first.
-        return [own, *results, *[own] * len(failures)]
-
-    # -- the other learners ----------------------------------------------------------------------
-
-    def _start(self) -> Parcels:
-        """Start learners, and make them equal to the first one, where they are not."""
-        others = self._parcels
-        if others is None:
-            self._check_threads()
-            ranks = range(1, self.n_learners)
-            how = (self.n_learners, self._place.timeout_s)
-            makers = [partial(LearnerWorker, copy_maker(self._learner, r), *how) for r in ranks]
-            pool = self._place.pool(makers, [f"learner {rank}" for rank in ranks], CALLS)
-            self._parcels = others = Parcels(pool)
-            self._learner.part = Shard(0, self.n_learners)
-        if not self._is_ready:
-            others.send("begin", (self._learner.state_dict(), torch.get_num_threads()))
-            others.pool.receive_all()
-            self._connect(others.pool)
-            self._is_ready = True
-        return others
-
-    def _check_threads(self) -> None:
-        """Refuse a fork that would have several threads, for which it would wait forever."""
-        threads = torch.get_num_threads()
-        if self._place.start_method == "fork" and threads > 1:
-            raise ConfigError(
-                "runner.start_method",
-                f"several learners have as many threads as this process, {threads}, which is not "
-                "possible after a fork; expected forkserver, or runner.torch_threads=1",
-                "fork",
-            )
-
-    def _connect(self, pool: WorkerPool) -> None:
-        """Let all learners meet."""
-        leave()
-        store = meeting_place(0, self.n_learners, self._place.timeout_s)
-        for index in range(len(pool)):
-            pool.call(index, "connect", store.port)
-        try:
-            join(store, 0, self.n_learners, self._place.timeout_s, self._learner.device)
-        except PeersLostError as error:
-            pool.receive_all()
-            raise WorkerError(f"the learners can not connect to each other: {error}") from error
-        pool.receive_all()
-
-    def _receive(self, pool: WorkerPool) -> tuple[list[Any], list[WorkerFailedError]]:
-        """The results of a call of each learner, and the failures of the others."""
-        results: list[Any] = []
-        failures: list[WorkerFailedError] = []
-        for index in range(len(pool)):
-            try:
-                results.append(pool.receive(index))
-            except WorkerFailedError as failure:
-                failures.append(failure)
-        return results, failures
-
-    def _restart(self, others: Parcels, failures: list[WorkerFailedError]) -> None:
-        """Start learners that failed again.
-
-        Raises:
-            WorkerError: If they are not to be started again.
-        """
-        unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
-        leave()  # A process that is forked would take the connection with it.
-        for failure in failures or [unknown]:
-            others.pool.restart(failure, failure.text, "all learners go on from before the update")
-            others.give_memory(failure.index)
-        self._is_ready = False
+        first = self._learner
+        return [function(first)] if self._others is None else self._others.apply(function)
 
     def shutdown(self) -> None:
-        """End the other learners; calling it again does nothing. They start again when needed."""
-        if self._parcels is not None:
-            leave()
-            self._parcels.pool.close()
-            self._parcels.close()
-        self._parcels, self._is_ready = None, False
-        self._learner.part = Part()
+        """End the other learners and what waits; they start again when needed.
 
-    # -- state -----------------------------------------------------------------------------------
+        Calling it again does nothing.
+        """
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+        if self._others is not None:
+            self._others.shutdown()
+
+    # -- modules, state --------------------------------------------------------------------------
+
+    def add_module(
+        self,
+        module_id: str,
+        module: ModuleSource,
+        *,
+        frozen: bool = False,
+        like: str = DEFAULT_MODULE,
+    ) -> nn.Module:
+        """Add a module to every learner; see `Learner.add_module`.
+
+        Raises:
+            ConfigError: As there, or if several learners can not train it.
+        """
+        added = self._learner.add_module(module_id, module, frozen=frozen, like=like)
+        if self._others is not None:
+            try:
+                self._others.check_modules()
+            except Exception:
+                self._learner.remove_module(module_id)
+                raise
+        self._change()
+        return added
+
+    def remove_module(self, module_id: str) -> nn.Module:
+        """Remove a module from every learner, and return that of the first one."""
+        removed = self._learner.remove_module(module_id)
+        self._change()
+        return removed
+
+    @property
+    def policies_to_train(self) -> Chosen:
+        """Who learns from now on: ids, or a function of id and experience; None: all modules."""
+        return self._learner.policies_to_train
+
+    @policies_to_train.setter
+    def policies_to_train(self, chosen: Chosen) -> None:
+        self._learner.policies_to_train = chosen
+        self._change()
 
     def get_weights(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the weights by module."""
@@ -223,7 +210,7 @@ class LearnerGroup:
     def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write weights into the modules of every learner."""
         self._learner.set_weights(weights)
-        self._is_ready = False
+        self._change()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the learners, which is the same for all of them."""
@@ -232,22 +219,9 @@ class LearnerGroup:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`, of however many learners."""
         self._learner.load_state_dict(state["learner"])
-        self._is_ready = False
+        self._change()
 
-
-def _check_modules(learner: Learner[Any, Any, Any], n_learners: int) -> None:
-    """Refuse what several learners could not compute as one does."""
-    if len(learner.modules) > 1:
-        problem = (
-            f"there are {len(learner.modules)} modules, several learners train one; expected 1"
-        )
-        raise ConfigError("learner_group.n_learners", problem, n_learners)
-    for module in learner.modules.values():
-        for name, layer in module.named_modules():
-            if isinstance(layer, NOT_SHARED):
-                raise ConfigError(
-                    "learner_group.n_learners",
-                    f"{name} is a {type(layer).__name__}: what it does depends on all samples of a "
-                    "minibatch, or on chance, so that several learners differ from one; expected 1",
-                    n_learners,
-                )
+    def _change(self) -> None:
+        """Make the other learners equal to the first one, which was changed, before they go on."""
+        if self._others is not None:
+            self._others.are_equal = False

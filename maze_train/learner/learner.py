@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from maze_train.events import Statistics
-from maze_train.learner.accumulation import Accumulation
-from maze_train.learner.gradients import norm_of
-from maze_train.learner.learner_state import LearnerState
-from maze_train.learner.modes import matmul_precision
-from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.learner.part import MadeFrom, Part, shard_rows
-from maze_train.learner.steps import GradientSteps, LearnerEvents, non_finite_error
-from maze_train.targets import TARGET, maker_of
+from maze_train.learner.modes import autocast, matmul_precision
+from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules
+from maze_train.learner.part import MadeFrom, Part
+from maze_train.learner.steps import GradientSteps, LearnerEvents, statistics_of
+from maze_train.targets import function_of, locate
 
 if TYPE_CHECKING:
-    from torch import nn
+    from pathlib import Path
 
+    from torch import nn
+    from typing_extensions import Self
+
+    from maze_train.learner.accumulation import Accumulation
     from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.types import Tensor
 
+
+# Found where a learner has them, and where a state is written or read.
+ACCUMULATION = "maze_train.learner.accumulation.Accumulation"
+COMPONENTS = "maze_train.learner.components"
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
@@ -35,7 +37,7 @@ Batch = TypeVar("Batch")
 Data = TypeVar("Data")
 
 
-class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch]):
+class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
@@ -81,15 +83,18 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        self._empty_updates = 0
-        self._active: list[ModuleOptimizer] = []
+        self.empty_updates = 0
+        self.active: list[ModuleOptimizer] = []
         self.on_non_finite: str = config.on_non_finite
         self.grad_clip_by: str = getattr(config, "grad_clip_by", "global_norm")
         self.precision: str = getattr(config, "matmul_precision", "highest")
         super().__init__(modules, config, device, seed)
         count: int = getattr(config, "gradient_accumulation", 1)
-        self._accumulation = Accumulation(count) if count > 1 else None
-        self.loss_function = _loss_function(self.settings.loss_function)
+        self.accumulation: Accumulation | None = None
+        if count > 1:
+            self.accumulation = locate(ACCUMULATION)(count)
+        node = self.settings.loss_function
+        self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -114,7 +119,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         by_module = self._by_module(experience)
         self.before_gradient_based_update(progress, statistics)
         prepared = {
-            module_id: self.preprocess(module_id, part, statistics)
+            module_id: self.preprocess(module_id, part, statistics_of(module_id, statistics))
             for module_id, part in by_module.items()
             if self.should_module_be_updated(module_id, part)
         }
@@ -136,14 +141,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         Args:
             minibatches: Minibatches of the only module, or of modules by id; each is asked for when
                 the step before is taken, until there are no more.
-            progress: Where training stands before this update.
-
-        Returns:
-            Statistics of the update.
-
-        Raises:
-            ConfigError: If there is a minibatch for a module that does not exist.
-            TrainingError: If a gradient was not finite.
+            progress: See `update`, as for what is returned and raised.
         """
         statistics = Statistics()
         self.before_gradient_based_update(progress, statistics)
@@ -168,6 +166,8 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         if module_ids:
             with matmul_precision(self.precision):
                 self._take_steps(module_ids, minibatches, statistics, progress)
+        for optimizer in self.optimizers.values():
+            optimizer.end_update()
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
@@ -189,85 +189,31 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         modules = [self.modules[key] for key in module_ids if key in self.modules_with_modes]
         for module in modules:
             module.train()
-        # A look at each norm would stall a GPU; there all are looked at after the update.
-        looks = (
-            self.device.type == "cpu"
-            or self.on_non_finite == "skip"
-            or self.loss_scaler is not None
-        )
-        steps = GradientSteps(looks=looks)
+        steps = GradientSteps(self)
         number = 0
         own = self.part.begin(statistics)
         for number, minibatch in enumerate(minibatches):
-            with self._autocast():
+            with autocast(self.device, self.settings.autocast):
                 losses = self.compute_losses(self.part.take(self.shard, minibatch), own)
             if self.should_stop(own):
                 break
-            self._active = self.active_optimizers(losses)
+            self.active = self.active_optimizers(losses)
             self.compute_gradients(losses)
-            self.part.join_gradients(self._active)
-            if self._accumulation is None or self._accumulation.add(self._active):
-                self._step(number, steps)
+            self.part.join_gradients(self.active, self.optimizers)
+            if self.accumulation is None or self.accumulation.add(self.active):
+                steps.take(number)
             self.after_minibatch(number)
             if steps.skipped and self.on_non_finite == "raise":
                 break
-        if self._accumulation is not None and self._accumulation.is_pending:
-            self._step(number, steps)
+        if self.accumulation is not None and self.accumulation.is_pending:
+            steps.take(number)
         self.part.end(statistics)
         for module in modules:
             module.eval()
-        self._check_finite(steps, statistics, progress)
-        steps.record(statistics)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        """What losses are computed in: layers in `algorithm.autocast`, if that is a type."""
-        name = self.settings.autocast
-        if name == "none":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=getattr(torch, name))
-
-    def _step(self, number: int, steps: GradientSteps) -> None:
-        """Take the gradient step of a minibatch, or of those up to it, if it is finite."""
-        if self._accumulation is not None:
-            self._active = self._accumulation.take()
-        if self.on_non_finite == "zero":
-            steps.zeroed += [optimizer.zero_non_finite() for optimizer in self._active]
-        norm = self.postprocess_gradients()
-        if steps.looks and not math.isfinite(norm):
-            if self.loss_scaler is not None and self.loss_scaler.lower():
-                steps.overflows += 1
-            else:
-                steps.skipped.append(number)
-            return
-        steps.norms.append(norm)
-        if self.config.max_grad_norm > 0:
-            steps.clipped.append(norm_of([g for o in self._active for g in o.gradients()]))
-        self.apply_gradients()
-        if self.loss_scaler is not None:
-            self.loss_scaler.count_step()
-        self.after_gradient_step()
-
-    def _check_finite(
-        self, steps: GradientSteps, statistics: Statistics, progress: Progress
-    ) -> None:
-        """Refuse gradients that are not finite, all or each, as the settings say."""
-        bad = steps.bad()
-        self._empty_updates = self._empty_updates + 1 if bad and not steps.norms else 0
-        skips = self.on_non_finite == "skip"
-        if bad and not (skips and self._empty_updates < self.most_empty_updates):
-            advice = "; algorithm.on_non_finite=skip leaves such steps out"
-            if skips:
-                advice = f" (there was no other gradient in {self._empty_updates} updates)"
-            where = f"epoch {progress.epoch + 1}, update {self.weights_seq_no}"
-            # The weights can only be the cause once a step has changed them.
-            has_learned = bool(self.weights_seq_no or bad[0])
-            raise non_finite_error(where, bad[0], statistics, has_learned, advice)
+        steps.finish(statistics, progress)
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Forget what is kept of running episodes in some environments, `[B]` bool: they were lost.
-
-        Nothing, unless a learner follows episodes from one update to the next.
-        """
+        """Forget running episodes of environments, `[B]` bool, that were lost, if any are known."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
@@ -296,6 +242,8 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
             Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
             that case); how many there are in all.
         """
+        from maze_train.learner.shard import shard_rows  # Several learners alone need it.
+
         return shard_rows(batch, rank, count)
 
     def compute_losses(
@@ -303,7 +251,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
         return {
-            module_id: self._loss_of(module_id, batch, statistics)
+            module_id: self._loss_of(module_id, batch, statistics_of(module_id, statistics))
             for module_id, batch in minibatch.items()
         }
 
@@ -315,6 +263,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
 
     def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
+        self.part.turn_to(module_id)
         if module_id in self.modules_with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)
@@ -324,9 +273,8 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
             loss = self.compute_loss_for_module(module_id, batch, statistics)
         if not isinstance(loss, Mapping):
             return loss  # type: ignore[no-any-return]  # of a module or function of a user
-        prefix = "" if module_id == DEFAULT_MODULE else f"{module_id}/"
         for name, term in loss.items():
-            statistics.record(LearnerEvents.loss.of_part(prefix + name), term)
+            statistics.record(LearnerEvents.loss.of_part(name), term)
         return torch.stack(list(loss.values())).sum()
 
     @abstractmethod
@@ -352,7 +300,7 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
 
     def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
         """Replace the gradients of the modules by those of the sum of their losses."""
-        for optimizer in self._active:
+        for optimizer in self.active:
             optimizer.zero_grad()
         terms = [loss for loss in losses.values() if loss.requires_grad]
         if terms:
@@ -367,16 +315,16 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
         Gradients of a loss that was scaled are brought back to their size first.
         """
         if self.loss_scaler is not None:
-            for gradient in (g for optimizer in self._active for g in optimizer.gradients()):
+            for gradient in (g for optimizer in self.active for g in optimizer.gradients()):
                 gradient.div_(self.loss_scaler.scale)
-        norms = [o.clip(self.config.max_grad_norm, self.grad_clip_by) for o in self._active]
+        norms = [o.clip(self.config.max_grad_norm, self.grad_clip_by) for o in self.active]
         if not norms:
             return torch.zeros((), device=self.device)
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def apply_gradients(self) -> None:
         """One step of each optimizer of the modules that are updated."""
-        for optimizer in self._active:
+        for optimizer in self.active:
             optimizer.step()
 
     def after_gradient_step(self) -> None:
@@ -388,11 +336,44 @@ class Learner(MadeFrom, LearnerState, ABC, Generic[Experience, Prepared, Batch])
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, after everything: adaptive coefficients, running statistics."""
 
+    # -- components of the state -----------------------------------------------------------------
 
-def _loss_function(node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
-    """The function that `algorithm.loss_function` names, with its own arguments."""
-    if node is None:
-        return None
-    key = "algorithm.loss_function"
-    function = maker_of(node[TARGET], f"{key}.{TARGET}")
-    return partial(function, **{name: value for name, value in node.items() if name != TARGET})
+    def get_state(
+        self,
+        components: Collection[str] | None = None,
+        *,
+        not_components: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """State of some components, in the form of `state_dict`; see `components.select`."""
+        state: dict[str, Any] = locate(COMPONENTS + ".select")(
+            self.state_dict(), components, not_components
+        )
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over components, all or some of `get_state`; the others stay as they are.
+
+        Raises:
+            ConfigError: If the learner has no such component.
+        """
+        self.load_state_dict(locate(COMPONENTS + ".merged")(self.state_dict(), state))
+
+    def save_to_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
+        """Write what `get_state` gives for the arguments to a file, whole or not at all."""
+        locate(COMPONENTS + ".write")(self.get_state(*args, **kwargs), path)
+
+    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Take over the state of a file of `save_to_path`, or one component of it.
+
+        Raises:
+            ConfigError: If the file has no such component, or the learner has none.
+            RunDirectoryError: If the file is damaged.
+        """
+        self.set_state(locate(COMPONENTS + ".read")(path, component))
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
+        """A new learner, made from the arguments, with the state of a file of `save_to_path`."""
+        learner = cls(*args, **kwargs)
+        learner.restore_from_path(path)
+        return learner

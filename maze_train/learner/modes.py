@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -52,6 +52,13 @@ def has_modes(module: nn.Module) -> bool:
     )
 
 
+def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
+    """Compute layers in a type of `algorithm.autocast` in the block; `none`: in that of weights."""
+    if name == "none":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, name))
+
+
 @contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
     """Compute products of float32 matrices with this precision in the block.
@@ -74,3 +81,17 @@ def matmul_precision(name: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the threads of PyTorch in the block; 0: leave them."""
+    if not count:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

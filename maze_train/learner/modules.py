@@ -1,4 +1,4 @@
-"""Modules of a learner by id, each with its optimizers; both may come and go."""
+"""Modules of a learner by id, each with its optimizers, and their state; modules come and go."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.learner.apis import HasOwnLoss, missing_names
-from maze_train.learner.config import GradientSettings, Progress, Schedule, as_schedule
+from maze_train.learner.config import GradientSettings, Progress, Schedule
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.parameter_groups import check_names, grouped, parameters_named
 
 if TYPE_CHECKING:
+    from maze_train.learner.accumulation import LossScaler
     from maze_train.types import Tensor
 
 
@@ -28,13 +28,7 @@ Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
 
 
 class LearnerModules:
-    """Modules by id and optimizers by (module, name).
-
-    Args:
-        modules: The independently trained modules by id; one module alone gets the id `default`.
-        config: Settings, see `Learner`.
-        device: Where the modules live.
-    """
+    """Modules by id, optimizers by (module, name), and their state; see `Learner`."""
 
     required_apis: ClassVar[tuple[type, ...]] = ()
     """Protocols of `learner.apis` that each module has to satisfy which learns here."""
@@ -44,7 +38,11 @@ class LearnerModules:
     says it; None: all. Frozen modules never do."""
 
     def __init__(
-        self, modules: nn.Module | Mapping[str, Any], config: Any, device: torch.device | str
+        self,
+        modules: nn.Module | Mapping[str, Any],
+        config: Any,
+        device: torch.device | str,
+        seed: int,
     ) -> None:
         if isinstance(modules, nn.Module):
             modules = {DEFAULT_MODULE: modules}
@@ -57,9 +55,19 @@ class LearnerModules:
         self.frozen_modules: set[str] = set()
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self.weights_seq_no = 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.loss_scaler: LossScaler | None = None
+        if self.settings.autocast == "float16":
+            from maze_train.learner.accumulation import LossScaler
+
+            self.loss_scaler = LossScaler()
         for module_id, module in modules.items():
             self._place(module_id, module)
-        check_names(self.settings, self.modules)
+        self._has_groups = bool(self.settings.lr_factors or self.settings.freeze)
+        if self._has_groups:
+            from maze_train.learner.parameter_groups import check_names
+
+            check_names(self.settings, self.modules)
         self.configure_optimizers()
 
     @property
@@ -209,19 +217,21 @@ class LearnerModules:
         module_id: str = DEFAULT_MODULE,
         name: str = DEFAULT_OPTIMIZER,
         *,
-        optimizer: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | torch.optim.Optimizer,
         params: Sequence[nn.Parameter],
-        lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]],
+        lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]] | None = None,
     ) -> None:
         """Give some parameters of a module an optimizer; none that require no gradient.
 
         Args:
             module_id: The module.
             name: The name of the optimizer, one of several of the module.
-            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`.
+            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`; or an
+                optimizer of PyTorch, which keeps its groups.
             params: The parameters; `algorithm.lr_factors` and `algorithm.freeze` apply to them.
             lr_or_lr_schedule: Learning rate, its schedule, or the points of one that goes by
-                environment steps, `[[0, v0], [t1, v1], ...]`.
+                environment steps, `[[0, v0], [t1, v1], ...]`; None: an optimizer of PyTorch keeps
+                its own.
 
         Raises:
             ConfigError: If the name is taken, or another optimizer owns one of the parameters.
@@ -237,12 +247,18 @@ class LearnerModules:
                 "optimizer",
                 f"{name!r} of module {module_id!r} shares parameters with another optimizer",
             )
+        groups = None
+        if self._has_groups:
+            from maze_train.learner.parameter_groups import grouped
+
+            groups = grouped(params, self.modules[module_id], self.settings)
         if any(p.requires_grad for p in params):
             self.optimizers[key] = ModuleOptimizer(
                 params,
                 optimizer,
-                as_schedule(lr_or_lr_schedule),
-                groups=grouped(params, self.modules[module_id], self.settings),
+                lr_or_lr_schedule,
+                groups=groups,
+                lr_scheduler=self.settings.lr_scheduler,
             )
 
     def get_optimizer(
@@ -267,18 +283,65 @@ class LearnerModules:
 
     def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
         """The parameters that stay as they are in the next update: those of `algorithm.freeze`."""
-        patterns = [
-            pattern
-            for rule in self.settings.freeze
-            if rule.holds(progress.updates)
-            for pattern in rule.params
-        ]
-        if not patterns:
+        if not self.settings.freeze:
             return []
-        return [p for module in self.modules.values() for p in parameters_named(patterns, module)]
+        from maze_train.learner.parameter_groups import frozen_parameters
+
+        return frozen_parameters(self.settings.freeze, progress.updates, self.modules)
 
     def hold_parameters(self, progress: Progress) -> None:
         """Have optimizers leave `held_parameters` alone, and no others."""
         held = self.held_parameters(progress)
         for optimizer in self.optimizers.values():
             optimizer.hold(held)
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def get_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the weights by module."""
+        return {
+            module_id: {key: value.detach().clone() for key, value in module.state_dict().items()}
+            for module_id, module in self.modules.items()
+        }
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write weights, as `get_weights` gives them, into the modules, in place.
+
+        Raises:
+            ConfigError: If there is no such module.
+        """
+        for module_id, state in weights.items():
+            self._known(module_id).load_state_dict(dict(state))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, random generator and counters."""
+        state = {
+            "modules": self.get_weights(),
+            "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
+            "generator": self.generator.get_state(),
+            "weights_seq_no": self.weights_seq_no,
+        }
+        if self.loss_scaler is not None:
+            state["loss_scaler"] = self.loss_scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`.
+
+        Raises:
+            ConfigError: If it is the state of other modules.
+        """
+        if state["modules"].keys() != self.modules.keys():
+            raise ConfigError(
+                "module_id",
+                f"the state is one of other modules than {', '.join(self.modules)}: add_module "
+                "and remove_module before it is loaded",
+                ", ".join(state["modules"]),
+            )
+        self.set_weights(state["modules"])
+        for key, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"]["/".join(key)])
+        self.generator.set_state(state["generator"])
+        self.weights_seq_no = state["weights_seq_no"]
+        if self.loss_scaler is not None:
+            self.loss_scaler.load_state_dict(state["loss_scaler"])

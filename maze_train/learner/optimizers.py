@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.gradients import FlatParameters, clip_gradients
-from maze_train.learner.parameter_groups import ParameterGroup
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
@@ -33,38 +34,78 @@ class ModuleOptimizer:
 
     Args:
         params: Parameters of one dtype, on their final device.
-        node: `{_target_: torch.optim.Adam, eps: 1e-5, ...}`.
-        lr: Learning rate or its schedule.
+        node: `{_target_: torch.optim.Adam, eps: 1e-5, ...}`, or an optimizer of PyTorch of these
+            parameters, which keeps its groups.
+        lr: Learning rate, its schedule, or the points of it, see `Schedule.from_list`; None: an
+            optimizer of PyTorch keeps its own.
         key: Name of the setting for error messages.
-        groups: The parameters in groups, each with a factor of the learning rate; None: one group.
+        groups: The parameters in groups, each after its factor of the learning rate; None: one.
+        lr_scheduler: Class and arguments of a scheduler of PyTorch; None: none.
 
     Raises:
-        ConfigError: If the optimizer can not be found or refuses its arguments.
+        ConfigError: If the optimizer can not be found or refuses its arguments, does not have these
+            parameters, or has two schedules.
     """
 
     def __init__(
         self,
         params: Sequence[nn.Parameter],
-        node: Mapping[str, Any],
-        lr: float | Schedule,
+        node: Mapping[str, Any] | torch.optim.Optimizer,
+        lr: float | Schedule | Sequence[Sequence[float]] | None,
         key: str = "algorithm.optimizer",
-        groups: Sequence[ParameterGroup] | None = None,
+        groups: Sequence[tuple[float, Sequence[nn.Parameter]]] | None = None,
+        lr_scheduler: Mapping[str, Any] | None = None,
     ) -> None:
         self.params = [p for p in params if p.requires_grad]
+        if lr is not None and not isinstance(lr, (int, float, Schedule)):
+            lr = Schedule.from_list(lr)
         self.lr = lr
-        groups = [ParameterGroup(params=self.params)] if groups is None else groups
-        trained = [(g.lr_factor, [p for p in g.params if p.requires_grad]) for g in groups]
+        groups = [(1.0, self.params)] if groups is None else groups
+        trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]
         self._lr_factors = [factor for factor, part in trained if part]
-        self._groups = [part for _, part in trained if part]
         self._held: list[nn.Parameter] = []
-        self._held_groups: set[int] = set()
+        self._held_units: set[int] = set()
+        self._flat: list[FlatParameters] = []
+        self._units: list[list[nn.Parameter]] = [[param] for param in self.params]
+        self.optimizer: torch.optim.Optimizer | None
+        if isinstance(node, torch.optim.Optimizer):
+            self.optimizer = self._taken(node, params)
+        else:
+            self.optimizer = self._built(node, key, [part for _, part in trained if part])
+        self.scheduler: LRScheduler | None = None
+        if lr_scheduler is not None and self.optimizer is not None:
+            self.set_lr(Progress())
+            self.scheduler = self._build_scheduler(lr_scheduler)
+        self._is_fused_adam = (
+            len(self._flat) == 1
+            and type(self.optimizer) is torch.optim.Adam
+            and bool(self.optimizer.defaults["fused"])
+        )
+
+    def _taken(
+        self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]
+    ) -> torch.optim.Optimizer:
+        """An optimizer of PyTorch, as it is."""
+        own = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        if own != set(map(id, params)):
+            problem = "expected one of the parameters that are given with it, and of no others"
+            raise ConfigError("optimizer", problem, type(optimizer).__name__)
+        if any(factor != 1.0 for factor in self._lr_factors):
+            problem = "expected none: an optimizer of PyTorch has groups, and rates, of its own"
+            raise ConfigError("algorithm.lr_factors", problem)
+        self._lr_factors = [1.0] * len(optimizer.param_groups)
+        return optimizer
+
+    def _built(
+        self, node: Mapping[str, Any], key: str, groups: Sequence[list[nn.Parameter]]
+    ) -> torch.optim.Optimizer | None:
+        """The optimizer that a node names, on flat vectors where that is the same; None: idle."""
         optimizer_class = locate(node[TARGET], f"{key}.{TARGET}")
         if not (
             inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
         ):
             raise ConfigError(f"{key}.{TARGET}", "expected a torch.optim.Optimizer", node[TARGET])
-        closure = inspect.signature(optimizer_class.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
+        if _needs(optimizer_class.step, "closure"):
             raise ConfigError(
                 f"{key}.{TARGET}",
                 "this optimizer evaluates the loss several times per step, which no learner offers",
@@ -74,27 +115,41 @@ class ModuleOptimizer:
             optimizer_class.__module__.startswith("torch.optim")
             and optimizer_class.__name__ in ELEMENTWISE
         )
-        self._flat: list[FlatParameters] = []
         if elementwise:
-            self._flat = [FlatParameters(group) for group in self._groups]
-        extra = {"lr": scheduled_value(lr, Progress())} | self._defaults(optimizer_class, node)
-        self.optimizer: torch.optim.Optimizer | None = None
-        if self.params:
-            owned = [{"params": self._owned(i)} for i in range(len(self._groups))]
-            self.optimizer = build_target(node, owned, key=key, kind=torch.optim.Optimizer, **extra)
-        self._is_fused_adam = (
-            len(self._flat) == 1
-            and type(self.optimizer) is torch.optim.Adam
-            and bool(self.optimizer.defaults["fused"])
+            self._flat = [FlatParameters(group) for group in groups]
+            self._units = list(groups)
+        if not self.params:
+            return None
+        if self.lr is None:
+            raise ConfigError("lr_or_lr_schedule", "expected a learning rate", None)
+        extra = {"lr": scheduled_value(self.lr, Progress())} | self._defaults(optimizer_class, node)
+        owned = [{"params": [flat.vector]} for flat in self._flat]
+        owned = owned or [{"params": group} for group in groups]
+        built: torch.optim.Optimizer = build_target(
+            node, owned, key=key, kind=torch.optim.Optimizer, **extra
         )
+        return built
+
+    def _build_scheduler(
+        self, node: Mapping[str, Any], key: str = "algorithm.lr_scheduler"
+    ) -> LRScheduler:
+        """Build the scheduler that a node names; the rates of the groups are those it begins with.
+
+        Raises:
+            ConfigError: If the rate has a schedule already, or the scheduler asks for a metric.
+        """
+        if isinstance(self.lr, Schedule):
+            problem = "the learning rate has a schedule already: expected a number, such as lr=1e-3"
+            raise ConfigError(key, problem, node[TARGET])
+        scheduler: LRScheduler = build_target(node, self.optimizer, key=key, kind=LRScheduler)
+        if _needs(scheduler.step, "metrics"):
+            problem = "follows a metric, which no learner has; expected one that counts its calls"
+            raise ConfigError(f"{key}.{TARGET}", problem, node[TARGET])
+        return scheduler
 
     def owned(self) -> list[nn.Parameter]:
         """What the optimizer of PyTorch has: flat vectors, or the parameters."""
-        return [param for i in range(len(self._groups)) for param in self._owned(i)]
-
-    def _owned(self, group: int) -> Sequence[nn.Parameter]:
-        """What the optimizer of PyTorch has of a group: one flat vector, or its parameters."""
-        return [self._flat[group].vector] if self._flat else self._groups[group]
+        return [flat.vector for flat in self._flat] or self.params
 
     def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that are not given: the field's epsilon, and the fused kernel.
@@ -117,12 +172,25 @@ class ModuleOptimizer:
 
     def set_lr(self, progress: Progress) -> float:
         """Set the learning rate that the schedule gives, and return it, without factors."""
+        if self.optimizer is None:
+            return 0.0 if self.lr is None else scheduled_value(self.lr, progress)
+        groups = self.optimizer.param_groups
+        if self.lr is None or self.scheduler is not None:
+            return float(groups[0]["lr"])
         lr = scheduled_value(self.lr, progress)
-        if self.optimizer is not None:
-            groups = self.optimizer.param_groups
-            for group, factor in zip(groups, self._lr_factors, strict=True):
-                group["lr"] = lr * factor
+        for group, factor in zip(groups, self._lr_factors, strict=True):
+            group["lr"] = lr * factor
         return lr
+
+    def end_update(self) -> None:
+        """Call the scheduler, with or without a step in this update."""
+        if self.scheduler is not None:
+            with warnings.catch_warnings():
+                # An update without a step, as one whose gradient was not finite, counts as well.
+                warnings.filterwarnings(
+                    "ignore", "Detected call of `lr_scheduler.step", UserWarning
+                )
+                self.scheduler.step()
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -135,18 +203,18 @@ class ModuleOptimizer:
     def gradients(self) -> list[Tensor]:
         """The gradients: one flat vector per group, or one tensor per parameter that has one.
 
-        Without those of groups that are held.
+        Without those of what is held as a whole.
         """
         if self._flat:
-            return [f.grad for i, f in enumerate(self._flat) if i not in self._held_groups]
+            return [f.grad for i, f in enumerate(self._flat) if i not in self._held_units]
         return self._gradients_apart()
 
     def _gradients_apart(self) -> list[Tensor]:
         return [
             param.grad
-            for i, group in enumerate(self._groups)
-            if i not in self._held_groups
-            for param in group
+            for i, unit in enumerate(self._units)
+            if i not in self._held_units
+            for param in unit
             if param.grad is not None
         ]
 
@@ -172,21 +240,22 @@ class ModuleOptimizer:
     def hold(self, params: Iterable[nn.Parameter]) -> None:
         """Have `step` leave those of `params` alone that belong to this optimizer, and no others.
 
-        Without a gradient they would still move: by weight decay, and by the moments. A group that
-        is held as a whole takes no part in steps, so that its moments stay as they are too. Those
-        of other held parameters go on, and are to be forgotten (`reset`) before these move again.
+        Without a gradient they would still move: by weight decay, and by the moments. A parameter,
+        or a group that is one flat vector, which is held as a whole takes no part in steps, so that
+        its moments stay as they are too. Those of other held parameters go on, and are to be
+        forgotten (`reset`) before these move again.
         """
         held = {id(param) for param in params}
-        if not (held or self._held or self._held_groups):
+        if not (held or self._held or self._held_units):
             return
-        self._held_groups = {
-            i for i, group in enumerate(self._groups) if all(id(param) in held for param in group)
+        self._held_units = {
+            i for i, unit in enumerate(self._units) if all(id(param) in held for param in unit)
         }
         self._held = [
             param
-            for i, group in enumerate(self._groups)
-            if held and i not in self._held_groups
-            for param in group
+            for i, unit in enumerate(self._units)
+            if held and i not in self._held_units
+            for param in unit
             if id(param) in held
         ]
 
@@ -194,7 +263,8 @@ class ModuleOptimizer:
         """Apply the gradients."""
         if self.optimizer is None:
             return
-        owned = [param for i in self._held_groups for param in self._owned(i)]
+        units = self.owned()
+        owned = [units[i] for i in self._held_units]
         gradients = [param.grad for param in owned]
         for param in owned:
             param.grad = None
@@ -209,13 +279,26 @@ class ModuleOptimizer:
             param.grad = gradient
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the moments and settings of the optimizer."""
-        return {} if self.optimizer is None else deepcopy(self.optimizer.state_dict())
+        """Copies of the moments and settings of the optimizer, and the state of its scheduler."""
+        if self.optimizer is None:
+            return {}
+        state = self.optimizer.state_dict()
+        if self.scheduler is not None:
+            state["lr_scheduler"] = self.scheduler.state_dict()
+        return deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state)
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(deepcopy(state["lr_scheduler"]))
+
+
+def _needs(step: Any, argument: str) -> bool:
+    """Whether a method can not be called without an argument."""
+    parameter = inspect.signature(step).parameters.get(argument)
+    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _can_be_short(optimizer: torch.optim.Optimizer) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -13,18 +12,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.learner.config import GradientSettings
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters that are treated alike."""
-
-    lr_factor: float = 1.0
-    """Factor of the learning rate of the optimizer."""
-
-    params: list[nn.Parameter] = field(default_factory=list)
-    """The parameters."""
+    from maze_train.learner.config import Freeze, GradientSettings
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -32,11 +20,14 @@ def matches(pattern: str, name: str) -> bool:
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
 
-def parameters_named(patterns: Iterable[str], module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a module that one of the patterns means."""
-    patterns = list(patterns)
+def frozen_parameters(
+    rules: Iterable[Freeze], updates: int, modules: Mapping[str, nn.Module]
+) -> list[nn.Parameter]:
+    """The parameters that some rule freezes in the update after `updates` others."""
+    patterns = [pattern for rule in rules if rule.holds(updates) for pattern in rule.params]
     return [
         param
+        for module in modules.values()
         for name, param in module.named_parameters()
         if any(matches(pattern, name) for pattern in patterns)
     ]
@@ -44,14 +35,14 @@ def parameters_named(patterns: Iterable[str], module: nn.Module) -> list[nn.Para
 
 def grouped(
     params: Sequence[nn.Parameter], module: nn.Module, settings: GradientSettings
-) -> list[ParameterGroup]:
-    """Parameters of a module, in groups; without settings that tell them apart, in one.
+) -> list[tuple[float, list[nn.Parameter]]]:
+    """Parameters of a module in groups, each with its factor of the learning rate.
 
     Parameters have a group in common if they have the factor of the learning rate in common, and
     are named by the same entries of `freeze`.
     """
     names = {id(param): name for name, param in module.named_parameters()}
-    groups: dict[tuple[float, tuple[int, ...]], ParameterGroup] = {}
+    groups: dict[tuple[float, tuple[int, ...]], list[nn.Parameter]] = {}
     for param in params:
         name = names.get(id(param), "")
         factors = (factor for key, factor in settings.lr_factors.items() if matches(key, name))
@@ -61,8 +52,8 @@ def grouped(
             for i, rule in enumerate(settings.freeze)
             if any(matches(pattern, name) for pattern in rule.params)
         )
-        groups.setdefault((factor, frozen_by), ParameterGroup(factor)).params.append(param)
-    return list(groups.values()) or [ParameterGroup()]
+        groups.setdefault((factor, frozen_by), []).append(param)
+    return [(factor, members) for (factor, _), members in groups.items()]
 
 
 def check_names(settings: GradientSettings, modules: Mapping[str, nn.Module]) -> None:

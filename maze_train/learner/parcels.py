@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Parcels:
     """Calls methods of all workers with one value, whose tensors and arrays they share.
 
-    A worker has the method `take_memory(memory)`, and makes the value of the two arguments of any
-    other call by `unpack`. The tensors are views of the memory: they change with the next parcel.
+    A method gets the memory, or None if it is that of the parcel before, and two arguments of which
+    `unpack` makes the value. Its tensors are views of the memory: they change with the next parcel.
 
     Args:
         pool: The workers.
@@ -32,6 +32,7 @@ class Parcels:
     def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
         self._memory: SharedMemory | None = None
+        self._have_memory: set[int] = set()
 
     def send(self, method: str, value: Any) -> None:
         """Call a method of all workers, which have no other calls; does not wait for results.
@@ -46,20 +47,21 @@ class Parcels:
         for buffer, start in zip(buffers, _starts(sizes), strict=True):
             memory.buffer[start : start + buffer.nbytes] = buffer
         for index in range(len(self.pool)):
-            self.pool.call(index, method, content, sizes)
+            new = None if index in self._have_memory else memory
+            self.pool.call(index, method, new, content, sizes)
+            self._have_memory.add(index)
 
     def _with_room_for(self, nbytes: int) -> Any:
         """The memory; a larger one if it is too small."""
         if self._memory is None or self._memory.nbytes < nbytes:
             self.close()
-            self._memory = memory = self.pool.allocate(max(nbytes, 1))  # type: ignore[assignment]  # the workers live in processes
-            self.pool.call_all("take_memory", memory)
+            self._memory = self.pool.allocate(max(nbytes, 1))  # type: ignore[assignment]  # the workers live in processes
+            self._have_memory.clear()
         return self._memory
 
-    def give_memory(self, index: int) -> None:
-        """Let a worker that was started again take the memory."""
-        if self._memory is not None:
-            self.pool.ask(index, "take_memory", self._memory)
+    def forget(self, index: int) -> None:
+        """Note that a worker was started again, and has no memory."""
+        self._have_memory.discard(index)
 
     def close(self) -> None:
         """Close the descriptor of the memory; calling it again does nothing."""

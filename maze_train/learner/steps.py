@@ -1,18 +1,25 @@
-"""The gradient steps of one update, for its statistics."""
+"""The gradient steps of one update, and its statistics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from maze_train.errors import TrainingError
-from maze_train.events import Event, EventInterface
+from maze_train.events import Event, EventInterface, OwnStatistics
+from maze_train.learner.gradients import norm_of
+from maze_train.learner.modules import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from maze_train.events import Statistics
+    from maze_train.learner.config import Progress
     from maze_train.types import Tensor
+
+
+AnyLearner: TypeAlias = Any
+"""A `Learner`."""
 
 
 class LearnerEvents(EventInterface, prefix="train"):
@@ -27,37 +34,73 @@ class LearnerEvents(EventInterface, prefix="train"):
     loss = Event("Terms of a loss that has several, each as `train/loss/<term>`.")
 
 
-@dataclass
 class GradientSteps:
-    """What became of the gradients of one update."""
+    """Takes the gradient steps of one update, and notes what becomes of each.
 
-    looks: bool
-    """Whether each norm is looked at before its step."""
+    Args:
+        learner: The learner, with its `active` optimizers, after `compute_gradients`.
 
-    norms: list[Tensor] = field(default_factory=list)
-    """Norms before clipping, 0-d, of the steps that were taken."""
+    Attributes:
+        norms: Norms before clipping, 0-d, of the steps that were taken.
+        clipped: Their norms after clipping, 0-d, if there is any.
+        zeroed: Entries that were not finite and are 0 now, 0-d.
+        skipped: Minibatches whose gradient was not finite, without a step.
+        overflows: Steps left out because a scaled loss was too large.
+    """
 
-    clipped: list[Tensor] = field(default_factory=list)
-    """Their norms after clipping, 0-d, if there is any."""
+    def __init__(self, learner: AnyLearner) -> None:
+        self._learner = learner
+        # A look at each norm would stall a GPU; there all are looked at after the update.
+        self._looks = (
+            learner.device.type == "cpu"
+            or learner.on_non_finite == "skip"
+            or learner.loss_scaler is not None
+        )
+        self.norms: list[Tensor] = []
+        self.clipped: list[Tensor] = []
+        self.zeroed: list[Tensor] = []
+        self.skipped: list[int] = []
+        self.overflows = 0
 
-    zeroed: list[Tensor] = field(default_factory=list)
-    """Entries that were not finite and are 0 now, 0-d."""
+    def take(self, number: int) -> None:
+        """Take the gradient step of a minibatch, or of those up to it, if it is finite."""
+        learner = self._learner
+        if learner.accumulation is not None:
+            learner.active = learner.accumulation.take()
+        if learner.on_non_finite == "zero":
+            self.zeroed += [optimizer.zero_non_finite() for optimizer in learner.active]
+        norm = learner.postprocess_gradients()
+        if self._looks and not math.isfinite(norm):
+            if learner.loss_scaler is not None and learner.loss_scaler.lower():
+                self.overflows += 1
+            else:
+                self.skipped.append(number)
+            return
+        self.norms.append(norm)
+        if learner.config.max_grad_norm > 0:
+            self.clipped.append(norm_of([g for o in learner.active for g in o.gradients()]))
+        learner.apply_gradients()
+        if learner.loss_scaler is not None:
+            learner.loss_scaler.count_step()
+        learner.after_gradient_step()
 
-    skipped: list[int] = field(default_factory=list)
-    """Minibatches whose gradient was not finite, without a step."""
+    def finish(self, statistics: Statistics, progress: Progress) -> None:
+        """Refuse gradients that were not finite, all or each as the settings say; record the rest.
 
-    overflows: int = 0
-    """Steps left out because a scaled loss was too large."""
-
-    def bad(self) -> list[int]:
-        """Minibatches, or steps where nobody looked before, whose gradient was not finite."""
-        if self.looks or not self.norms:
-            return list(self.skipped)
-        bad: list[int] = (~torch.isfinite(torch.stack(self.norms))).nonzero().flatten().tolist()
-        return bad
-
-    def record(self, statistics: Statistics) -> None:
-        """Record what happened."""
+        Raises:
+            TrainingError: If they are refused.
+        """
+        learner, bad = self._learner, self._bad()
+        learner.empty_updates = learner.empty_updates + 1 if bad and not self.norms else 0
+        skips = learner.on_non_finite == "skip"
+        if bad and not (skips and learner.empty_updates < learner.most_empty_updates):
+            advice = "; algorithm.on_non_finite=skip leaves such steps out"
+            if skips:
+                advice = f" (there was no other gradient in {learner.empty_updates} updates)"
+            where = f"epoch {progress.epoch + 1}, update {learner.weights_seq_no}"
+            # The weights can only be the cause once a step has changed them.
+            has_learned = bool(learner.weights_seq_no or bad[0])
+            raise _non_finite_error(where, bad[0], statistics, has_learned, advice)
         statistics.record(LearnerEvents.gradient_steps, float(len(self.norms)))
         for norm in self.norms:
             statistics.record(LearnerEvents.grad_norm, norm)
@@ -69,8 +112,15 @@ class GradientSteps:
             left_out = float(len(self.skipped) + self.overflows)
             statistics.record(LearnerEvents.skipped_steps, left_out)
 
+    def _bad(self) -> list[int]:
+        """Minibatches, or steps where nobody looked before, whose gradient was not finite."""
+        if self._looks or not self.norms:
+            return self.skipped
+        bad: list[int] = (~torch.isfinite(torch.stack(self.norms))).nonzero().flatten().tolist()
+        return bad
 
-def non_finite_error(
+
+def _non_finite_error(
     where: str, minibatch: int, statistics: Statistics, has_learned: bool, advice: str
 ) -> TrainingError:
     """The error of a gradient that is not finite.
@@ -92,3 +142,8 @@ def non_finite_error(
         "observations, rewards or outputs of a network of your own that are not finite, such as "
         f"logits that are all -inf{advice}"
     )
+
+
+def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
+    """What records the statistics of a module: under its id, if it is one of several."""
+    return statistics if module_id == DEFAULT_MODULE else OwnStatistics(statistics, module_id)

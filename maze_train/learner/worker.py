@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from maze_train.learner.parcels import unpack
-from maze_train.learner.part import PeersLostError, Shard
+from maze_train.learner.shard import PeersLostError, Shard
 from maze_train.workers.places import Portable
 
 if TYPE_CHECKING:
@@ -47,37 +48,44 @@ class LearnerWorker:
         self._learner.part = self._part
         self._memory: Any = None
 
-    def take_memory(self, memory: SharedMemory) -> None:
-        """Take the memory in which later parcels arrive."""
-        self._memory = memory
+    def _unpack(self, memory: SharedMemory | None, content: bytes, sizes: Sequence[int]) -> Any:
+        """The value of a parcel, of which later ones may arrive in the same memory."""
+        self._memory = memory or self._memory
+        return unpack(self._memory, content, sizes)
 
-    def begin(self, content: bytes, sizes: Sequence[int]) -> None:
-        """Become equal to the first learner: its state, and as many threads."""
-        state, threads = unpack(self._memory, content, sizes)
-        self._learner.load_state_dict(
-            deepcopy(state)
-        )  # it may be kept, the memory is written again
+    def begin(self, *parcel: Any) -> None:
+        """Become equal to the first learner: its modules and state, and as many threads."""
+        # Copied, since they are kept and the memory is written again.
+        state, threads, modules, chosen = deepcopy(self._unpack(*parcel))
+        learner = self._learner
+        if modules is not None:
+            for module_id in list(learner.modules):
+                learner.remove_module(module_id)
+            for module_id, (module, is_frozen) in modules.items():
+                learner.add_module(module_id, module, frozen=is_frozen)
+        learner.policies_to_train = chosen
+        learner.load_state_dict(state)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
 
-    def connect(self, port: int) -> None:
-        """Join the learners that meet at a port of this machine."""
+    def connect(self, port: int) -> bool:
+        """Join the learners that meet at a port of this machine; whether they came."""
         leave()
         store = meeting_place(port, self._count, self._timeout_s)
-        join(store, self._rank, self._count, self._timeout_s, self._learner.device)
+        return join(store, self._rank, self._count, self._timeout_s, self._learner.device)
 
-    def update(self, content: bytes, sizes: Sequence[int]) -> Statistics | None:
+    def update(self, *parcel: Any) -> Statistics | None:
         """Update; returns the statistics of its samples, None if other learners were lost."""
         try:
-            self._learner.update(*unpack(self._memory, content, sizes))
+            self._learner.update(*self._unpack(*parcel))
         except PeersLostError:
             leave()  # Learners that wait for this one notice it.
             return None
         return self._part.statistics
 
-    def apply(self, content: bytes, sizes: Sequence[int]) -> Any:
+    def apply(self, *parcel: Any) -> Any:
         """The result of a function of the learner."""
-        return unpack(self._memory, content, sizes)(self._learner)
+        return self._unpack(*parcel)(self._learner)
 
     def close(self) -> None:
         """Leave the group."""
@@ -102,8 +110,8 @@ def meeting_place(port: int, count: int, timeout_s: float) -> Any:
     )
 
 
-def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.device) -> None:
-    """Connect with the other learners.
+def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.device) -> bool:
+    """Connect with the other learners; whether they came.
 
     Args:
         store: Where they meet.
@@ -111,11 +119,12 @@ def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.devi
         count: Number of learners.
         timeout_s: Seconds that an exchange may take.
         device: Where this learner lives; NCCL needs a GPU for each.
-
-    Raises:
-        PeersLostError: If they do not come.
     """
     has_own_gpu = device.type == "cuda" and torch.cuda.device_count() >= count
+    if has_own_gpu:
+        torch.cuda.set_device(device)
+        # An exchange that fails raises an error here, too, instead of ending the process.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
         dist.init_process_group(
             "nccl" if has_own_gpu else "gloo",
@@ -124,8 +133,9 @@ def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.devi
             world_size=count,
             timeout=timedelta(seconds=timeout_s),
         )
-    except RuntimeError as error:
-        raise PeersLostError(str(error)) from error
+    except RuntimeError:
+        return False
+    return True
 
 
 def leave() -> None:

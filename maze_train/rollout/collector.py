@@ -157,6 +157,7 @@ class RolloutCollector:
                 torch.stack(kept_params).cpu(), rollout.actions
             )
             rollout = replace(rollout, log_probs=log_probs)
+        reports.steps = rollout.num_samples
         reports.worker_restarts = self.env.worker_restarts - restarts_before
         return rollout, self._finished(rollout, reports)
 

@@ -47,6 +47,9 @@ class FinishedEpisodes:
     worker_restarts: int = 0
     """Number of workers that were started again."""
 
+    steps: int = 0
+    """Number of steps that the environments made meanwhile."""
+
     def extend(self, others: FinishedEpisodes) -> None:
         """Add episodes that ended later, or in other environments."""
         self.returns += others.returns
@@ -54,6 +57,7 @@ class FinishedEpisodes:
         self.successes += others.successes
         self.lost += others.lost
         self.worker_restarts += others.worker_restarts
+        self.steps += others.steps
 
     def record(self, statistics: Statistics) -> None:
         """Add the episodes to statistics."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
+from maze_train.learner.modes import torch_threads
 from maze_train.locks import exclusive
 from maze_train.notices import tell
 from maze_train.runners.notes import speed_notes, start_notes
@@ -24,7 +25,7 @@ from maze_train.targets import locate
 from maze_train.tracking.tracker import MetricsWriter, RunInfo, Tracker, build_writers
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.generators import generators_kept, generators_of_run
-from maze_train.training.machine import find_device, torch_threads
+from maze_train.training.machine import find_device
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Interruption, Limits, TrainingSummary
 from maze_train.training.services import TrainerServices
@@ -83,17 +84,20 @@ class TrainingRunner:
     def _context(self) -> BuildContext[Any]:
         """Everything that the algorithm is built from."""
         config = self.config
+        own = config.learner_group.device
+        key = "learner_group.device" if own else "algorithm.device"
         return BuildContext(
             algorithm=config.algorithm,
             env=config.env,
             env_factory=EnvFactory(config.env),
             place=config.runner.place(),
             seeds=self.seeds,
-            device=find_device(config.algorithm.device),
+            device=find_device(own or config.algorithm.device, key),
             concurrency=config.runner.concurrency,
-            n_learners=config.learner_group.n_learners,
+            learner_group=config.learner_group,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,
+            policies=config.policies,
             evaluation=config.evaluation,
             checkpoint=config.checkpoint,
             total_steps=config.total_steps or 0,

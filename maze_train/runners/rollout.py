@@ -17,6 +17,7 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.files import atomic_write
+from maze_train.learner.modes import torch_threads
 from maze_train.notices import tell, warn
 from maze_train.rollout.episode_player import PlayedEpisode, PlaySettings
 from maze_train.rollout.player import RolloutPlayer
@@ -32,7 +33,6 @@ from maze_train.runners.rollout_report import (
     summarise,
 )
 from maze_train.training.environments import close_quietly
-from maze_train.training.machine import torch_threads
 from maze_train.training.outcome import Interruption
 from maze_train.versions import versions
 

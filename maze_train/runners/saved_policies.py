@@ -13,7 +13,7 @@ from maze_train.config.stored import PARTS_OF_POLICY, check_trust, read_settings
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import RunDirectoryError
-from maze_train.targets import locate
+from maze_train.training.models import make_model
 from maze_train.training.policy_files import read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
@@ -67,16 +67,9 @@ class SavedPolicy:
         Raises:
             RunDirectoryError: If it can not be built, or the weights do not fit or are not finite.
         """
-        algorithm = self.config.algorithm
-        build_model = locate(algorithm.model_builder)
+        config = self.config
         try:
-            model: nn.Module = build_model(
-                self.config.model,
-                self.observation_space,
-                self.action_space,
-                seed=0,
-                **algorithm.model_settings,
-            )
+            model = make_model(config.algorithm, config.model, config.policies, *self.spaces, 0)
         except (MemoryError, RuntimeError) as error:  # as PyTorch tells that memory is short
             problem = f"the model of {self.directory} can not be built: {error}"
             raise RunDirectoryError(problem) from error

@@ -30,7 +30,7 @@ LOSSES = ("train/policy_loss", "validation/policy_loss")
 _TRAIN_COLOR = "#9aa5b1"
 _EVAL_COLOR = "#1f6feb"
 _BEST_COLOR = "#d1242f"
-_TEXT_COLOR = "#3d444d"
+TEXT_COLOR = "#3d444d"
 
 
 class LearningCurveWriter(MetricsWriter):
@@ -80,7 +80,7 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Fi
     figure = Figure(figsize=(8.0, 4.5), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(run.title, loc="left", fontsize=12, color=_TEXT_COLOR, fontweight="bold")
+    axes.set_title(run.title, loc="left", fontsize=12, color=TEXT_COLOR, fontweight="bold")
     train = _points(rows, TRAIN_RETURN)
     evaluation = _points(rows, EVAL_RETURN)
     is_by_loss = run.metric.endswith("loss")
@@ -90,12 +90,12 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Fi
             _line(axes, train, color=_TRAIN_COLOR, label="training episodes")
         if evaluation:
             _draw_evaluation(axes, rows, evaluation, run.mode == "max")
-        _decorate(axes, run.step_label, "episode return (mean)")
+        decorate(axes, run.step_label, "episode return (mean)")
     elif any(losses.values()):
         for (name, points), color in zip(losses.items(), (_TRAIN_COLOR, _EVAL_COLOR), strict=True):
             if points:
                 _line(axes, points, color=color, label=name)
-        _decorate(axes, run.step_label, "loss")
+        decorate(axes, run.step_label, "loss")
     else:
         _say(axes, "Nothing to draw: this run recorded no episode return.")
         return figure
@@ -134,16 +134,17 @@ def _draw_evaluation(
     axes.plot([x], [y], "*", color=_BEST_COLOR, markersize=13, zorder=5, label=label)
 
 
-def _decorate(axes: Axes, step_label: str, y_label: str) -> None:
+def decorate(axes: Axes, x_label: str, y_label: str) -> None:
+    """Label the axes of a curve, and draw its grid: counts on the x axis, from 0."""
     from matplotlib.ticker import EngFormatter
 
-    axes.set_xlabel(step_label, color=_TEXT_COLOR)
-    axes.set_ylabel(y_label, color=_TEXT_COLOR)
+    axes.set_xlabel(x_label, color=TEXT_COLOR)
+    axes.set_ylabel(y_label, color=TEXT_COLOR)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
     axes.grid(visible=True, color="#d8dee4", linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_TEXT_COLOR)
+    axes.tick_params(colors=TEXT_COLOR)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):

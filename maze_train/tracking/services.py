@@ -116,7 +116,7 @@ class MLflowWriter(MetricsWriter):
         param = self._mlflow.entities.Param
         params = [
             param(key, str(value)[:_MLFLOW_PARAM_LENGTH])
-            for key, value in _flatten(run.config).items()
+            for key, value in flattened(run.config).items()
         ]
         for i in range(0, len(params), _MLFLOW_PARAMS_PER_CALL):
             self._client.log_batch(self._run_id, params=params[i : i + _MLFLOW_PARAMS_PER_CALL])
@@ -133,7 +133,7 @@ class MLflowWriter(MetricsWriter):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Log the outcome as tags."""
-        for name, value in _flatten(summary).items():
+        for name, value in flattened(summary).items():
             self._client.set_tag(self._run_id, f"summary.{name}", str(value))
         self._is_finished = summary.get("stop_reason") not in FAILURES
 
@@ -151,12 +151,12 @@ class MLflowWriter(MetricsWriter):
         return str(self._client.create_experiment(self._experiment))
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots; lists and empty mappings are values."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            flat.update(_flatten(value, f"{prefix}{key}."))
+            flat.update(flattened(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat

@@ -104,7 +104,7 @@ class CSVWriter(MetricsWriter):
 
     def _take(self, row: Mapping[str, float]) -> bool:
         """Keep a row; returns whether it has new columns."""
-        self._lines.append({name: _cell(value) for name, value in row.items()})
+        self._lines.append({name: cell(value) for name, value in row.items()})
         has_new = not row.keys() <= set(self._columns)
         if has_new:
             self._columns = ordered_columns([*self._columns, *row])
@@ -195,7 +195,8 @@ def _csv_line(cells: Iterable[str]) -> str:
     return buffer.getvalue()
 
 
-def _cell(value: float | None) -> str:
+def cell(value: float | None) -> str:
+    """A number so that reading it gives the same number; None is empty."""
     if value is None:
         return ""
     # numpy's scalars are numbers too, but their repr is not one.

@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import ConfigError, EnvError, TrainingError
+from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.group import LearnerGroup
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.config import ModelConfig
 from maze_train.rollout.collector import RolloutCollector
+from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
 from maze_train.training.config import (
     TRIAL_STEPS,
     AlgorithmConfig,
     CheckpointConfig,
     EvaluationConfig,
+    PolicyConfig,
 )
 from maze_train.training.environments import build_vector_env, close_quietly
+from maze_train.training.models import make_model, modules_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from maze_train.learner.learner import Learner
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.rollout.acting import ActingModel, RecurrentModel
+    from maze_train.rollout.turn_collector import TurnCollector
     from maze_train.seeding import Seeds
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
@@ -46,6 +52,9 @@ if TYPE_CHECKING:
 
 EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
 """Found where a run evaluates its policy."""
+
+TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
+"""Found where there are several agents."""
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
@@ -62,9 +71,10 @@ class BuildContext(Generic[Config]):
         seeds: Gives a seed for each named stream of random numbers.
         device: Where the learner and its models live.
         concurrency: Environments that collect experience in parallel.
-        n_learners: Learners that share out minibatches.
+        learner_group: Settings of learners that share out minibatches.
         run_dir: Directory of the run, which need not exist yet.
         model: Settings of the networks.
+        policies: Settings of the policies by id, where there are several agents.
         evaluation: Settings of evaluations.
         checkpoint: Settings of checkpoints.
         total_steps: Environment steps after which training stops; 0: no limit.
@@ -85,11 +95,12 @@ class BuildContext(Generic[Config]):
     concurrency: int
     run_dir: Path
     model: ModelConfig = field(default_factory=ModelConfig)
+    policies: dict[str, PolicyConfig] = field(default_factory=dict)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
     dataset: str | dict[str, Any] | None = None
-    n_learners: int = 1
+    learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     is_trial: bool = False
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
@@ -180,14 +191,15 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             ConfigError: If a part that the configuration names is none, or does not fit.
         """
         context = self.context
-        self.learners = LearnerGroup(self.build_learner(model), context.n_learners, context.place)
+        learner = self.build_learner(model)
+        self.learners = LearnerGroup(learner, context.learner_group, context.place)
         context.closing.callback(self.learners.shutdown)
 
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
         """The learner that changes the weights of the model."""
         context = self.context
         learner: Learner[Any, Any, Any] = locate(self.algorithm.learner_class)(
-            model,
+            modules_of(model),
             self.algorithm,
             device=context.device,
             seed=context.seeds.integer("minibatches"),
@@ -227,10 +239,14 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def model_maker(self) -> Callable[[], nn.Module]:
         """Return a builder of the model, with the same initial weights each time."""
         context = self.context
-        seed = context.seeds.integer("model")
-        build = locate(self.algorithm.model_builder)
-        settings = self.algorithm.model_settings
-        return partial(build, context.model, *self.spaces, seed, **settings)
+        return partial(
+            make_model,
+            self.algorithm,
+            context.model,
+            context.policies,
+            *self.spaces,
+            context.seeds.integer("model"),
+        )
 
     def build_model(self) -> nn.Module:
         """The model for the spaces of the environment; it has no effect on anything else."""
@@ -269,6 +285,23 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             )
         ]
 
+    def make_collector(
+        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = ""
+    ) -> RolloutCollector | TurnCollector:
+        """A collector on the environments of this process.
+
+        Args:
+            num_steps: Steps of each environment per rollout; fewer in a trial.
+            acting: Chooses the actions, of one agent or of several.
+            stream: Name that gives the collector random numbers of its own.
+        """
+        collector = self.context.make_collector(self.env, num_steps, stream)
+        if agent_spaces(*self.spaces) is None:
+            return collector
+        multiple = getattr(self.algorithm, "sequence_length", 0) or 1
+        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, multiple)
+        return several
+
     @property
     def env(self) -> MazeVectorEnv:
         """The environments that collect experience in this process; made when first used."""
@@ -293,7 +326,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     def begin_statistics(
         self,
-        normalizer: ObservationNormalizer | None,
+        normalizers: Mapping[str, ObservationNormalizer | None],
         num_steps: int,
         acting: ActingModel | RecurrentModel,
     ) -> None:
@@ -302,32 +335,33 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         Training begins with new episodes.
 
         Args:
-            normalizer: Normaliser that takes them; None: there is none.
+            normalizers: Normaliser of each module that takes them; None: it has none.
             num_steps: Steps of each environment per rollout.
             acting: Chooses the actions.
 
         Raises:
             TrainingError: If every step of a rollout was lost; else this would never end.
         """
-        if normalizer is None or normalizer.frozen:
-            return
-        config, collector = self.context.model.normalization, None
-        steps = int(normalizer.count)
-        while steps < config.initial_steps:
-            collector = collector or self.context.make_collector(
-                self.env, num_steps, "normalization/"
-            )
-            rollout, _ = collector.collect(acting)
-            if not rollout.num_samples:
+        waiting = {key: own for key, own in normalizers.items() if own and not own.frozen}
+        config: Any = self.context.model.normalization
+        collector: Any = None
+        while any(int(own.count) < config.initial_steps for own in waiting.values()):
+            collector = collector or self.make_collector(num_steps, acting, "normalization/")
+            experience, episodes = collector.collect(acting)
+            if not episodes.steps:
                 raise TrainingError(
                     "every step of a rollout was lost before training: the environments return "
                     "numbers that are not finite, or their workers fail, at the beginning of each "
                     "episode"
                 )
-            normalizer.update(rollout.to(normalizer.mean.device).acted_on(normalizer.keys))
-            steps += rollout.num_samples
+            parts = experience if isinstance(experience, dict) else {DEFAULT_MODULE: experience}
+            for key, rollout in parts.items():
+                if key in waiting:
+                    own = waiting[key]
+                    own.update(rollout.to(own.mean.device).acted_on(own.keys))
         if config.mode == "estimated":
-            normalizer.freeze()
+            for own in waiting.values():
+                own.freeze()
 
 
 def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from maze_train.checks import check_at_least, check_choices, check_fields, check_positive
 from maze_train.errors import ConfigError, nearest
 from maze_train.learner.config import Schedule, check_schedule
+from maze_train.nets.config import ModelConfig
 from maze_train.targets import TARGET
 
 EVALUATION_METRICS = (
@@ -28,6 +29,21 @@ SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 
 TRIAL_STEPS = 10
 """Most steps that an environment makes for one part of a trial (`runner.fast_dev_run`)."""
+
+
+@dataclass(kw_only=True)
+class PolicyConfig:
+    """One of the policies of an environment with several agents."""
+
+    agents: list[str] = field(default_factory=list)
+    """Agents that the policy acts for: their names, or patterns such as `agent_*`."""
+
+    model: ModelConfig | None = None
+    """The networks, where they differ from those of `model`; null: they do not."""
+
+    def __post_init__(self) -> None:
+        if not self.agents:
+            raise ConfigError("agents", "expected at least one agent, such as [agent_0]", [])
 
 
 @dataclass(kw_only=True)
@@ -71,8 +87,14 @@ class AlgorithmConfig:
     """Source of experience: an environment, or recorded episodes; with these, an environment serves
     evaluations only and may be missing."""
 
+    learns_for_several_agents: ClassVar[bool] = False
+    """Whether environments may have several agents."""
+
     can_share_minibatches: ClassVar[bool] = True
     """Whether losses are means over samples, which several learners can share out."""
+
+    can_learn_meanwhile: ClassVar[bool] = False
+    """Whether updates may be made while experience is collected, with weights of its own."""
 
     n_epochs: int = 0
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""

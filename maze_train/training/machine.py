@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +17,12 @@ if TYPE_CHECKING:
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def find_device(name: str) -> torch.device:
+def find_device(name: str, key: str = "algorithm.device") -> torch.device:
     """The device of a name in the configuration.
+
+    Args:
+        name: The name.
+        key: Name of the setting.
 
     Raises:
         ConfigError: If PyTorch does not find it.
@@ -31,20 +34,8 @@ def find_device(name: str) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError("algorithm.device", f"not usable here: {reason}", name) from error
+        raise ConfigError(key, f"not usable here: {reason}", name) from error
     return device
-
-
-@contextlib.contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Set the threads of PyTorch for the time of a run."""
-    before = torch.get_num_threads()
-    if count:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class CgroupFiles(NamedTuple):

@@ -163,7 +163,8 @@ class Trainer(ABC):
         ended = self.epoch + (self._row is not None)
         self.stop_reason = self._limit_reached(last_epoch, ended)
         self._call("on_run_start")
-        self._check()
+        if self.callbacks is not None:
+            self.callbacks.check()
         # An epoch that was interrupted comes to its end, also when its last update reached a limit.
         while self._row is not None or self._updates_in_epoch or not self.stop_reason:
             if self._row is None:
@@ -195,6 +196,7 @@ class Trainer(ABC):
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
         """The metrics of the updates of an epoch."""
+        self.statistics.merge(self.learners.wait())
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         row: dict[str, float] = {
             "epoch": self.epoch + 1,
@@ -343,6 +345,7 @@ class Trainer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that influences later numbers; valid between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
+        self.statistics.merge(self.learners.wait())
         called = {} if self.callbacks is None else {"callbacks": self.callbacks.state_dict()}
         return {
             **called,
@@ -378,11 +381,9 @@ class Trainer(ABC):
     def save_state(self, file_path: str | Path | BinaryIO) -> None:
         """Write `state_dict` to a file of tensors and plain values."""
         data: bytes = locate(DUMPS)(self.state_dict())
-        if isinstance(file_path, (str, Path)):
-            with atomic_write(Path(file_path)) as file:
-                file.write(data)
-        else:
-            file_path.write(data)
+        target = Path(file_path) if isinstance(file_path, str) else file_path
+        with atomic_write(target) if isinstance(target, Path) else nullcontext(target) as file:
+            file.write(data)
 
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
         """Continue from a file that `save_state` wrote; it can not run code.

@@ -7,8 +7,8 @@ import torch
 from practice_learner import ADAM, LineLearner, make_data, make_module
 
 from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.learner.components import parts_of, select
 from maze_train.learner.config import Progress, Schedule
-from maze_train.learner.learner_state import parts_of, select
 
 STATE = {
     "modules": {"a": 1, "ab": 2, "b": 3},

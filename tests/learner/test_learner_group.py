@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,23 +39,28 @@ from update_problems import (
     with_ignored,
 )
 
-from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, evaluate_rollout
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.bc.learner import BCBatch, BCLearner
 from maze_train.algorithms.bc.loss import BCLoss
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.dqn.learner import DQNLearner
 from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.algorithms.ppo.learner import minibatch_indices
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
+from maze_train.data.joining import select_envs
 from maze_train.errors import ConfigError, TrainingError, WorkerError
-from maze_train.learner.config import Freeze, Progress
+from maze_train.events import Statistics
+from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.part import own_rows, shard_rows
+from maze_train.learner.others import check_gpus
+from maze_train.learner.part import Part
+from maze_train.learner.shard import Shard, own_rows, shard_rows
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
@@ -67,9 +73,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
 ]
 REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float64)
-SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
-PATIENCE_S, SHORT_S = 60.0, 3.0
 RUNNING = ObservationNormalizationConfig(mode="running")
+SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3, normalization=RUNNING)
+PATIENCE_S, SHORT_S = 60.0, 3.0
 
 
 # -- sharing out -----------------------------------------------------------------------------------
@@ -124,6 +130,38 @@ def test_each_sequence_is_in_one_part(count):
         assert sorted(seen) == samples.tolist()
 
 
+class Apart(Shard):
+    """A learner that gets nothing from others."""
+
+    def _sum(self, values):
+        return values
+
+
+@sweep("count", [1, 2, 3, 40])
+def test_each_value_is_computed_once(count):
+    """Rows of a rollout are spread evenly; the sum of what learners find is what one finds."""
+    memory = {"memory": MemoryConfig(cell="gru", size=4)}
+    model = make_model(*PROBLEMS["discrete"], **memory)
+    rollout = make_rollout(*PROBLEMS["discrete"])
+    rollout = replace(rollout, hidden_states=normal(T + 1, B, model.state_size))
+    rows = []
+    own = model.evaluate
+
+    def evaluate(obs, state):
+        rows.append(len(obs))
+        return own(obs, state)
+
+    model.evaluate = evaluate
+    whole = evaluate_rollout(model, rollout, True, Part())
+    parts = [evaluate_rollout(model, rollout, True, Apart(rank, count)) for rank in range(count)]
+    assert rows[0] == (T + 1) * B
+    assert max(rows[1:]) - min(rows[1:]) <= 1
+    assert sum(rows[1:]) == max(rows[0], count)
+    for name in ("values", "params"):
+        total = torch.stack([getattr(part, name) for part in parts]).sum(0)
+        torch.testing.assert_close(total, getattr(whole, name))
+
+
 def test_what_can_not_be_shared_out():
     """The message says what is expected."""
     for batch in (3, BCBatch(torch.zeros(2), torch.zeros(3)), BCBatch({}, {})):
@@ -154,11 +192,25 @@ def off_policy(learner_class, config_class, build, action_space, **own):
     return learner, lambda step: make_transitions(PARTS, action_space, step, weighted=True)
 
 
-def dqn():
-    """Values of actions."""
-    model = perturbed(build_dqn(SMALL, BOX, spaces.Discrete(3), 1, True).double())
+def dqn(dueling):
+    """Values of actions; the gradients of a plain head are taken by hand."""
+    model = perturbed(build_dqn(SMALL, BOX, spaces.Discrete(3), 1, dueling).double())
     learner = DQNLearner(model, DQNAlgorithmConfig(lr=0.02), seed=SEED)
     return learner, lambda step: make_transitions(BOX, spaces.Discrete(3), step, weighted=True)
+
+
+def two_modules(**own):
+    """Modules with as many samples in a minibatch or fewer, one of them by autograd."""
+    memory = {"memory": MemoryConfig(cell="gru", size=4)}
+    models = {
+        "first": make_model(*PROBLEMS["discrete"], normalization=RUNNING),
+        "second": make_model(*PROBLEMS["discrete"], seed=2, **memory),
+    }
+    rollout = replace(make_rollout(*PROBLEMS["discrete"]), log_probs=normal(T, B) - 1.0)
+    states = normal(T + 1, B, models["second"].state_size)
+    fewer = select_envs(replace(rollout, hidden_states=states), slice(0, 2))
+    experience = {"first": rollout, "second": fewer}
+    return make_learner("ppo", models, sequence_length=2, **own), lambda step: experience
 
 
 def td3():
@@ -174,6 +226,7 @@ def sac():
 def bc():
     """Recorded actions, five per batch."""
     model = perturbed(build_policy(SMALL, BOX, REACH, seed=1).double())
+    model.normalizer.update(normal(9, 4))
     config = BCAlgorithmConfig(lr=0.02)
     learner = BCLearner(model, config, BCLoss(model.distribution, entropy_coef=0.1))
     return learner, lambda step: BCBatch(normal(5, 4, seed=step), normal(5, 2, seed=step + 99))
@@ -197,14 +250,16 @@ LEARNERS = {
         lr_factors={"*.bias": 0.5},
         freeze=[Freeze(params=["critic"], period=3, stop=1), Freeze(params=["policy"], stop=4)],
     ),
-    "impala": lambda: actor_critic("impala", ignoring=True),
+    "ppo, two modules": lambda: two_modules(target_kl=0.5),
+    "impala": lambda: actor_critic("impala", ignoring=True, settings={"normalization": RUNNING}),
     "impala, sums": lambda: actor_critic("impala", loss_reduction="sum", max_grad_norm=1.0),
     "sac": sac,
     "td3": td3,
-    "dqn": dqn,
+    "dqn": lambda: dqn(dueling=False),
+    "dqn, dueling": lambda: dqn(dueling=True),
     "bc": bc,
 }
-EVERYDAY = ("ppo", "ppo, memory", "impala, sums", "sac")
+EVERYDAY = ("ppo", "ppo, two modules", "impala, sums", "sac")
 
 
 @contextmanager
@@ -217,6 +272,9 @@ def group_of(make, n_learners, **processes):
     def update(count):
         for _ in range(count):
             step = len(updates)
+            if isinstance(learner, OffPolicyLearner):
+                seen = experience(step).obs
+                group.foreach_learner(lambda own, seen=seen: own.module.normalizer.update(seen))
             updates.append(group.update(experience(step), Progress(updates=step)).reduce())
         return updates
 
@@ -230,7 +288,7 @@ def group_of(make, n_learners, **processes):
 
 def pids(group):
     """The processes of the other learners."""
-    return [process.pid for process in group._parcels.pool.processes]
+    return [process.pid for process in group._others.pool.processes]
 
 
 def assert_equal_states(state, other, exact=False):
@@ -295,6 +353,80 @@ def test_state_of_any_number_of_learners():
             group.set_weights(state["learner"]["modules"])
             assert_all_equal(group)
             assert_equal_states(group.get_weights(), state["learner"]["modules"], exact=True)
+
+
+@slow
+def test_updates_in_a_thread():
+    """The numbers of updates that are waited for, with any number of learners; state waits."""
+    with group_of(LEARNERS["impala"], 1) as (group, update):
+        update(5)
+        state = group.state_dict()
+        with pytest.raises(
+            ConfigError, match=r"learner_group.queue_size = 0: expected a number >= 1"
+        ):
+            group.async_update(None, Progress())
+
+    def send_to(sent, group):
+        sent.append(group.weights_seq_no)
+
+    for n_learners in (1, 2, 3):
+        learner, experience = LEARNERS["impala"]()
+        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2)
+        group = LearnerGroup(learner, settings, LocalProcesses(timeout_s=PATIENCE_S))
+        statistics, sent = Statistics(), []
+        try:
+            for step in range(5):
+                progress = Progress(updates=step)
+                send = partial(send_to, sent, group)
+                statistics.merge(group.async_update(experience(step), progress, T * B, send))
+            assert_equal_states(group.state_dict(), state)
+            assert_all_equal(group)
+            statistics.merge(group.wait())
+        finally:
+            group.shutdown()
+        assert statistics.reduce()["learners/samples_trained"] == 5 * T * B
+        assert sent == [1, 2, 3, 4, 5]
+
+
+@slow
+def test_modules_come_and_go():
+    """Added, frozen, chosen, removed, added again: the numbers of one, also for a new learner."""
+
+    def make():
+        learner, experience = two_modules()
+        learner.remove_module("second")
+        return learner, lambda step: {
+            key: part for key, part in experience(step).items() if key in learner.modules
+        }
+
+    def season(group, update):
+        update(1)
+        group.add_module("second", lambda: two_modules()[0].modules["second"])
+        old = group.add_module("old", group.get_weights()["first"], frozen=True, like="first")
+        update(1)
+        group.policies_to_train = ["second"]
+        update(1)
+        if group.n_learners > 1:
+            strike(group, signal.SIGKILL, "between")
+        first = group.remove_module("first")
+        update(1)
+        group.policies_to_train = lambda module_id, experience: module_id == "first"
+        group.add_module("first", first)
+        rows = update(1)
+        assert (
+            group.foreach_learner(lambda learner: list(learner.modules))
+            == [["second", "old", "first"]] * group.n_learners
+        )
+        assert not any(param.requires_grad for param in old.parameters())
+        return rows
+
+    with group_of(make, 1) as (group, update):
+        expected, state = season(group, update), group.state_dict()
+    for n_learners in (2, 3):
+        with group_of(make, n_learners, on_worker_failure="restart") as (group, update):
+            assert_equal_states(season(group, update), expected)
+            assert_equal_states(group.state_dict(), state)
+            assert_all_equal(group)
 
 
 @slow
@@ -432,18 +564,23 @@ def test_restarts_of_learners_are_limited():
 
 
 def test_what_several_learners_refuse(monkeypatch):
-    """Modules whose outputs depend on the minibatch or on chance, several modules, no learners."""
+    """Modules whose outputs depend on the minibatch or on chance, no learners, missing GPUs."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
-    refused = {
-        "1 is a BatchNorm1d": model,
-        "there are 2 modules": {key: make_module() for key in "ab"},
-    }
-    for words, modules in refused.items():
-        with pytest.raises(ConfigError, match=rf"learner_group.n_learners = 2: {words}"):
-            LearnerGroup(LineLearner(modules), 2)
+    words = r"learner_group.n_learners = 2: 1 is a BatchNorm1d"
+    with pytest.raises(ConfigError, match=words):
+        LearnerGroup(LineLearner(model), 2)
+    group = LearnerGroup(LineLearner(make_module()), 2, LocalProcesses(start_method="fork"))
+    with pytest.raises(ConfigError, match=words):
+        group.add_module("other", model)
+    assert list(group.get_weights()) == ["default"]
     with pytest.raises(ConfigError, match="n_learners"):
         LearnerGroup(LineLearner(make_module()), 0)
-    group = LearnerGroup(LineLearner(make_module()), 2, LocalProcesses(start_method="fork"))
+    settings = LearnerGroupConfig(n_learners=3, device="cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_gpus(replace(settings, n_learners=2), torch.device("cuda:0"))
+    for device, count in (("cuda:0", 2), ("cuda:1", 1)):
+        with pytest.raises(ConfigError, match=f"there are {count}; expected .*={count}"):
+            check_gpus(settings, torch.device(device))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(ConfigError, match=r"runner.start_method = 'fork': several learners"):
         group.update(make_data(), Progress())

@@ -62,7 +62,7 @@ def test_terms_are_summed_and_reported(module_id):
     )
     weights, row = updated(learner, **{module_id: data})
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
-    prefix = "train/loss/" + ("" if module_id == "default" else f"{module_id}/")
+    prefix = "train/" + ("" if module_id == "default" else f"{module_id}/") + "loss/"
     assert row[f"{prefix}fit"] == pytest.approx(fit.item(), rel=1e-5)
     assert row[f"{prefix}size"] == pytest.approx(size.item(), rel=1e-5)
 
@@ -81,7 +81,7 @@ def test_a_module_brings_its_own_loss(terms):
     ours, row = updated(learner, curious=make_data())
     theirs, _ = updated(triple)
     torch.testing.assert_close(ours, theirs)
-    assert ("train/loss/curious/curiosity" in row) is terms
+    assert ("train/curious/loss/curiosity" in row) is terms
     assert not any("loss curious" in call for call in learner.calls)
     learner.update({"other": make_data()}, Progress())
     assert any("loss other" in call for call in learner.calls)

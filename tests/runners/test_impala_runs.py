@@ -18,7 +18,7 @@ from maze_train import load_config, load_policy
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.config.pipeline import prepare
 from maze_train.envs.wrappers import ObservationStackWrapper
-from maze_train.errors import TrainingError
+from maze_train.errors import ConfigError, TrainingError
 from maze_train.runners.base import TrainingRunner
 
 if TYPE_CHECKING:
@@ -123,6 +123,34 @@ def test_what_was_learned_from_before_is_no_step(monkeypatch: pytest.MonkeyPatch
     assert [num_envs for num_envs, _ in seen] == [4] + [4 + 3 * 2] * 5
     assert seen[0][1] is None
     assert all(flags.tolist() == [False] * 4 + [True] * 6 for _, flags in seen[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "drops", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["waits", "drops"]
+)
+def test_learning_while_the_next_batch_is_gathered(drops: bool) -> None:
+    """Updates in a thread lose no step: those of an epoch are trained or dropped in it."""
+    queue = {"learner_group.queue_size": 1, "learner_group.drop_when_full": drops}
+    given = 0
+    for row in impala_run(total_steps=12 * UPDATE, **queue).history:
+        new, given = row["env_steps"] - given, row["env_steps"]
+        dropped = row.get("learners/samples_dropped", 0)
+        assert row["learners/samples_trained"] + dropped == new > 0
+        assert row["learners/samples_queued"] == 0
+        assert row["train/gradient_steps"] == row["learners/samples_trained"] / UPDATE
+        assert drops or not dropped
+        assert_counted(row)
+    assert given == 12 * UPDATE
+
+
+def test_queues_need_weights_of_their_own() -> None:
+    """Only IMPALA may learn meanwhile, and nothing is dropped where nothing waits."""
+    base = {"env": "CartPole-v1"}
+    with pytest.raises(ConfigError, match=r"learner_group.queue_size = 1: ppo acts with"):
+        load_config({**base, "algorithm": "ppo", "learner_group.queue_size": 1})
+    with pytest.raises(ConfigError, match=r"drop_when_full = True: nothing waits"):
+        load_config({**base, "algorithm": "impala", "learner_group.drop_when_full": True})
 
 
 # -- local ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
 from maze_train.algorithms.actor_critic.events import ActorCriticEvents
 from maze_train.learner.learner import Learner
+from maze_train.learner.steps import statistics_of
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.mlp_gradients import (
     Backward,
@@ -77,7 +78,9 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
         self._backward = backward = []
         for key, batch in minibatch.items():
             if key in self.accelerated:
-                losses[key], add_gradients = _loss_and_backward(self, key, batch, statistics)
+                self.part.turn_to(key)
+                own = statistics_of(key, statistics)
+                losses[key], add_gradients = _loss_and_backward(self, key, batch, own)
                 backward.append(add_gradients)
         return losses
 

@@ -11,6 +11,7 @@ from maze_train.types import Sequences, Tensor, TensorTree, tree_leaves, tree_ma
 
 if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout, StoredTree
+    from maze_train.learner.part import Part
     from maze_train.nets.actor_critic import ActorCriticModel
 
 
@@ -35,7 +36,7 @@ class EvaluatedRollout:
 
 @torch.no_grad()
 def evaluate_rollout(
-    model: ActorCriticModel, rollout: Rollout, with_params: bool
+    model: ActorCriticModel, rollout: Rollout, with_params: bool, share: Part
 ) -> EvaluatedRollout:
     """Run a model over all observations of a rollout, a part at a time.
 
@@ -45,11 +46,13 @@ def evaluate_rollout(
         model: The model.
         rollout: T steps of B environments, on the device of the model.
         with_params: Whether parameters of the policy are wanted.
+        share: Part of a learner, which evaluates its rows and gets those of others from them.
     """
     obs, num_envs = rollout.flat_obs(), rollout.num_envs
+    num_rows = (rollout.num_steps + 1) * num_envs
     states = None if rollout.hidden_states is None else rollout.hidden_states.flatten(0, 1)
     values, params, states_after = [], [], []
-    for part in _parts(obs, (rollout.num_steps + 1) * num_envs):
+    for part in _parts(obs, share.rows(num_rows)):
         part_obs = _rows(obs, part)
         state = None if states is None else states[part]
         if with_params or state is not None:
@@ -59,14 +62,17 @@ def evaluate_rollout(
         else:
             part_values = model.values(part_obs)
         values.append(part_values)
-    all_values = torch.cat(values).view(-1, num_envs)
+
+    def joined(parts: list[Tensor]) -> Tensor | None:
+        return share.join_rows(torch.cat(parts), num_rows) if parts else None
+
+    all_values = share.join_rows(torch.cat(values), num_rows).view(-1, num_envs)
     known = [state for state in states_after if state is not None]
-    next_values = _with_final_values(
-        model, rollout, all_values[1:], torch.cat(known) if known else None
-    )
+    next_values = _with_final_values(model, rollout, all_values[1:], joined(known))
     samples = rollout.rewards.numel()
+    all_params = joined(params) if with_params else None
     return EvaluatedRollout(
-        all_values[:-1], next_values, torch.cat(params)[:samples] if with_params else None
+        all_values[:-1], next_values, None if all_params is None else all_params[:samples]
     )
 
 
@@ -131,11 +137,12 @@ def _rows(obs: StoredTree, part: slice) -> TensorTree:
     return tree_map(lambda x: x[part], obs)
 
 
-def _parts(obs: StoredTree, num_rows: int) -> list[slice]:
-    """Slices of the rows, none of them with more than `MAX_NUMBERS` numbers."""
+def _parts(obs: StoredTree, rows: slice) -> list[slice]:
+    """Slices of some rows, none of them with more than `MAX_NUMBERS` numbers."""
     numbers = sum(leaf[:1].numel() for leaf in tree_leaves(obs))
     size = max(1, MAX_NUMBERS // max(numbers, 1))
-    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+    starts = range(rows.start, rows.stop, size)
+    return [slice(start, min(start + size, rows.stop)) for start in starts]
 
 
 ADVANTAGES, TARGETS, OLD_VALUES, OLD_LOG_PROBS = range(4)

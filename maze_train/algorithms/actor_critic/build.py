@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.errors import ConfigError
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
+from maze_train.training.models import modules_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,10 +41,11 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """A collector of rollouts."""
-        steps = self.algorithm.n_rollout_steps
-        return {"collector": self.context.make_collector(self.env, steps)}
+        acting: Any = model
+        return {"collector": self.make_collector(self.algorithm.n_rollout_steps, acting)}
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are none."""
         model: Any = trainer.model
-        self.begin_statistics(model.normalizer, self.algorithm.n_rollout_steps, model)
+        normalizers = {key: own.normalizer for key, own in modules_of(model).items()}
+        self.begin_statistics(normalizers, self.algorithm.n_rollout_steps, model)

@@ -15,6 +15,7 @@ from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Base of the settings of on-policy actor-critics."""
 
+    learns_for_several_agents: ClassVar[bool] = True
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.build.ActorCriticBuilder"
 

@@ -122,13 +122,13 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
 
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate a model on a rollout before the update."""
-        return evaluate_rollout(self.model(module_id), rollout, self.needs_old_log_probs)
+        return evaluate_rollout(self.model(module_id), rollout, self.needs_old_log_probs, self.part)
 
     @torch.no_grad()
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
         """The rollout with advantages, targets and values of the critic as it is now."""
         rollout, model = prepared.rollout, self.model(module_id)
-        evaluated = evaluate_rollout(model, with_new_states(model, rollout), False)
+        evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.part)
         log_probs = prepared.old_log_probs
         advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
         return prepared.with_columns(

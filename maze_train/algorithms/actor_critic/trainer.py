@@ -38,19 +38,19 @@ class ActorCritic(Trainer):
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Collect one rollout and learn from it."""
         started = time.perf_counter()
-        rollout, episodes = self.collector.collect(self.model)
+        experience, episodes = self.collector.collect(self.model)
         collected = time.perf_counter()
         episodes.record(statistics)
-        if episodes.lost and not rollout.num_samples:
+        if episodes.lost and not episodes.steps:
             raise TrainingError(
                 "every step of a rollout was lost: the environments return numbers that are not "
                 "finite, or their workers fail, at the beginning of each episode"
             )
-        statistics.merge(self.learners.update(rollout, progress))
+        statistics.merge(self.learners.update(experience, progress))
         statistics.record(TimeEvents.collect_s, collected - started)
         statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, time.perf_counter() - collected)
-        return rollout.num_samples
+        return episodes.steps
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that influences later numbers; valid between two updates."""

@@ -74,12 +74,13 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         # A subclass may have another loss.
         if type(self) is not DQNLearner or not self.may_differentiate_by_hand:
             return super().compute_losses(minibatch, statistics)
-        return {
-            key: self._loss(
-                self.model(key), batch, statistics, has_gradients_by_hand(self.model(key).policy)
-            )
-            for key, batch in minibatch.items()
-        }
+        losses = {}
+        for key, batch in minibatch.items():
+            self.part.turn_to(key)
+            model = self.model(key)
+            by_hand = has_gradients_by_hand(model.policy)
+            losses[key] = self._loss(model, batch, statistics, by_hand)
+        return losses
 
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics

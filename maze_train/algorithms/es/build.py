@@ -10,6 +10,7 @@ import torch
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.errors import ConfigError
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.policy_model import Policy
 from maze_train.nets.population import find_normalizer
 from maze_train.rollout.es_rollouts import ESDistributedRollouts
@@ -138,7 +139,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are none, in environments of their own."""
         model: Any = trainer.model
-        self.begin_statistics(find_normalizer(model), STATISTICS_STEPS, model)
+        self.begin_statistics({DEFAULT_MODULE: find_normalizer(model)}, STATISTICS_STEPS, model)
         self.close_env()
 
 

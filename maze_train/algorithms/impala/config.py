@@ -23,6 +23,8 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.impala.learner.ImpalaLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.build.ImpalaBuilder"
+    learns_for_several_agents: ClassVar[bool] = False
+    can_learn_meanwhile: ClassVar[bool] = True
 
     epoch_length: int = 50
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""

@@ -51,9 +51,13 @@ class IMPALA(Trainer):
         rollout = gathered.rollout
         self.check_lost(rollout.num_samples)
         batch = rollout if self.replay is None else self.replay.mix(rollout)
-        statistics.merge(self.learners.update(batch, progress))
-        if self.learners.weights_seq_no % config.broadcast_interval == 0:
-            self.actors.publish(self.learners.weights_seq_no)
+        if self.learners.settings.queue_size:
+            samples = rollout.num_samples
+            ended_updates = self.learners.async_update(batch, progress, samples, self._send)
+        else:
+            ended_updates = self.learners.update(batch, progress)
+            self._send()
+        statistics.merge(ended_updates)
         ended = time.perf_counter()
         statistics.record(TimeEvents.collect_s, collected - started)
         statistics.record(TimeEvents.update_s, ended - collected)
@@ -61,6 +65,11 @@ class IMPALA(Trainer):
         statistics.record(ActorTimeEvents.learner_wait_share, share, ended - started)
         self._record_actors(gathered, statistics)
         return rollout.num_samples
+
+    def _send(self) -> None:
+        """Send the weights to the actors, if it is time to."""
+        if self.learners.weights_seq_no % self.algorithm_config.broadcast_interval == 0:
+            self.actors.publish(self.learners.weights_seq_no)
 
     def _record_actors(self, gathered: GatheredRollouts, statistics: Statistics) -> None:
         counts, events = self.actors.counts, ActorEvents

@@ -11,6 +11,7 @@ from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.transitions import BaseReplayBuffer
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import ConfigError
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.notices import tell
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.targets import TARGET, build_target, locate
@@ -97,7 +98,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         model: Any = trainer.model
         if model.normalizer is not None:
             # Not the policy of the trainer: what that remembers belongs to the run.
-            self.begin_statistics(model.normalizer, 100, self._build_initial_policy(model))
+            initial = self._build_initial_policy(model)
+            self.begin_statistics({DEFAULT_MODULE: model.normalizer}, 100, initial)
 
     def _build_initial_policy(self, model: OffPolicyModel) -> RandomPolicy | GivenPolicy:
         """Build the policy that acts until the buffer is filled."""

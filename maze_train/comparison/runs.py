@@ -1,0 +1,196 @@
+"""Runs that are compared: found in directories, and read from their files."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.config.stored import read_settings
+from maze_train.config.sweep_jobs import JOBS_FILE, read_jobs
+from maze_train.config.writing import CONFIG_FILE
+from maze_train.envs.config import EnvConfig
+from maze_train.envs.factory import env_name
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.files import read_regular
+from maze_train.targets import TARGET
+from maze_train.tracking.rows import read_rows
+from maze_train.tracking.services import flattened
+from maze_train.tracking.tracker import ENV_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from maze_train.comparison.aggregates import Array
+    from maze_train.tracking.tracker import MetricsRow
+
+
+METRICS_FILE, SUMMARY_FILE = "metrics.csv", "summary.json"
+WALL_TIME = "time/total_s"
+PACKAGE = "maze_train.algorithms."
+NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "tracking", "checkpoint")
+"""Settings, and sections of settings, that change no number of a run but its sample."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that does not count, and the reason."""
+
+    name: str
+    """Directory of the run, or job of a sweep."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory holds."""
+
+    directory: Path
+    env: str
+    algorithm: str
+    seed: Any
+    settings: dict[str, Any]
+    """Settings by dotted key, without those of `NOT_COMPARED`."""
+
+    rows: list[MetricsRow]
+
+    def curve(self, metric: str) -> tuple[Array, Array, Array]:
+        """Steps, seconds and values of all finite values of a metric."""
+        found = [(row[ENV_STEPS], row.get(WALL_TIME, np.nan), row.get(metric)) for row in self.rows]
+        points = [point for point in found if point[2] is not None and np.isfinite(point[2])]
+        steps, seconds, values = np.array(points, np.float64).reshape(-1, 3).T
+        return steps, seconds, values
+
+
+@dataclass(frozen=True)
+class Found:
+    """Directories of runs, and jobs of sweeps that failed."""
+
+    directories: list[Path]
+    errors: dict[Path, str]
+    """Errors of jobs by the directory of their run."""
+
+    without_run: list[LeftOut]
+    """Jobs that failed before there was a directory."""
+
+
+def find_runs(names: Iterable[str]) -> Found:
+    """The runs in some directories, each once, in the order of the names.
+
+    Args:
+        names: Directories of runs, directories above some, and patterns of these.
+
+    Raises:
+        ConfigError: If a name leads to no run.
+        RunDirectoryError: If the jobs of a sweep can not be read.
+    """
+    found = Found([], {}, [])
+    for name in names:
+        roots = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+        before = len(found.directories) + len(found.without_run)
+        known = {path.resolve() for path in found.directories}
+        repeated = False
+        for root in roots:
+            for path in _below(Path(root).absolute(), found):
+                repeated |= path.resolve() in known
+                if path.resolve() not in known:
+                    known.add(path.resolve())
+                    found.directories.append(path)
+        if len(found.directories) + len(found.without_run) == before and not repeated:
+            problem = f"there is no run: expected a directory with {CONFIG_FILE}, or one above some"
+            raise ConfigError("runs", problem, name)
+    return found
+
+
+def _below(root: Path, found: Found) -> Iterator[Path]:
+    """Directories of runs in one directory; what lies within a run is none of its own."""
+    for folder, names, files in os.walk(root):
+        path = Path(folder)
+        names.sort(key=lambda name: (len(name), name))  # numbers in their order
+        if JOBS_FILE in files:
+            for job in read_jobs(path):
+                run_dir = Path(job.run_dir)
+                is_run = (run_dir / CONFIG_FILE).is_file()
+                if is_run and not run_dir.is_relative_to(path):
+                    yield run_dir
+                if job.error and is_run:
+                    found.errors[run_dir.resolve()] = job.error
+                elif job.error:
+                    left = LeftOut(f"{path.name}: {job.label}", job.error)
+                    found.without_run.extend([left] if left not in found.without_run else [])
+        if CONFIG_FILE in files:
+            names.clear()
+            yield path
+
+
+def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
+    """Read a run; nothing that its configuration names is imported.
+
+    Args:
+        directory: Its directory.
+        error: Failure of its job, if that is known.
+        unfinished: Whether it counts although it did not come to its end.
+
+    Raises:
+        RunDirectoryError: If it has no metrics, did not come to its end, or a file is damaged; the
+            message is the reason why it can not be compared.
+    """
+    settings = read_settings(directory)
+    rows = read_rows(directory / METRICS_FILE)
+    problem = "" if unfinished else error or _stopped(directory, settings)
+    if not rows:
+        empty = "has no rows" if (directory / METRICS_FILE).exists() else "is missing"
+        problem = problem or f"{METRICS_FILE} {empty}"
+    if problem:
+        raise RunDirectoryError(problem)
+    try:
+        flat = {
+            key: value
+            for key, value in flattened(settings).items()
+            if not is_within(key, NOT_COMPARED)
+        }
+        algorithm = algorithm_name(settings["algorithm"])
+        return Run(directory, _env_name(settings), algorithm, settings.get("seed"), flat, rows)
+    except (KeyError, TypeError, ConfigError) as cause:
+        raise RunDirectoryError(f"{CONFIG_FILE} is not that of a run: {cause}") from cause
+
+
+def _stopped(directory: Path, settings: Mapping[str, Any]) -> str:
+    """The reason why a run did not come to its end; empty: it did, or nothing tells."""
+    path = directory / SUMMARY_FILE
+    if not path.exists():
+        is_written = settings.get("tracking", {}).get("summary", False)
+        return "has not ended, or was killed (no summary.json)" if is_written else ""
+    try:
+        reason = json.loads(read_regular(path))["stop_reason"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{SUMMARY_FILE} is damaged: {error}") from error
+    words = {"error": "failed (stop_reason error)", "interrupted": "was interrupted"}
+    return words.get(str(reason), "")
+
+
+def algorithm_name(settings: Mapping[str, Any]) -> str:
+    """The name of an algorithm: that of its folder here, or the class of a user."""
+    target = str(settings[TARGET])
+    if target.startswith(PACKAGE):
+        return target.removeprefix(PACKAGE).partition(".")[0]
+    return target.rpartition(".")[2]
+
+
+def _env_name(settings: Mapping[str, Any]) -> str:
+    """The name of an environment; without one that of the data set that was learned from."""
+    env, dataset = settings["env"], settings["runner"].get("dataset")
+    if env.get("id") or env.get(TARGET) or not dataset:
+        return env_name(EnvConfig(id=env.get("id"), target=env.get(TARGET)))
+    return str(dataset if isinstance(dataset, str) else dataset.get(TARGET))
+
+
+def is_within(key: str, sections: Iterable[str]) -> bool:
+    """Whether a dotted key is one of some, or lies in the section of one."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -1,0 +1,243 @@
+"""The figures of runs that differ in nothing but the seed, and their tables."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from maze_train.comparison.aggregates import bootstrap_interval, interquartile_mean
+from maze_train.comparison.runs import is_within
+from maze_train.tracking.formatting import compact, duration, readable
+from maze_train.tracking.writers import cell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from maze_train.comparison.aggregates import Array
+    from maze_train.comparison.runs import Run
+
+Figures: TypeAlias = dict[str, float]
+Row: TypeAlias = dict[str, Any]
+
+ABSENT = "-"
+NOT_SET = "not set"
+"""Value of a setting that some of the runs do not have."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one algorithm in one environment that differ in nothing but the seed."""
+
+    env: str
+    algorithm: str
+    settings: tuple[str, ...]
+    """Values of the settings in which the runs of the comparison differ."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        """Algorithm and settings, which runs in other environments may have as well."""
+        return (self.algorithm, *self.settings)
+
+
+def differing_settings(runs: Iterable[Run], ignore: Sequence[str] = ()) -> list[str]:
+    """The settings in which runs of the same algorithm in the same environment differ.
+
+    Those of two algorithms, or of two environments, differ anyway.
+
+    Args:
+        runs: The runs.
+        ignore: Settings, and sections of settings, that do not count.
+    """
+    alike: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.env, run.algorithm), []).append(run)
+    differing: dict[str, None] = {}
+    for others in alike.values():
+        for key in dict.fromkeys(key for run in others for key in run.settings):
+            if len({_text(run, key) for run in others}) > 1 and not is_within(key, ignore):
+                differing[key] = None
+    return list(differing)
+
+
+def _text(run: Run, key: str) -> str:
+    return str(run.settings.get(key, NOT_SET))
+
+
+def grouped(runs: Iterable[Run], keys: Sequence[str]) -> list[Group]:
+    """The runs by environment, algorithm and the settings in which they differ."""
+    members: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        name = (run.env, run.algorithm, *(_text(run, key) for key in keys))
+        members.setdefault(name, []).append(run)
+
+    def order(name: tuple[str, ...]) -> list[tuple[float, str]]:
+        return [(_number(part), part) for part in name]
+
+    return [Group(n[0], n[1], n[2:], tuple(members[n])) for n in sorted(members, key=order)]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def figures(group: Group, metric: str, mode: str, threshold: float | None, n: int) -> Figures:
+    """The figures of a group by the names of their columns.
+
+    A run that does not reach the threshold counts as infinitely long in the medians; there is none
+    where half of the runs do not reach it.
+
+    Args:
+        group: The runs.
+        metric: Metric that is compared.
+        mode: `max` or `min`: which values are better.
+        threshold: Value for which steps and time are given; None: none.
+        n: Bootstrap samples.
+    """
+    curves = [run.curve(metric) for run in group.runs]
+    better = np.max if mode == "max" else np.min
+    best = np.array([better(values) for _, _, values in curves])
+    found: Figures = {
+        "runs": len(curves),
+        "env_steps": float(np.mean([steps[-1] for steps, _, _ in curves])),
+        "wall_time_s": float(np.mean([seconds[-1] for _, seconds, _ in curves])),
+        **spread("final", [np.array([values[-1] for _, _, values in curves])], n),
+        **spread("best", [best], n),
+    }
+    if threshold is not None:
+        ends = np.array([_reached(curve, threshold, mode) for curve in curves])
+        found["reached"] = int(np.isfinite(ends[:, 0]).sum())
+        middle = np.sort(ends, axis=0)[[(len(ends) - 1) // 2, len(ends) // 2]].mean(axis=0)
+        steps, seconds = np.where(np.isfinite(middle), middle, math.nan)
+        found["steps_to_threshold"], found["seconds_to_threshold"] = float(steps), float(seconds)
+    return found
+
+
+def spread(name: str, strata: Sequence[Array], n: int) -> Figures:
+    """Mean, interquartile mean and its interval of values of one or several tasks."""
+    joined = np.concatenate(strata)
+    low, high = bootstrap_interval(strata, n)
+    return {
+        f"{name}_mean": float(joined.mean()),
+        f"{name}_iqm": float(interquartile_mean(joined)),
+        f"{name}_low": float(low),
+        f"{name}_high": float(high),
+    }
+
+
+def _reached(curve: tuple[Array, Array, Array], threshold: float, mode: str) -> tuple[float, float]:
+    """Steps and seconds at the first value that is as good as the threshold; else infinity."""
+    steps, seconds, values = curve
+    good = np.flatnonzero(values >= threshold if mode == "max" else values <= threshold)
+    return (float(steps[good[0]]), float(seconds[good[0]])) if len(good) else (math.inf, math.inf)
+
+
+def overall(
+    groups: Iterable[Group], metric: str, mode: str, bounds: Mapping[str, Sequence[float]], n: int
+) -> dict[tuple[str, ...], Figures]:
+    """The figures over several environments, for what has runs in each of them.
+
+    Args:
+        groups: All groups.
+        metric: Metric that is compared.
+        mode: `max` or `min`: which values are better.
+        bounds: By environment the values that count as 0 and as 1.
+        n: Bootstrap samples.
+
+    Returns:
+        Figures by name of the group: algorithm and settings.
+    """
+    strata: dict[tuple[str, ...], dict[str, tuple[Array, Array]]] = {}
+    for group in groups:
+        if group.env in bounds:
+            zero, one = bounds[group.env]
+            better = np.max if (mode == "max") == (one > zero) else np.min
+            values = [(run.curve(metric)[2] - zero) / (one - zero) for run in group.runs]
+            ends = np.array([v[-1] for v in values]), np.array([better(v) for v in values])
+            strata.setdefault(group.name, {})[group.env] = ends
+    return {
+        name: {
+            "runs": sum(len(final) for final, _ in tasks.values()),
+            **spread("final", [final for final, _ in tasks.values()], n),
+            **spread("best", [best for _, best in tasks.values()], n),
+        }
+        for name, tasks in strata.items()
+        if len(tasks) == len(bounds)
+    }
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def shown(row: Row, threshold: float | None) -> dict[str, str]:
+    """The figures of a row in words; what does not fit into a line is left to the file."""
+    texts = {"runs": str(row["runs"])}
+    if "env_steps" in row:
+        texts["steps"], texts["time"] = compact(row["env_steps"]), _time(row["wall_time_s"])
+    for name in ("final", "best"):
+        texts[f"{name} mean"] = readable(row[f"{name}_mean"])
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        interval = "" if math.isnan(low) else f" [{readable(low)}, {readable(high)}]"
+        texts[f"{name} IQM [95 %]"] = readable(row[f"{name}_iqm"]) + interval
+    if "reached" in row:
+        steps = row["steps_to_threshold"]
+        texts[f"reached {threshold:g}"] = f"{row['reached']} of {row['runs']}"
+        texts["at step"] = ABSENT if math.isnan(steps) else compact(steps)
+        texts["after"] = _time(row["seconds_to_threshold"])
+    return texts
+
+
+def _time(seconds: float) -> str:
+    return ABSENT if math.isnan(seconds) else duration(seconds)
+
+
+def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Rows as lines, the columns aligned: words to the left, numbers to the right."""
+    columns = list(rows[0])
+    lines = [columns, *([row.get(name, "") for name in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    left = [not any(_is_figure(row.get(name, "")) for row in rows) for name in columns]
+    return [
+        "  ".join(
+            text.ljust(width) if is_left else text.rjust(width)
+            for text, width, is_left in zip(line, widths, left, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def _is_figure(text: str) -> bool:
+    return text[:1].isdigit() or text[:2].lstrip("-")[:1].isdigit()
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Rows as a table of Markdown."""
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[row.get(name, "") for name in columns] for row in rows]
+    return [
+        f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines
+    ]
+
+
+def csv_table(rows: Sequence[Row]) -> str:
+    """Rows as CSV, numbers in full; what is not there is empty."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    table.writerow(columns)
+    for row in rows:
+        values = [row.get(name, math.nan) for name in columns]
+        table.writerow(
+            [v if isinstance(v, str) else "" if math.isnan(v) else cell(v) for v in values]
+        )
+    return buffer.getvalue()

@@ -1,0 +1,308 @@
+"""Rollouts of several agents, taken apart into rollouts of their policies, a row for each turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from maze_train.data.joining import join_rollouts
+from maze_train.data.rollout import Rollout
+from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED, part_of
+from maze_train.types import Tensor, TensorTree, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What one agent saw, did and got in T steps of E environments."""
+
+    obs: TensorTree
+    """`[T + 1, E, ...]`"""
+
+    actions: TensorTree
+    """`[T, E, ...]`; those of steps in which the agent does not act mean nothing."""
+
+    acts: Tensor
+    """Whether the agent acts on an observation, `[T + 1, E]` bool."""
+
+    rewards: Tensor
+    """`[T, E]`"""
+
+    terminated: Tensor
+    """Whether its episode ended in the step, `[T, E]` bool."""
+
+    truncated: Tensor
+    """Whether it was cut off, `[T, E]` bool."""
+
+    lost: Tensor
+    """Whether the episode of all was lost, `[T, E]` bool."""
+
+    last_obs: TensorTree
+    """Observation after each step, that of a new episode nowhere: `[T, E, ...]`, or of as many
+    rows as `last_rows` refers to."""
+
+    states: Tensor | None
+    """Memory before each observation, `[T + 1, E, S]`."""
+
+
+class TurnSplitter:
+    """Makes rollouts of the policies from rollouts of all agents.
+
+    A turn of an agent begins with an action and ends where the agent acts next, or its episode
+    ends. Its reward is the sum of what the agent got in between, whoever acted: so the reward that
+    the move of an opponent brings belongs to the own move before. What an agent gets before its
+    first action of an episode belongs to none.
+
+    Row i of a column is turn i of one agent in one environment; the columns of agents with the same
+    policy lie side by side, agent by agent. Columns have different numbers of turns: rows at the
+    end that are none are not valid. A turn that has not ended is kept for the next rollout.
+
+    Args:
+        policies: The agents of each policy, by its id.
+        state_sizes: Size of the memory of each agent, in the order in which rollouts hold them.
+        multiple: The number of rows is a multiple of this.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Sequence[str]],
+        state_sizes: Mapping[str, int],
+        multiple: int = 1,
+    ) -> None:
+        self._policies = {policy: list(agents) for policy, agents in policies.items() if agents}
+        self._state_sizes = dict(state_sizes)
+        self._multiple = multiple
+        self._running: dict[str, _Steps] = {}
+
+    def split(self, rollout: Rollout) -> dict[str, Rollout]:
+        """The rollouts of the policies, by id, of those that made a turn.
+
+        Args:
+            rollout: T steps of E environments with all last observations.
+        """
+        steps = self._steps_of_agents(rollout)
+        found: dict[str, Rollout] = {}
+        for policy, agents in self._policies.items():
+            turns = [_Turns(self._with_running(agent, steps[agent])) for agent in agents]
+            rows = max(one.num_rows for one in turns)
+            if rows:
+                rows += -rows % self._multiple
+                found[policy] = join_rollouts([one.rollout(rows) for one in turns])
+            for agent, one in zip(agents, turns, strict=True):
+                self._keep_running(agent, one)
+        return found
+
+    def forget(self, envs: Tensor) -> None:
+        """Drop the running turns of some environments, `[E]` bool: their episodes were lost."""
+        for agent, steps in self._running.items():
+            self._running[agent] = replace(steps, acts=steps.acts & ~envs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The turns that have not ended."""
+        return {agent: _columns(steps) for agent, steps in self._running.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._running = {agent: _Steps(**columns) for agent, columns in state.items()}
+
+    def _steps_of_agents(self, rollout: Rollout) -> dict[str, _Steps]:
+        obs, last_obs = cast("dict[str, Tensor]", rollout.obs), _last_obs(rollout)
+        parts, last_parts = part_of(obs, AGENTS), part_of(last_obs, AGENTS)
+        actions = cast("dict[str, Tensor]", rollout.actions)
+        terminated = last_obs[TERMINATED].bool()
+        truncated = last_obs[TRUNCATED].bool()
+        # Whoever has not ended does so with the episode, which a time limit may cut off.
+        terminated |= rollout.terminated.unsqueeze(-1) & ~truncated
+        truncated |= rollout.truncated.unsqueeze(-1) & ~terminated
+        valid = rollout.valid
+        lost = torch.zeros_like(rollout.terminated) if valid is None else ~valid
+        states: list[Tensor | None] = [None] * len(self._state_sizes)
+        if rollout.hidden_states is not None:
+            states = list(
+                torch.split(rollout.hidden_states, list(self._state_sizes.values()), dim=-1)
+            )
+        return {
+            agent: _Steps(
+                obs=part_of(parts, agent),
+                actions=part_of(actions, agent),
+                acts=obs[ACTS][..., i].bool(),
+                rewards=last_obs[REWARDS][..., i],
+                terminated=terminated[..., i],
+                truncated=truncated[..., i],
+                lost=lost,
+                last_obs=part_of(last_parts, agent),
+                states=None if (state := states[i]) is None or not state.shape[-1] else state,
+            )
+            for i, agent in enumerate(self._state_sizes)
+        }
+
+    def _with_running(self, agent: str, steps: _Steps) -> _Steps:
+        """The steps after the turns that the rollout before left, which become a row before them.
+
+        Each of these rows stands for all steps that its turn has had.
+        """
+        running = self._running.get(agent)
+        if running is None or not running.acts.any():
+            return steps
+        before, after = _columns(running), _columns(steps)
+        joined: dict[str, Any] = {
+            name: None if column is None else _after(before[name], column)
+            for name, column in after.items()
+        }
+        return _Steps(**joined)
+
+    def _keep_running(self, agent: str, turns: _Turns) -> None:
+        running = turns.running()
+        if running is None:
+            self._running.pop(agent, None)
+        else:
+            self._running[agent] = running
+
+
+class _Turns:
+    """The turns of one agent in E environments."""
+
+    def __init__(self, steps: _Steps) -> None:
+        self.steps = steps
+        num_steps, num_envs = steps.rewards.shape
+        self._envs = torch.arange(num_envs)
+        times = torch.arange(num_steps + 1).unsqueeze(1)
+        acts = steps.acts[:-1]
+        self._numbers = (acts.cumsum(0) - 1).clamp(min=0)
+        """Number of the turn that a step belongs to, `[T, E]`."""
+        starts = torch.where(acts, times[:-1], -1).cummax(0).values
+        ends = (steps.terminated | steps.truncated | steps.lost).long()
+        ends_before = ends.cumsum(0) - ends
+        self._is_open = starts >= 0
+        self._is_open &= ends_before == ends_before.gather(0, starts.clamp(min=0))
+        self._counts = acts.sum(0)
+        self._size = int(self._counts.max())
+        # The turn that begins with the observation after the last step has a row as well.
+        numbers = torch.where(steps.acts, steps.acts.cumsum(0) - 1, self._size + 1)
+        self._times = torch.zeros(self._size + 2, num_envs, dtype=torch.int64)
+        self._times.scatter_(0, numbers, times.expand_as(numbers).contiguous())
+        self._times = self._times[:-1]
+        self.rewards = self._sum(steps.rewards)
+        self.terminated = self._any(steps.terminated)
+        self.truncated = self._any(steps.truncated) & ~self.terminated
+        self.lost = self._any(steps.lost)
+        self.is_running = (self._counts > 0) & ~steps.acts[-1]
+        if self._size:
+            last = (self._counts - 1).clamp(min=0).unsqueeze(0)
+            has_ended = self.terminated | self.truncated | self.lost
+            self.is_running &= ~has_ended.gather(0, last).squeeze(0)
+        self.complete = self._counts - self.is_running.long()
+        """Number of turns that have ended, `[E]`."""
+
+    @property
+    def num_rows(self) -> int:
+        """Turns that have ended, at most, in one environment."""
+        return int(self.complete.max())
+
+    def rollout(self, rows: int) -> Rollout:
+        """The turns that have ended, and rows that are none up to a number."""
+        steps, num_envs = self.steps, len(self._envs)
+        times = _resized(self._times, rows + 1)
+        numbers = torch.arange(rows).unsqueeze(1)
+        valid = (numbers < self.complete) & ~_resized(self.lost, rows)
+        truncated = _resized(self.truncated, rows) & valid
+        positions = truncated.flatten().nonzero().squeeze(1)
+        ends = self._end_times()[positions // num_envs, positions % num_envs]
+        envs = positions % num_envs
+        return Rollout(
+            obs=self._taken(steps.obs, times),
+            actions=self._taken(steps.actions, times[:-1].clamp(max=len(steps.rewards) - 1)),
+            rewards=_resized(self.rewards, rows) * valid,
+            terminated=_resized(self.terminated, rows) & valid,
+            truncated=truncated,
+            final_obs=tree_map(lambda x: x[ends, envs], steps.last_obs),
+            final_positions=positions,
+            valid=None if bool(valid.all()) else valid,
+            hidden_states=None if steps.states is None else self._rows(steps.states, times),
+        )
+
+    def running(self) -> _Steps | None:
+        """The turns that have not ended, as one step each; None: there is none."""
+        if not bool(self.is_running.any()):
+            return None
+        last = (self._counts - 1).clamp(min=0)
+        times = self._times[last, self._envs].clamp(max=len(self.steps.rewards) - 1).unsqueeze(0)
+        none = torch.zeros_like(times, dtype=torch.bool)
+        steps = self.steps
+        obs = tree_map(lambda x: self._rows(x, times), steps.obs)
+        return _Steps(
+            obs=obs,
+            actions=tree_map(lambda x: self._rows(x, times), steps.actions),
+            acts=self.is_running.unsqueeze(0),
+            rewards=self.rewards[last, self._envs].unsqueeze(0),
+            terminated=none,
+            truncated=none,
+            lost=none,
+            last_obs=obs,
+            states=None if steps.states is None else self._rows(steps.states, times),
+        )
+
+    def _taken(self, tree: TensorTree, times: Tensor) -> TensorTree:
+        """The rows of some times, in the memory of all of them if that is what they are."""
+        if len(times) == len(self.steps.acts) - (tree is self.steps.actions) and self._all_act:
+            return tree
+        return tree_map(lambda x: self._rows(x, times), tree)
+
+    @property
+    def _all_act(self) -> bool:
+        return bool(self.steps.acts[:-1].all())
+
+    def _rows(self, leaf: Tensor, times: Tensor) -> Tensor:
+        return leaf[times, self._envs]
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """The sum over the steps of each turn, `[N, E]`."""
+        sums = torch.zeros(self._size, len(self._envs), dtype=values.dtype)
+        if self._size:
+            sums.scatter_add_(0, self._numbers, values * self._is_open)
+        return sums
+
+    def _any(self, flags: Tensor) -> Tensor:
+        """Whether a flag is set in a step of each turn, `[N, E]` bool."""
+        return self._sum(flags.long()) > 0
+
+    def _end_times(self) -> Tensor:
+        """The step in which each truncated turn ended, `[N, E]`."""
+        times = torch.arange(len(self.steps.rewards)).unsqueeze(1)
+        return self._sum(self.steps.truncated * times)
+
+
+def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
+    """Observations after each step, true last ones where an episode ended, `[T, E, ...]`."""
+    obs = cast("dict[str, Tensor]", rollout.obs)
+    found = {key: leaf[1:] for key, leaf in obs.items()}
+    if not len(rollout.final_positions):
+        return found
+    final = cast("dict[str, Tensor]", rollout.final_obs)
+    for key, leaf in found.items():
+        found[key] = leaf.clone()
+        found[key].flatten(0, 1)[rollout.final_positions] = final[key]
+    return found
+
+
+def _resized(rows: Tensor, count: int) -> Tensor:
+    """The first rows, or all and zeros after them."""
+    if len(rows) >= count:
+        return rows[:count]
+    return torch.cat([rows, rows.new_zeros(count - len(rows), *rows.shape[1:])])
+
+
+def _columns(steps: _Steps) -> dict[str, Any]:
+    return {field.name: getattr(steps, field.name) for field in fields(steps)}
+
+
+def _after(before: TensorTree, after: TensorTree) -> TensorTree:
+    """Two trees of the same form, one after the other in time."""
+    if isinstance(after, dict):
+        earlier = cast("dict[str, Tensor]", before)
+        return {key: torch.cat([earlier[key], leaf]) for key, leaf in after.items()}
+    return torch.cat([cast("Tensor", before), after])

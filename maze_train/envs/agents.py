@@ -1,0 +1,320 @@
+"""Environments with several agents: their interface, and how they are run as one environment.
+
+An episode is a sequence of turns. A turn says who acts next; the following one comes from the
+actions of exactly these agents. So it makes no difference whether agents act one at a time, several
+at once or all of them, whether some end early or are born late, or whether an "agent" is one of the
+decisions that a step consists of, such as `choose_item` and then `choose_place`.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from maze_train.envs.buffers import masked_writer, row_writer
+from maze_train.errors import EnvError, SpaceError
+from maze_train.spaces.agents import AgentSpaces
+from maze_train.spaces.describe import FlatView, is_mask_key
+from maze_train.spaces.masks import mask_layout
+from maze_train.targets import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from maze_train.envs.buffers import Array
+
+
+PETTINGZOO = "maze_train.envs.pettingzoo"
+"""Adapters of PettingZoo's environments, found where somebody has imported PettingZoo."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a reset or a step of a `MultiAgentEnv` brings.
+
+    An agent that is in `obs` and has not ended acts next. The episode is over when nobody does.
+    """
+
+    obs: Mapping[str, Any]
+    """Observations of the agents that act next, and the last ones of those that have just ended,
+    which a truncated agent must have: its value is estimated from it."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Rewards since the turn before, of any agents, also of those that did not act. They belong to
+    the last action of the agent. A step that consists of decisions gives its reward to each."""
+    terminated: Collection[str] | Mapping[str, bool] = ()
+    """Agents whose episode has ended since the turn before."""
+    truncated: Collection[str] | Mapping[str, bool] = ()
+    """Agents whose episode was cut off since the turn before, such as by a time limit."""
+    infos: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Diagnostics by agent."""
+
+
+class MultiAgentEnv(ABC):
+    """Base of environments with several agents.
+
+    Attributes:
+        possible_agents: Names of all agents that may ever act, in a fixed order; any text without
+            `/`.
+        metadata: As gymnasium has it: `render_modes`, `render_fps`.
+        render_mode: What `render` returns, as gymnasium has it.
+    """
+
+    possible_agents: Sequence[str]
+    metadata: Mapping[str, Any] = MappingProxyType({})
+    render_mode: str | None = None
+
+    @abstractmethod
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """The space of the observations of an agent, the same at any time."""
+
+    @abstractmethod
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """The space of the actions of an agent, the same at any time."""
+
+    @abstractmethod
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
+        """Begin an episode, which follows from the seed and the actions."""
+
+    @abstractmethod
+    def step(self, actions: dict[str, Any]) -> Turn:
+        """Go on to the next turn.
+
+        Args:
+            actions: One action of each agent that acts, and of no other.
+        """
+
+    def render(self) -> Any:
+        """A picture of the present state, by `render_mode`."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to do
+        """Give back what the environment holds, such as windows."""
+
+
+class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
+    """An environment of A agents as one gymnasium environment; a turn of it is a step.
+
+    Whatever works with environments works with it: workers, exact resume, time limits, evaluation,
+    recording. `maze_train.spaces.agents` says what its observations and actions are, with agents in
+    the order of `possible_agents`, which `metadata["agents"]` tells as well. Before its first
+    observation an agent is shown something of its space (as near to 0 as it may be, all actions
+    legal). The
+    reward is the mean of the rewards over all possible agents, so one that is given to all of them
+    counts once. When nobody acts, the episode is truncated if the episode of an agent was,
+    otherwise it is terminated. Infos are under the names of their agents.
+
+    Legal actions of an agent are the key `action_mask` of its own observation
+    (`maze_train.spaces.masks`).
+
+    Args:
+        env: The environment.
+
+    Raises:
+        EnvError: If names of agents can not be used; in reset and step also if a turn names an
+            unknown agent or one that has ended before, an observation is not of its space or an
+            agent that acts has no legal action, the last observation of a truncated agent is
+            missing, or nobody acts after a reset.
+        SpaceError: If a space can not be flattened, or a mask does not fit the actions.
+    """
+
+    def __init__(self, env: MultiAgentEnv) -> None:
+        self.env = env
+        self.agents = agents = checked_names(env.possible_agents)
+        self.metadata = {**env.metadata, "agents": agents}
+        self.render_mode = env.render_mode
+        each = AgentSpaces(
+            {agent: env.observation_space(agent) for agent in agents},
+            {agent: env.action_space(agent) for agent in agents},
+        )
+        self._seats = {agent: _Seat(agent, *each.of(agent)) for agent in agents}
+        self.observation_space = each.observation_space
+        self.action_space = each.action_space
+        self._shown: dict[str, Any] = {}
+        self._acting: list[str] = []
+        self._gone: set[str] = set()
+        self._was_cut = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        self._shown = {agent: seat.neutral() for agent, seat in self._seats.items()}
+        self._gone = set()
+        self._was_cut = False
+        turn = self.env.reset(seed=seed, options=options)
+        obs, _ = self._read(turn)
+        if not self._acting:
+            raise EnvError(
+                f"reset() gave observations of {sorted(turn.obs)}, and nobody acts: expected those "
+                "of the agents that act first"
+            )
+        return obs, dict(turn.infos)
+
+    def step(
+        self, action: dict[str, Any]
+    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Let those act whose turn it is."""
+        if not self._acting:
+            raise EnvError("step() was called while nobody acts: call reset() first")
+        turn = self.env.step({agent: action[agent] for agent in self._acting})
+        obs, total = self._read(turn)
+        is_over = not self._acting
+        ends = is_over and not self._was_cut, is_over and self._was_cut
+        return obs, total / len(self.agents), *ends, dict(turn.infos)
+
+    def render(self) -> Any:
+        """What the environment renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _read(self, turn: Turn) -> tuple[dict[str, Any], float]:
+        """Note who acts and who has ended; returns the observation, and the sum of rewards."""
+        terminated, truncated = ended(turn.terminated), ended(turn.truncated)
+        self._check(turn, terminated, truncated)
+        over = terminated | truncated
+        self._gone |= over
+        self._was_cut = self._was_cut or bool(truncated)
+        self._acting = [agent for agent in self.agents if agent in turn.obs and agent not in over]
+        rewards, total = np.zeros(len(self.agents), np.float32), 0.0
+        for i, agent in enumerate(self.agents):
+            if agent in turn.obs:
+                seat = self._seats[agent]
+                self._shown[agent] = seat.show(turn.obs[agent], acts=agent not in over)
+            if agent in turn.rewards:
+                reward = turn.rewards[agent]
+                total += float(reward)
+                rewards[i] = reward
+        return {
+            "agents": dict(self._shown),
+            "acts": self._flags(self._acting),
+            "rewards": rewards,
+            "terminated": self._flags(terminated),
+            "truncated": self._flags(truncated),
+        }, total
+
+    def _flags(self, chosen: Collection[str]) -> Array:
+        return np.array([agent in chosen for agent in self.agents], np.int8)
+
+    def _check(self, turn: Turn, terminated: set[str], truncated: set[str]) -> None:
+        """Refuse a turn with agents that can not be meant."""
+        named = {
+            "obs": turn.obs.keys(),
+            "rewards": turn.rewards.keys(),
+            "terminated": terminated,
+            "truncated": truncated,
+            "infos": turn.infos.keys(),
+        }
+        for key, agents in named.items():
+            if not agents <= self._seats.keys():
+                raise EnvError(
+                    f"{key} names the agents {sorted(map(str, agents - self._seats.keys()))}: "
+                    f"expected some of possible_agents {list(self.agents)}"
+                )
+        for key in ("obs", "terminated", "truncated") if self._gone else ():
+            if not self._gone.isdisjoint(named[key]):
+                raise EnvError(
+                    f"{key} names the agents {sorted(self._gone & named[key])}, which have ended "
+                    "before in this episode: leave them out until the next reset"
+                )
+        if not truncated <= turn.obs.keys():
+            raise EnvError(
+                f"the agents {sorted(truncated - turn.obs.keys())} are truncated without a last "
+                "observation: put it into obs, because their values are estimated from it"
+            )
+
+
+class _Seat:
+    """The place of one agent in joint observations."""
+
+    def __init__(
+        self, agent: str, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> None:
+        self._agent = agent
+        self._view = FlatView(observation_space)
+        self._columns: dict[str, Array] = {
+            key: np.zeros((1, *(leaf.shape or ())), leaf.dtype)
+            for key, leaf in self._view.leaves.items()
+        }
+        self._write = self._write_acting = row_writer(self._view, self._columns)
+        masks = mask_layout(observation_space, action_space)
+        self._has_masks = masks is not None
+        if masks is not None:
+            self._write_acting = masked_writer(self._write, masks, self._columns)
+
+    def show(self, obs: Any, *, acts: bool) -> Any:
+        """A copy of an observation of the agent, in the types of its space."""
+        try:
+            (self._write_acting if acts else self._write)(0, obs)
+        except SpaceError as error:
+            raise EnvError(f"agent {self._agent!r}: {error}") from error
+        return self._built({key: column[0, ...].copy() for key, column in self._columns.items()})
+
+    def neutral(self) -> Any:
+        """Something of the space that says nothing, in which all actions are legal."""
+        return self._built(
+            {
+                key: np.ones_like(self._columns[key][0, ...])
+                if self._has_masks and is_mask_key(key)
+                else nearest_to_zero(leaf)
+                for key, leaf in self._view.leaves.items()
+            }
+        )
+
+    def _built(self, leaves: dict[str, Any]) -> Any:
+        return leaves[""] if self._view.is_single else self._view.build(leaves)
+
+
+def nearest_to_zero(leaf: Any) -> Any:
+    """The value of a leaf of a space that is 0, or as near to it as it may be."""
+    if isinstance(leaf, spaces.Box):
+        return np.asarray(np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high))
+    start = getattr(leaf, "start", 0)  # Categories are counted from there.
+    return np.full(leaf.shape or (), start, leaf.dtype)
+
+
+def ended(flags: Collection[str] | Mapping[str, bool]) -> set[str]:
+    """The agents that are named, or flagged in a mapping."""
+    if isinstance(flags, Mapping):
+        return {agent for agent, flag in flags.items() if flag}
+    return set(flags)
+
+
+def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
+    """The names of agents.
+
+    Raises:
+        EnvError: If there are none, one can not be a part of a key, or two are the same.
+    """
+    agents = tuple(possible_agents)
+    wrong = [name for name in agents if not isinstance(name, str) or not name or "/" in name]
+    if wrong or not agents or len(set(agents)) < len(agents):
+        raise EnvError(
+            f"possible_agents = {list(agents)!r}: expected at least one name, each of them another "
+            "text that is not empty and holds no '/'; rename them"
+        )
+    return agents
+
+
+def other_kinds() -> tuple[type, ...]:
+    """Classes beside gymnasium's whose environments can be run, of packages that are imported."""
+    others = locate(f"{PETTINGZOO}.kinds")() if "pettingzoo" in sys.modules else ()
+    return (MultiAgentEnv, *others)
+
+
+def joined(env: Any) -> Any:
+    """An environment with several agents as one of gymnasium; anything else as it is."""
+    if "pettingzoo" in sys.modules:
+        env = locate(f"{PETTINGZOO}.adapted")(env)
+    return JointEnv(env) if isinstance(env, MultiAgentEnv) else env

@@ -1,0 +1,287 @@
+"""Environments of PettingZoo, by name and as those of this package.
+
+Source: Terry et al. (2021), arXiv:2009.14471; the API of PettingZoo 1.27.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import re
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze_train.envs.agents import MultiAgentEnv, Turn
+from maze_train.envs.info_masks import MaskOfInfo, mask_size
+from maze_train.errors import ConfigError, EnvError, MissingExtraError, nearest
+from maze_train.extras import import_extra
+from maze_train.spaces.describe import MASK_KEY
+from maze_train.spaces.masks import mask_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gymnasium import spaces
+
+
+EXTRA = "pettingzoo"
+PREFIX = "pettingzoo:"
+MPE = "mpe2"
+"""The package that the environments under `mpe/` have moved to."""
+
+
+def kinds() -> tuple[type, type]:
+    """PettingZoo's two classes of environments: `ParallelEnv` and `AECEnv`.
+
+    Raises:
+        MissingExtraError: If PettingZoo is not installed.
+    """
+    package = import_extra("pettingzoo", EXTRA, "this environment")
+    return package.ParallelEnv, package.AECEnv
+
+
+def adapted(env: Any) -> Any:
+    """An environment of PettingZoo as a `MultiAgentEnv`; anything else as it is."""
+    parallel, aec = kinds()
+    if isinstance(env, parallel):
+        return ParallelAgents(env)
+    return AlternatingAgents(env) if isinstance(env, aec) else env
+
+
+class PettingZooAgents(MultiAgentEnv):
+    """What the adapters of both kinds of environments share.
+
+    Legal actions that infos tell under `action_mask` become a part of the observations, as
+    `ActionMaskWrapper` does it, where an agent has some after a first reset. An info without them
+    says that all actions are legal.
+
+    Args:
+        env: The environment of PettingZoo.
+
+    Raises:
+        EnvError: If the environment does not tell its agents; in reset and step, if it breaks the
+            rules of PettingZoo.
+    """
+
+    def __init__(self, env: Any) -> None:
+        if getattr(env, "possible_agents", None) is None:
+            raise EnvError(
+                f"{env} does not tell its possible_agents: expected a list of all agents that may "
+                "ever act, because policies are made for them beforehand"
+            )
+        self.env = env
+        self.possible_agents: Sequence[str] = tuple(env.possible_agents)
+        self.metadata: Mapping[str, Any] = dict(env.metadata)
+        self.render_mode: str | None = getattr(env, "render_mode", None)
+        self._over: set[str] = set()
+        self._masks: dict[str, MaskOfInfo] = {}
+        if any(MASK_KEY in info for info in self._first_infos().values()):
+            self._masks = {
+                agent: MaskOfInfo(agent, env.observation_space(agent), env.action_space(agent))
+                for agent in self.possible_agents
+                if mask_size(env.action_space(agent))
+                and mask_layout(env.observation_space(agent), env.action_space(agent)) is None
+            }
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """The space of the observations of an agent."""
+        masks = self._masks.get(agent)
+        found: spaces.Space[Any] = self.env.observation_space(agent)
+        return found if masks is None else masks.space
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """The space of the actions of an agent."""
+        found: spaces.Space[Any] = self.env.action_space(agent)
+        return found
+
+    def render(self) -> Any:
+        """What the environment renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
+        """Infos of some reset."""
+        raise NotImplementedError
+
+    def _observed(self, agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
+        """An observation, with the legal actions of the info if they belong there."""
+        masks = self._masks.get(agent)
+        return obs if masks is None else masks.observe(obs, info)
+
+    def _newly(self, flags: Mapping[str, Any]) -> set[str]:
+        """Agents that are flagged, and did not end before."""
+        return {agent for agent, flag in flags.items() if flag} - self._over
+
+
+class ParallelAgents(PettingZooAgents):
+    """An environment of PettingZoo in which all living agents act at once (`ParallelEnv`)."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
+        """Begin an episode."""
+        obs, infos = self.env.reset(seed=seed, options=options)
+        self._over = set()
+        return self._turn(obs, {}, {}, {}, infos)
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        """Go on to the next turn."""
+        return self._turn(*self.env.step(actions))
+
+    def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
+        _, infos = self.env.reset(seed=0)
+        found: Mapping[str, Mapping[str, Any]] = infos
+        return found
+
+    def _turn(
+        self,
+        obs: Mapping[str, Any],
+        rewards: Mapping[str, float],
+        terminations: Mapping[str, Any],
+        truncations: Mapping[str, Any],
+        infos: Mapping[str, Any],
+    ) -> Turn:
+        terminated, truncated = self._newly(terminations), self._newly(truncations)
+        just_ended = terminated | truncated
+        self._over |= just_ended
+        acting = [agent for agent in self.env.agents if agent not in self._over]
+        blind = [agent for agent in acting if agent not in obs]
+        if blind:
+            raise EnvError(
+                f"the agents {blind} are in `agents` of the environment, and it gave observations "
+                f"of {sorted(obs)}: expected those of all living agents"
+            )
+        shown = [agent for agent in obs if agent in just_ended or agent in acting]
+        own_infos = {agent: infos.get(agent, {}) for agent in shown}
+        seen = {agent: self._observed(agent, obs[agent], own_infos[agent]) for agent in shown}
+        return Turn(seen, rewards, terminated, truncated, own_infos)
+
+
+class AlternatingAgents(PettingZooAgents):
+    """An environment of PettingZoo in which agents act one after the other (`AECEnv`).
+
+    Every turn is an action of one living agent. Rewards are those that the environment tells after
+    it, of all agents; the sums that it keeps as well are not read. Steps without an action, by
+    which agents leave that have ended, are made here.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
+        """Begin an episode."""
+        self.env.reset(seed=seed, options=options)
+        self._over = set()
+        return self._turn({})
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        """Go on to the next turn."""
+        (action,) = actions.values()
+        self.env.step(action)
+        # Agents that leave take their rewards with them.
+        return self._turn(dict(self.env.rewards))
+
+    def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
+        self.env.reset(seed=0)
+        found: Mapping[str, Mapping[str, Any]] = self.env.infos
+        return found
+
+    def _turn(self, rewards: dict[str, float]) -> Turn:
+        """Let agents leave that have ended, until one is to act."""
+        env = self.env
+        terminated: set[str] = set()
+        truncated: set[str] = set()
+        seen: dict[str, Any] = {}
+        infos: dict[str, dict[str, Any]] = {}
+        while True:
+            new = self._newly(env.terminations), self._newly(env.truncations)
+            terminated |= new[0]
+            truncated |= new[1]
+            for agent in sorted(new[0] | new[1]):
+                infos[agent] = dict(env.infos.get(agent, {}))
+                seen[agent] = self._observed(agent, env.observe(agent), infos[agent])
+                self._over.add(agent)
+            if not env.agents:
+                break
+            agent = env.agent_selection
+            if not env.terminations[agent] and not env.truncations[agent]:
+                obs, *_, info = env.last()
+                infos[agent] = dict(info)
+                seen[agent] = self._observed(agent, obs, info)
+                break
+            env.step(None)
+            if agent in env.agents:
+                raise EnvError(
+                    f"agent {agent!r} has ended, and step(None) does not remove it from `agents`: "
+                    "test the environment by pettingzoo.test.api_test"
+                )
+        return Turn(seen, rewards, terminated, truncated, infos)
+
+
+def maker_named(env_id: str) -> Callable[..., Any]:
+    """The function that makes an environment, the parallel one where there are two.
+
+    Args:
+        env_id: `pettingzoo:family/name`, such as `pettingzoo:classic/tictactoe_v3`.
+
+    Raises:
+        ConfigError: If there is no such environment, or a package that it needs is missing.
+        MissingExtraError: If PettingZoo or the package of its family is not installed.
+    """
+    name = module_named(env_id)
+    try:
+        with warnings.catch_warnings():
+            # Importing modules is the older of two ways, and the one by which all names are known.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = importlib.import_module(name)
+    except Exception as error:
+        package, family, *_ = name.split(".")
+        package = MPE if package == MPE else f"pettingzoo[{family}]"
+        problem = f"importing it failed: {type(error).__name__}: {error}; pip install '{package}'"
+        raise ConfigError("env.id", problem, env_id) from error
+    maker: Callable[..., Any] = getattr(module, "parallel_env", None) or module.env
+    return maker
+
+
+def module_named(env_id: str) -> str:
+    """The module of an environment, which is not imported.
+
+    Raises:
+        ConfigError: If there is no such environment.
+        MissingExtraError: If PettingZoo or the package of its family is not installed.
+    """
+    homes = installed()
+    name = env_id.removeprefix(PREFIX)
+    if name in homes:
+        return homes[name]
+    if name.startswith("mpe/") and not any(known.startswith("mpe/") for known in homes):
+        raise MissingExtraError(MPE, EXTRA, env_id)
+    close = ", ".join(PREFIX + known for known in nearest(name, homes)) or "none"
+    families = ", ".join(dict.fromkeys(known.partition("/")[0] for known in homes))
+    problem = (
+        f"PettingZoo has no such environment; nearest names: {close}. Give pettingzoo:family/name, "
+        f"where the families are {families}"
+    )
+    raise ConfigError("env.id", problem, env_id)
+
+
+def installed() -> dict[str, str]:
+    """The modules of all environments that are installed, by `family/name`.
+
+    Raises:
+        MissingExtraError: If PettingZoo is not installed.
+    """
+    root = Path(import_extra("pettingzoo", EXTRA, "this environment").__path__[0])
+    families = {
+        found.name: (root / found.name, f"pettingzoo.{found.name}")
+        for found in pkgutil.iter_modules([str(root)])
+        if found.ispkg
+    }
+    mpe = importlib.util.find_spec(MPE)
+    if mpe is not None and mpe.submodule_search_locations:
+        families["mpe"] = Path(mpe.submodule_search_locations[0]), MPE
+    return {
+        f"{family}/{found.name}": f"{package}.{found.name}"
+        for family, (folder, package) in families.items()
+        for found in pkgutil.iter_modules([str(folder)])
+        if re.fullmatch(r"\w+_v\d+", found.name)
+    }

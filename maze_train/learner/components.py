@@ -1,0 +1,112 @@
+"""Components of the state of a learner: which there are, some of them, and files of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze_train.errors import ConfigError
+from maze_train.files import atomic_write
+from maze_train.targets import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+
+# Found where a state is written or read.
+STATE_FILES = "maze_train.training.state_files"
+
+WITH_PARTS = ("modules", "optimizers")
+"""Components that have parts."""
+
+
+def parts_of(state: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
+    """Names of the components of a state, each with its keys."""
+    parts: dict[str, tuple[str, str | None]] = {}
+    for key, value in state.items():
+        if key in WITH_PARTS:
+            parts.update({f"{key}/{part}": (key, part) for part in value})
+        else:
+            parts[key] = (key, None)
+    return parts
+
+
+def select(
+    state: Mapping[str, Any],
+    components: Collection[str] | None,
+    not_components: Collection[str] = (),
+) -> dict[str, Any]:
+    """Some components of a state.
+
+    Components are the keys of a state, of which `modules` and `optimizers` have parts:
+    `modules/<id>`, `optimizers/<id>` and `optimizers/<id>/<name>`.
+
+    Args:
+        state: All of the state.
+        components: Components that are wanted, each with its parts; None: all.
+        not_components: Components that are left out, each with its parts.
+
+    Raises:
+        ConfigError: If there is no such component.
+    """
+    parts = parts_of(state)
+    for name in (*(components or ()), *not_components):
+        _check_known("components", name, parts)
+    chosen: dict[str, Any] = {}
+    for name, (key, part) in parts.items():
+        wanted = components is None or any(_is_within(name, other) for other in components)
+        if not wanted or any(_is_within(name, other) for other in not_components):
+            continue
+        if part is None:
+            chosen[key] = state[key]
+        else:
+            chosen.setdefault(key, {})[part] = state[key][part]
+    return chosen
+
+
+def merged(current: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with some of its components replaced, see `Learner.set_state`."""
+    known = parts_of(current)
+    for name in parts_of(given):
+        _check_known("component", name, known)
+    return {
+        key: {**value, **given.get(key, {})} if key in WITH_PARTS else given.get(key, value)
+        for key, value in current.items()
+    }
+
+
+def write(state: Mapping[str, Any], path: str | Path) -> None:
+    """Write a state to one file that can not run code, whole or not at all.
+
+    Args:
+        state: The state.
+        path: The file; its directory exists.
+    """
+    data = locate(STATE_FILES + ".dumps")(state)
+    with atomic_write(Path(path)) as file:
+        file.write(data)
+
+
+def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
+    """The state of a file of `write`.
+
+    Args:
+        path: The file.
+        component: The only component that is wanted, see `select`; None: all.
+
+    Raises:
+        ConfigError: If it has no such component.
+        RunDirectoryError: If it is damaged.
+    """
+    state = locate(STATE_FILES + ".loads")(Path(path).read_bytes(), path)
+    return select(state, None if component is None else [component])
+
+
+def _is_within(name: str, component: str) -> bool:
+    return name == component or name.startswith(f"{component}/")
+
+
+def _check_known(key: str, name: str, parts: Mapping[str, Any]) -> None:
+    if not any(_is_within(part, name) for part in parts):
+        known = ", ".join(parts)
+        raise ConfigError(key, f"no such component; there are: {known}", name)

@@ -1,0 +1,195 @@
+"""The rows of each minibatch that one of several learners computes, and what they exchange."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from maze_train.errors import TrainingError
+from maze_train.events import Statistics
+from maze_train.learner.part import Part
+from maze_train.types import tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from maze_train.events import Event
+    from maze_train.learner.optimizers import ModuleOptimizer
+    from maze_train.learner.part import Optimizers, ShardBatch
+    from maze_train.types import Tensor
+
+
+Batch = TypeVar("Batch")
+
+
+class PeersLostError(Exception):
+    """An exchange failed, as another learner ended or hangs."""
+
+
+class Shard(Part):
+    """Every `count`-th sample, from the sample `rank` on, with losses that are means over samples.
+
+    A gradient is the sum of those of the learners, weighted with their shares of the samples; one
+    exchange takes it over the parameters of all optimizers. A learner without samples computes
+    those of the first learner, with weight 0, so that all of them make the same exchanges.
+
+    Args:
+        rank: Number of the learner.
+        count: Number of learners.
+        beat: Called once per minibatch, as a sign of life.
+    """
+
+    is_shared = True
+
+    def __init__(self, rank: int, count: int, beat: Callable[[], None] = lambda: None) -> None:
+        self.rank, self.count, self._beat = rank, count, beat
+        self.statistics = ShareStatistics()
+        self._size, self._share = 0, 1.0
+        # Of each module that has a loss: samples of all learners, and the share of this one.
+        self._sizes: dict[str, tuple[int, float]] = {}
+
+    def begin(self, statistics: Statistics) -> Statistics:
+        """Begin with empty statistics of this part."""
+        self.statistics = ShareStatistics()
+        return self.statistics
+
+    def take(self, shard: ShardBatch, minibatch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """This part of the minibatch of each module."""
+        self._beat()
+        self._sizes, parts = {}, {}
+        for module_id, batch in minibatch.items():
+            parts[module_id], size, whole = shard(batch, self.rank, self.count)
+            self._sizes[module_id] = whole, size / whole
+            self.turn_to(module_id)
+        return parts
+
+    def turn_to(self, module_id: str) -> None:
+        """Go on with the sizes of a module."""
+        self._size, self._share = self._sizes[module_id]
+        self.statistics.share = self._share
+
+    def rows(self, size: int) -> slice:
+        """Consecutive rows, as many as others have, or one more; one, if there are too few."""
+        start, stop = self._own_rows(size)
+        return slice(start, max(stop, start + 1))
+
+    def join_rows(self, values: Tensor, size: int) -> Tensor:
+        """The rows of all learners, each in its place."""
+        start, stop = self._own_rows(size)
+        whole = values.new_zeros(size, *values.shape[1:])
+        whole[start:stop] = values[: stop - start]
+        return self._sum(whole)
+
+    def _own_rows(self, size: int) -> tuple[int, int]:
+        return size * self.rank // self.count, size * (self.rank + 1) // self.count
+
+    def whole_size(self, size: int) -> int:
+        """Samples of the whole minibatch."""
+        return self._size
+
+    def draw(self, draw: Callable[[int], Tensor], size: int) -> Tensor:
+        """This part of what is drawn for the whole minibatch."""
+        return own_rows(draw(self._size), self.rank, self.count)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of all learners, weighted with their shares."""
+        return self._sum(value.detach() * self._share)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The values of all learners, each in its place."""
+        whole = values.new_zeros(self._size)
+        if self._share:
+            whole[self.rank :: self.count] = values.detach()
+        return self._sum(whole)
+
+    def join_gradients(self, active: Sequence[ModuleOptimizer], optimizers: Optimizers) -> None:
+        """Sum the gradients of the learners, in place, as one vector."""
+        module_of = {id(optimizer): module_id for (module_id, _), optimizer in optimizers.items()}
+        gradients = []
+        for optimizer in active:
+            _, share = self._sizes[module_of[id(optimizer)]]
+            gradients += [gradient.mul_(share) for gradient in optimizer.gradients()]
+        if not gradients:
+            return
+        if len(gradients) == 1 and gradients[0].is_contiguous():
+            self._sum(gradients[0])
+            return
+        vector = self._sum(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        pieces = torch.split(vector, [gradient.numel() for gradient in gradients])
+        for gradient, piece in zip(gradients, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+    def end(self, statistics: Statistics) -> None:
+        """Add the statistics of this part; those of the others come with their results."""
+        statistics.merge(self.statistics)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        try:
+            dist.all_reduce(values)
+        except RuntimeError as error:
+            raise PeersLostError(str(error)) from error
+        return values
+
+
+class ShareStatistics(Statistics):
+    """Statistics of a part: what has no weight counts by the part's share of the samples."""
+
+    __slots__ = ("share",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = 1.0
+
+    def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
+        """Add one value, unless the part is empty; see `Statistics.record`.
+
+        Args:
+            event: Event of the value.
+            value: The value, a mean over the samples of the part.
+            weight: Samples behind the value; None: it is one per minibatch.
+        """
+        if self.share:
+            super().record(event, value, self.share if weight is None else weight)
+
+
+def own_rows(rows: Tensor, rank: int, count: int) -> Tensor:
+    """Every `count`-th row from `rank` on; the first one, if there are too few."""
+    return rows[rank::count] if len(rows) > rank else rows[:1]
+
+
+def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
+    """Rows of all tensors of a dataclass, `[n, ...]` each, alone or in mappings.
+
+    Args:
+        batch: The dataclass.
+        rank: Number of the part.
+        count: Number of parts.
+
+    Returns:
+        The part, with the first row if it has none; its number of rows; that of all.
+
+    Raises:
+        TrainingError: If the batch is none, or its tensors differ in their number of rows.
+    """
+    trees: dict[str, Any] = {}
+    if is_dataclass(batch) and not isinstance(batch, type):
+        trees = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    trees = {
+        name: tree
+        for name, tree in trees.items()
+        if isinstance(tree, torch.Tensor) or (isinstance(tree, dict) and tree)
+    }
+    sizes = {len(leaf) for tree in trees.values() for leaf in tree_leaves(tree)}
+    if len(sizes) != 1:
+        raise TrainingError(
+            f"a minibatch of the type {type(batch).__name__} can not be shared out: expected a "
+            "dataclass of tensors with one row per sample, a method Learner.shard of your own, or "
+            "learner_group.n_learners=1"
+        )
+    own = {name: tree_map(lambda x: own_rows(x, rank, count), t) for name, t in trees.items()}
+    size = sizes.pop()
+    part: Any = replace(batch, **own)  # type: ignore[type-var]  # checked above
+    return part, len(range(rank, size, count)), size

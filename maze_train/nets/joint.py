@@ -1,0 +1,165 @@
+"""Policies of several agents as one policy of all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from maze_train.spaces.agents import ACTS, AGENTS, part_of, with_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from maze_train.distributions.base import Distribution
+    from maze_train.types import Tensor, TensorTree
+
+
+class AgentsDistribution:
+    """Independent actions of several agents, by name.
+
+    Parameters, noise and actions are those of each agent, one after the other.
+
+    Args:
+        parts: The distribution of each agent.
+    """
+
+    def __init__(self, parts: Mapping[str, Distribution]) -> None:
+        self.parts = dict(parts)
+        self._param_sizes = [part.param_size for part in parts.values()]
+        self._noise_sizes = [part.noise_size for part in parts.values()]
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Random numbers for `sample`, `[*shape, noise_size]`."""
+        draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]
+        return torch.cat(draws, dim=-1)
+
+    def sample(self, params: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        """The actions that `noise` selects, as the agents have them."""
+        noises = iter(torch.split(noise, self._noise_sizes, dim=-1))
+        return self._of_each(params, lambda part, own: part.sample(own, next(noises)))
+
+    def mode(self, params: Tensor) -> dict[str, Tensor]:
+        """The most probable actions, as the agents have them."""
+        return self._of_each(params, lambda part, own: part.mode(own))
+
+    def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The actions as the environment takes them."""
+        found: dict[str, Tensor] = {}
+        for agent, part in self.parts.items():
+            found.update(with_name(agent, part.to_env(part_of(actions, agent))))
+        return found
+
+    def _of_each(
+        self, params: Tensor, function: Callable[[Any, Tensor], TensorTree]
+    ) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        split = torch.split(params, self._param_sizes, dim=-1)
+        for (agent, part), own in zip(self.parts.items(), split, strict=True):
+            found.update(with_name(agent, function(part, own)))
+        return found
+
+
+class JointModel(nn.Module):
+    """Acts for all agents of an environment, each with the policy that it is given.
+
+    Observations are those of `maze_train.spaces.agents`. Agents with the same policy are asked for
+    in one batch. The memory of an agent stays as it is while the agent does not act.
+
+    Args:
+        policies: Models by the id of their policy.
+        agents: Id of the policy of each agent.
+    """
+
+    def __init__(self, policies: Mapping[str, nn.Module], agents: Mapping[str, str]) -> None:
+        super().__init__()
+        self.policies = nn.ModuleDict(policies)
+        self.agents = dict(agents)
+        self.members: dict[str, list[str]] = {
+            policy: [agent for agent, own in agents.items() if own == policy] for policy in policies
+        }
+        self.distribution = AgentsDistribution(
+            {agent: self._policy(policy).distribution for agent, policy in agents.items()}
+        )
+        self.state_sizes: dict[str, int] = {
+            agent: int(getattr(self._policy(policy), "state_size", 0))
+            for agent, policy in agents.items()
+        }
+
+    @property
+    def state_size(self) -> int:
+        """Size S of the memory of all agents of one environment; 0: there is none."""
+        return sum(self.state_sizes.values())
+
+    @property
+    def by_policy(self) -> dict[str, nn.Module]:
+        """The models by the id of their policy."""
+        return dict(self.policies.items())
+
+    def states_by_agent(self, states: Tensor) -> dict[str, Tensor]:
+        """The part of each agent of memories `[..., S]`."""
+        parts = torch.split(states, list(self.state_sizes.values()), dim=-1)
+        return dict(zip(self.agents, parts, strict=True))
+
+    def forward(self, obs: TensorTree) -> Tensor:
+        """The same as `policy_params`."""
+        return self.policy_params(obs)
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Parameters of the actions of all agents, `[n, param_size]`, of models without memory."""
+        assert not self.state_size, "this model has a memory: call policy_step"
+        return self._params(obs, {})[0]
+
+    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters `[n, param_size]`, and the memory `[n, S]` after `obs`."""
+        before = self.states_by_agent(state)
+        params, after = self._params(obs, before)
+        acts = cast("dict[str, Tensor]", obs)[ACTS].bool()
+        kept = [
+            torch.where(acts[:, i, None], after[agent], old) if agent in after else old
+            for i, (agent, old) in enumerate(before.items())
+        ]
+        return params, torch.cat(kept, dim=-1)
+
+    def _params(
+        self, obs: TensorTree, states: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Parameters of all agents, and the memory after `obs` of those that have one."""
+        parts = part_of(cast("dict[str, Tensor]", obs), AGENTS)
+        params: dict[str, Tensor] = {}
+        after: dict[str, Tensor] = {}
+        for policy, agents in self.members.items():
+            if not agents:
+                continue
+            model = self._policy(policy)
+            own = joined([part_of(parts, agent) for agent in agents])
+            if getattr(model, "state_size", 0):
+                state = torch.cat([states[agent] for agent in agents])
+                found, state = model.policy_step(own, state)
+                after.update(zip(agents, state.chunk(len(agents)), strict=True))
+            else:
+                found = model.policy_params(own)
+            params.update(zip(agents, found.chunk(len(agents)), strict=True))
+        return torch.cat([params[agent] for agent in self.agents], dim=-1), after
+
+    def _policy(self, policy: str) -> Any:
+        return self.policies[policy]
+
+
+def joined(parts: Sequence[TensorTree], dim: int = 0) -> TensorTree:
+    """Trees of the same form, one after the other along a dimension."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, dict):
+        return {
+            key: torch.cat([cast("dict[str, Tensor]", part)[key] for part in parts], dim)
+            for key in first
+        }
+    return torch.cat(cast("list[Tensor]", list(parts)), dim)

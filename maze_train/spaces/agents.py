@@ -1,0 +1,100 @@
+"""Spaces of several agents as those of one environment: a part for each agent, and flags.
+
+Observations are a Dict with the keys
+
+    agents      observation of each agent by name; the last one it had, while it does not act
+    acts        who acts next, `[A]` bool
+    rewards     what each agent got since the step before, `[A]`
+    terminated  whose episode has ended in the step, `[A]` bool
+    truncated   whose was cut off in it, `[A]` bool
+
+and actions a Dict with the action of each agent, of which those count that belong to agents who
+act.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+AGENTS, ACTS, REWARDS = "agents", "acts", "rewards"
+TERMINATED, TRUNCATED = "terminated", "truncated"
+FLAGS = (ACTS, TERMINATED, TRUNCATED)
+
+
+@dataclass(frozen=True)
+class AgentSpaces:
+    """Spaces of each agent by name, in one order."""
+
+    observations: dict[str, spaces.Space[Any]]
+    actions: dict[str, spaces.Space[Any]]
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents."""
+        return tuple(self.observations)
+
+    def of(self, agent: str) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """Observation and action space of an agent."""
+        return self.observations[agent], self.actions[agent]
+
+    @property
+    def observation_space(self) -> spaces.Dict:
+        """Observation space of all agents together."""
+        size = len(self.observations)
+        parts: OrderedDict[str, spaces.Space[Any]] = OrderedDict()
+        parts[AGENTS] = spaces.Dict(OrderedDict(self.observations))
+        parts[ACTS] = spaces.MultiBinary(size)
+        parts[REWARDS] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        parts[TERMINATED] = spaces.MultiBinary(size)
+        parts[TRUNCATED] = spaces.MultiBinary(size)
+        return spaces.Dict(parts)
+
+    @property
+    def action_space(self) -> spaces.Dict:
+        """Action space of all agents together."""
+        return spaces.Dict(OrderedDict(self.actions))
+
+
+def agent_spaces(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> AgentSpaces | None:
+    """The spaces of each agent; None if the spaces are those of one agent.
+
+    Args:
+        observation_space: Observation space of one environment, as the environment gives it.
+        action_space: Its action space.
+    """
+    if not isinstance(observation_space, spaces.Dict) or not isinstance(action_space, spaces.Dict):
+        return None
+    if set(observation_space.spaces) != {AGENTS, REWARDS, *FLAGS}:
+        return None
+    observations = observation_space[AGENTS]
+    if not isinstance(observations, spaces.Dict):
+        return None
+    return AgentSpaces(
+        {name: observations[name] for name in action_space.spaces}, dict(action_space.spaces)
+    )
+
+
+def part_of(tree: Mapping[str, Any], name: str) -> Any:
+    """The part of a flat mapping below a name: a leaf, or the mapping of those below it."""
+    if name in tree:
+        return tree[name]
+    start = f"{name}/"
+    return {key[len(start) :]: leaf for key, leaf in tree.items() if key.startswith(start)}
+
+
+def with_name(name: str, part: Any) -> dict[str, Any]:
+    """The flat mapping whose part below a name is `part`; the inverse of `part_of`."""
+    if isinstance(part, dict):
+        return {f"{name}/{key}": leaf for key, leaf in part.items()}
+    return {name: part}

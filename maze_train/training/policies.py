@@ -1,0 +1,131 @@
+"""Which policy acts for which agent, and the model of all of them."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from maze_train.errors import ConfigError, nearest
+from maze_train.nets.joint import JointModel
+from maze_train.seeding import Seeds
+from maze_train.spaces.serialize import space_to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+    from maze_train.nets.config import ModelConfig
+    from maze_train.spaces.agents import AgentSpaces
+    from maze_train.training.config import PolicyConfig
+
+
+SHARED = "default"
+"""Id of the policy where one is enough for all agents."""
+
+
+def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]) -> dict[str, str]:
+    """Id of the policy of each agent.
+
+    Without settings, agents with the same spaces share a policy. Its id is `default` if there is
+    but one, else what their names begin with.
+
+    Args:
+        spaces: Spaces of the agents.
+        policies: Settings of the policies by id.
+
+    Raises:
+        ConfigError: If an agent has no policy or several, a policy names no agent that there is, or
+            its agents have different spaces.
+    """
+    if not policies:
+        return _shared_policies(spaces)
+    found: dict[str, str] = {}
+    for policy, config in policies.items():
+        for pattern in config.agents:
+            for agent in _matching(pattern, f"policies.{policy}.agents", spaces):
+                if found.setdefault(agent, policy) != policy:
+                    problem = f"{agent} has the policy {found[agent]} already; expected one each"
+                    raise ConfigError(f"policies.{policy}.agents", problem, config.agents)
+    without = [agent for agent in spaces.agents if agent not in found]
+    if without:
+        problem = f"no policy for {', '.join(without)}; name them in the agents of a policy"
+        raise ConfigError("policies", problem, list(policies))
+    for policy in policies:
+        _check_same_spaces(policy, [a for a in spaces.agents if found[a] == policy], spaces)
+    return {agent: found[agent] for agent in spaces.agents}
+
+
+def _matching(pattern: str, key: str, spaces: AgentSpaces) -> list[str]:
+    found = [agent for agent in spaces.agents if fnmatchcase(agent, pattern)]
+    if not found:
+        close = nearest(pattern, spaces.agents, count=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        problem = f"no such agent; {hint}there are: {', '.join(spaces.agents)}"
+        raise ConfigError(key, problem, pattern)
+    return found
+
+
+def _check_same_spaces(policy: str, agents: list[str], spaces: AgentSpaces) -> None:
+    for agent in agents[1:]:
+        if spaces.of(agent) != spaces.of(agents[0]):
+            raise ConfigError(
+                f"policies.{policy}.agents",
+                f"{agents[0]} and {agent} have different spaces, {spaces.of(agents[0])} and "
+                f"{spaces.of(agent)}; give each of them a policy",
+                agents,
+            )
+
+
+def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
+    """A policy for each pair of spaces."""
+    groups: dict[str, list[str]] = {}
+    for agent in spaces.agents:
+        described = str([space_to_dict(space) for space in spaces.of(agent)])
+        groups.setdefault(described, []).append(agent)
+    if len(groups) == 1:
+        return dict.fromkeys(spaces.agents, SHARED)
+    names = [_common_name(agents) for agents in groups.values()]
+    if len(set(names)) < len(names) or not all(names):
+        names = [agents[0] for agents in groups.values()]
+    owners = {
+        agent: name for name, agents in zip(names, groups.values(), strict=True) for agent in agents
+    }
+    return {agent: owners[agent] for agent in spaces.agents}
+
+
+def _common_name(agents: list[str]) -> str:
+    """What names begin with, without numbers: `agent` for agent_0 and agent_1."""
+    first, last = min(agents), max(agents)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return re.sub(r"[_\W\d]+$", "", "".join(a for a, _ in same))
+
+
+def build_joint_model(
+    build: Callable[[ModelConfig, Any, Any, int], nn.Module],
+    config: ModelConfig,
+    spaces: AgentSpaces,
+    policies: Mapping[str, PolicyConfig],
+    seed: int,
+) -> JointModel:
+    """Build the policies of all agents.
+
+    Args:
+        build: Builds a model from its settings, observation space, action space and seed.
+        config: Settings of the networks of policies without own ones.
+        spaces: Spaces of the agents.
+        policies: Settings of the policies by id; see `policies_of_agents`.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: If agents and policies do not fit, or a network can not be built.
+    """
+    owners, seeds = policies_of_agents(spaces, policies), Seeds(seed)
+    models: dict[str, nn.Module] = {}
+    for agent, policy in owners.items():
+        if policy not in models:
+            own = policies[policy].model if policy in policies else None
+            models[policy] = build(own or config, *spaces.of(agent), seeds.integer(policy))
+    return JointModel(models, owners)

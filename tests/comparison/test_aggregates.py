@@ -1,0 +1,58 @@
+"""Interquartile means and bootstrap intervals, against slow ones written from the paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from maze_train.comparison.aggregates import bootstrap_interval, interquartile_mean
+
+
+def slow_iqm(values: list[float]) -> float:
+    """Mean without the lowest and the highest quarter (arXiv:2108.13264, section 4.3)."""
+    cut = int(0.25 * len(values))
+    middle = sorted(values)[cut : len(values) - cut]
+    return sum(middle) / len(middle)
+
+
+@pytest.mark.parametrize("n", range(1, 14))
+def test_the_interquartile_mean(n: int) -> None:
+    """Any number of runs, any axis; equal to the mean of fewer than four."""
+    values = np.random.default_rng(n).normal(size=(n, 3))
+    expected = [slow_iqm(column) for column in values.T.tolist()]
+    assert np.allclose(interquartile_mean(values, axis=0), expected, rtol=1e-12)
+    assert np.allclose(interquartile_mean(values.T), expected, rtol=1e-12)
+
+
+def test_the_interval_is_that_of_a_loop() -> None:
+    """Each sample draws from each task as many runs as it has; ends are percentiles."""
+    rng = np.random.default_rng(5)
+    strata = [rng.normal(size=4), rng.normal(3.0, size=7)]
+    low, high = bootstrap_interval(strata, n_resamples=300, seed=2)
+    rng = np.random.default_rng(2)
+    draws = [rng.integers(len(stratum), size=(300, len(stratum))) for stratum in strata]
+    means = []
+    for i in range(300):
+        drawn = [s[j] for s, rows in zip(strata, draws, strict=True) for j in rows[i]]
+        means.append(slow_iqm(drawn))
+    assert np.allclose([low, high], np.quantile(means, [0.025, 0.975]), rtol=1e-12)
+
+
+def test_tasks_keep_their_weight() -> None:
+    """Runs of a task that are all alike leave nothing to chance, however different tasks are."""
+    low, high = bootstrap_interval([np.zeros(4), np.ones(12)])
+    assert low == high == 1.0
+
+
+def test_curves_have_an_interval_at_each_point() -> None:
+    """Trailing axes stay, also where samples are made in several portions."""
+    values = np.random.default_rng(0).normal(size=(5, 3000))
+    low, high = bootstrap_interval([values], n_resamples=400)
+    assert low.shape == high.shape == (3000,)
+    assert (low < interquartile_mean(values, axis=0)).all()
+    assert (interquartile_mean(values, axis=0) < high).all()
+
+
+def test_a_single_run_has_no_interval() -> None:
+    """There is nothing to draw from."""
+    assert np.isnan(bootstrap_interval([np.ones(1)])).all()

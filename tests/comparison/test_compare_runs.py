@@ -1,0 +1,273 @@
+"""Runs side by side, from directories that the tests write."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.image
+import pytest
+from run_files import RETURN, write_run
+
+from maze_train import Comparison, compare_runs
+from maze_train.comparison.compare import drawn_groups
+from maze_train.comparison.picture import COLORS, draw_comparison
+from maze_train.config.sweep_jobs import JobRecord, read_jobs, write_jobs
+from maze_train.errors import ConfigError, RunDirectoryError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def compared(folder: Path, *names: str, **settings: Any) -> Comparison:
+    """A comparison of directories below a folder, with few samples."""
+    runs = [str(folder / name) for name in names or [""]]
+    return compare_runs(runs, folder / "out", n_resamples=100, **settings)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The rows of the CSV."""
+    lines = (folder / "out/comparison.csv").read_text().splitlines()
+    return list(csv.DictReader(lines))
+
+
+def test_the_figures_of_a_group(tmp_path: Path) -> None:
+    """Last and best values over seeds; steps and time at which runs reach a threshold."""
+    for seed, values in enumerate([(1, 5, 3), (2, 4, 4), (0, 1, 2)]):
+        write_run(tmp_path / str(seed), values, seed=seed)
+    (row,) = compared(tmp_path, threshold=4).rows
+    assert (row["environment"], row["algorithm"]) == ("CartPole-v1", "ppo")
+    assert (row["runs"], row["seeds"], row["env_steps"], row["wall_time_s"]) == (
+        3,
+        "0 1 2",
+        3e3,
+        30,
+    )
+    assert (row["final_mean"], row["final_iqm"]) == (3.0, 3.0)
+    assert row["best_mean"] == pytest.approx(11 / 3)
+    assert (row["final_low"], row["final_high"]) == (2.0, 4.0)
+    assert (row["reached"], row["steps_to_threshold"], row["seconds_to_threshold"]) == (2, 2e3, 20)
+    (row,) = compared(tmp_path, threshold=1, mode="min").rows
+    assert row["best_mean"] == pytest.approx(1.0)
+    assert (row["reached"], row["steps_to_threshold"]) == (2, 1e3)
+
+
+def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
+    """There is no median then; how many reached it is told."""
+    for seed, value in enumerate((1.0, 9.0)):
+        write_run(tmp_path / str(seed), [value], seed=seed)
+    comparison = compared(tmp_path, threshold=5)
+    assert comparison.rows[0]["reached"] == 1
+    assert math.isnan(comparison.rows[0]["steps_to_threshold"])
+    assert "1 of 2" in str(comparison)
+    (line,) = table(tmp_path)
+    assert line["steps_to_threshold"] == ""
+
+
+def test_settings_that_differ_are_columns(tmp_path: Path) -> None:
+    """Those of one algorithm in one environment, but for seeds and what is only written."""
+    for i, lr in enumerate((0.01, 0.001, 0.01)):
+        write_run(tmp_path / f"a{i}", [i], seed=i, algorithm__lr=lr, tracking__plot=i == 0)
+    write_run(tmp_path / "b", [5], algorithm="a2c", total_steps=7)
+    comparison = compared(tmp_path)
+    assert comparison.settings == ["algorithm.lr"]
+    found = [(row["algorithm"], row["algorithm.lr"], row["runs"]) for row in comparison.rows]
+    assert found == [("a2c", "0.0007", 1), ("ppo", "0.001", 1), ("ppo", "0.01", 2)]
+    assert len(compared(tmp_path, ignore=["algorithm"]).groups) == 2
+
+
+def test_several_environments(tmp_path: Path) -> None:
+    """A table each, and with bounds one over all, for what was run in all of them."""
+    for seed in (0, 1):
+        write_run(tmp_path / f"c{seed}", [100 + 100 * seed], seed=seed)
+        write_run(tmp_path / f"p{seed}", [-100 - 100 * seed], seed=seed, env="Pendulum-v1")
+    write_run(tmp_path / "a", [1.0], algorithm="a2c")
+    bounds = {"CartPole-v1": [0, 200], "Pendulum-v1": [-400, 0]}
+    comparison = compared(tmp_path, bounds=bounds)
+    head = [(row["environment"], row["algorithm"]) for row in comparison.rows]
+    in_one = [("CartPole-v1", "a2c"), ("CartPole-v1", "ppo"), ("Pendulum-v1", "ppo")]
+    assert head == [*in_one, ("all environments", "ppo")]
+    row = comparison.rows[-1]
+    assert (row["runs"], row["final_mean"]) == (4, (0.5 + 1.0 + 0.75 + 0.5) / 4)
+    assert list(comparison.sections()) == ["CartPole-v1", "Pendulum-v1", "all environments"]
+    with pytest.raises(
+        ConfigError, match=r"bounds = 'X': no run is in this environment; there are"
+    ):
+        compared(tmp_path, bounds={"X": [0, 1]})
+
+
+def test_bounds_of_a_loss(tmp_path: Path) -> None:
+    """Where smaller is better, the best value is the one that comes closest to 1."""
+    write_run(tmp_path / "a", [4.0, 1.0, 2.0])
+    (_, row) = compared(tmp_path, mode="min", bounds={"CartPole-v1": [5, 0]}).rows
+    assert (row["best_mean"], row["final_mean"]) == (0.8, 0.6)
+
+
+def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
+    """Each with its reason; those that have metrics count on demand."""
+    write_run(tmp_path / "good", [1.0])
+    write_run(tmp_path / "failed", [2.0], stop_reason="error", seed=1)
+    write_run(tmp_path / "stopped", [3.0], stop_reason="interrupted", seed=2)
+    write_run(tmp_path / "running", [4.0], stop_reason=None, seed=3)
+    write_run(tmp_path / "empty", [])
+    write_run(tmp_path / "other", [1.0], metric="train/loss")
+    (write_run(tmp_path / "damaged", [1.0]) / "metrics.csv").write_text("epoch,env_steps\n1,x\n")
+    (write_run(tmp_path / "strange", [1.0]) / "config.yaml").write_text("seed: 1\n")
+    comparison = compared(tmp_path)
+    reasons = {left.name.rpartition("/")[2]: left.reason for left in comparison.left_out}
+    assert reasons.pop("damaged").endswith("could not convert string to float: 'x'")
+    assert reasons == {
+        "failed": "failed (stop_reason error)",
+        "stopped": "was interrupted",
+        "running": "has not ended, or was killed (no summary.json)",
+        "empty": "metrics.csv is missing",
+        "other": "metrics.csv has no eval/episode_return_mean",
+        "strange": "config.yaml is not that of a run: 'algorithm'",
+    }
+    for text in (str(comparison), comparison.markdown()):
+        assert all(reason in text for reason in reasons.values())
+    assert [row["runs"] for row in comparison.rows] == [1]
+    assert [row["seeds"] for row in compared(tmp_path, unfinished=True).rows] == ["0 1 3 2"]
+    with pytest.raises(RunDirectoryError, match=r"none of these runs can be compared:\n.*empty: "):
+        compared(tmp_path, "empty")
+
+
+def test_where_runs_are_found(tmp_path: Path) -> None:
+    """Directories, those above, and patterns; each run once; none within a run."""
+    for seed, name in enumerate(("s/0", "s/1", "s/10", "t/u/2")):
+        write_run(tmp_path / name, [1.0], seed=seed)
+    write_run(tmp_path / "s/0/best", [1.0], seed=9)
+
+    def seeds(*names: str) -> str:
+        return compared(tmp_path, *names).rows[0]["seeds"]
+
+    assert seeds("s") == "0 1 2"
+    assert seeds("s/10", "s", "s/*") == "2 0 1"
+    assert seeds("t", "s/1*") == "3 1 2"
+    assert compare_runs(tmp_path / "t", tmp_path / "out").rows[0]["seeds"] == "3"
+    for name in ("nowhere", "s/3*", "s/0/metrics.csv"):
+        with pytest.raises(ConfigError, match="there is no run: expected a directory with config"):
+            compared(tmp_path, "s", name)
+
+
+def test_jobs_of_a_sweep(tmp_path: Path) -> None:
+    """Failures without a run are listed; runs elsewhere are found; errors are those of the job."""
+    sweep = tmp_path / "a sweep"
+    write_run(sweep / "0", [1.0])
+    write_run(sweep / "2", [1.0], seed=2)
+    elsewhere = write_run(tmp_path / "elsewhere", [3.0], seed=1)
+    failed = [str(sweep / "2"), str(sweep / "3")]
+    records = [
+        JobRecord(2, "seed=2", str(sweep / "2"), error="the disk, it is full"),
+        JobRecord(3, "seed=x", str(sweep / "3"), error="seed = 'x': expected an integer"),
+        JobRecord(0, "seed=0", str(sweep / "0"), objective=1.0),
+        JobRecord(1, "seed=1", str(elsewhere), objective=0.1 + 0.2),
+    ]
+    write_jobs(sweep, records)
+    jobs = read_jobs(sweep)
+    assert [job.run_dir for job in jobs] == [str(sweep / "0"), str(elsewhere), *failed]
+    assert [job.objective for job in jobs[:2]] == [1.0, 0.1 + 0.2]
+    assert "\n2,seed=2,2,," in (sweep / "jobs.csv").read_text()
+    comparison = compared(tmp_path, "a sweep", "elsewhere")
+    assert comparison.rows[0]["seeds"] == "1 0"
+    assert [(left.name, left.reason) for left in comparison.left_out] == [
+        ("a sweep: job 3 (seed=x)", "seed = 'x': expected an integer"),
+        (str(sweep / "2"), "the disk, it is full"),
+    ]
+    (sweep / "jobs.csv").write_text("job\n1,2\n")
+    with pytest.raises(RunDirectoryError, match=r"jobs.csv is damaged"):
+        compared(tmp_path, "a sweep")
+
+
+def test_the_metric(tmp_path: Path) -> None:
+    """Returns of evaluation, else of training; any other by its name, a loss is minimised."""
+    write_run(tmp_path / "a", [3.0, 1.0, 2.0], metric="train/episode_return_mean")
+    assert (compared(tmp_path).metric, compared(tmp_path).rows[0]["best_mean"]) == (
+        "train/episode_return_mean",
+        3.0,
+    )
+    write_run(tmp_path / "b", [3.0, 1.0, 2.0], metric="train/value_loss", seed=1)
+    assert compared(tmp_path, "b", metric="train/value_loss").rows[0]["best_mean"] == 1.0
+    with pytest.raises(
+        ConfigError, match=r"no run has it; did you mean train/value_loss\? columns"
+    ):
+        compared(tmp_path, "b", metric="train/value_los")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"runs": []}, r"runs = \[\]: expected directories of runs, such as runs="),
+        ({"n_resamples": 5}, "n_resamples = 5: expected a number >= 100"),
+        ({"bounds": {"X": [1, 1]}}, r"bounds.X = \[1.0, 1.0\]: expected two values that differ"),
+        ({"threshold": math.nan}, "threshold = nan: expected a finite number"),
+        ({"mode": "best"}, "mode = 'best': "),
+        ({"metrics": "x"}, "metrics = 'x': unknown; did you mean metric"),
+        ({"output": ""}, "output = '': expected the name of a directory"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    """One message with key, value and what is expected."""
+    with pytest.raises(ConfigError, match=message):
+        compare_runs(**{"runs": ["a"], **settings})
+
+
+def test_seeds_that_come_twice_are_told(tmp_path: Path) -> None:
+    """A repetition of a run is no further sample."""
+    for name in "ab":
+        write_run(tmp_path / name, [1.0], seed=3)
+    assert "ppo on CartPole-v1: several runs have seed 3" in str(compared(tmp_path))
+
+
+def test_the_files(tmp_path: Path) -> None:
+    """Numbers in full, tables and directories for people, a picture; they are replaced."""
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), [1.0, 1 / 3 + seed], seed=seed)
+    comparison = compared(tmp_path)
+    (line,) = table(tmp_path)
+    assert float(line["final_mean"]) == comparison.rows[0]["final_mean"]
+    text = (tmp_path / "out/comparison.md").read_text()
+    assert "| ppo | 2 | 2k | 0:00:20 | 0.8333 | 0.8333 [0.3333, 1.33] |" in text
+    assert f"  - seed 1: `{tmp_path / '1'}`" in text
+    height, width, _ = matplotlib.image.imread(tmp_path / "out/comparison.png").shape
+    assert width > height > 200
+    assert compared(tmp_path, "1").rows[0]["runs"] == 1
+    assert "1.3333333333333333" in (tmp_path / "out/comparison.csv").read_text()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output = '.*file/x': can not be written"):
+        compare_runs(tmp_path / "1", tmp_path / "file/x")
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    """Single runs, over them the mean with its band as far as all go; by steps and by time."""
+    write_run(tmp_path / "0", [0.0, 2.0, 4.0])
+    write_run(tmp_path / "1", [2.0, 4.0], seed=1)
+    write_run(tmp_path / "2", [7.0], algorithm="a2c")
+    groups = compared(tmp_path).groups
+    figure = draw_comparison(groups, {("ppo",): "PPO", ("a2c",): "A2C"}, RETURN, "steps")
+    by_steps, by_time = figure.axes
+    single, first, second, mean = by_steps.lines
+    assert single.get_xydata().tolist() == [[1000.0, 7.0]]
+    assert (list(first.get_xdata()), list(second.get_ydata())) == ([1e3, 2e3, 3e3], [2.0, 4.0])
+    assert (mean.get_xdata()[[0, -1]].tolist(), mean.get_ydata()[[0, -1]].tolist()) == (
+        [1e3, 2e3],
+        [1.0, 3.0],
+    )
+    assert by_time.lines[3].get_xdata()[-1] == 20.0
+    assert by_time.get_xlabel() == "wall time (s)"
+    assert (len(by_steps.collections), by_steps.get_title(loc="left")) == (1, "CartPole-v1")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PPO", "A2C"]
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_a_picture_of_many_groups(tmp_path: Path) -> None:
+    """The best ones are drawn; the table has all of them."""
+    n = len(COLORS) + 3
+    for i in range(n):
+        write_run(tmp_path / str(i), [float(i)], algorithm__lr=0.1 + i)
+    comparison = compared(tmp_path)
+    texts = drawn_groups(comparison, "max").values()
+    assert list(texts) == [f"ppo algorithm.lr={0.1 + i}" for i in range(3, n)]
+    assert len(comparison.rows) == n

@@ -1,0 +1,185 @@
+"""Turns of agents, compared with a loop over steps and agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maze_train.data.rollout import Rollout
+from maze_train.data.turns import TurnSplitter
+
+AGENTS = ("a", "b", "c")
+NUM_ENVS = 4
+
+
+@dataclass
+class Stream:
+    """Steps of environments in which agents act, wait and end at random; numbers tell rows apart.
+
+    Observation t of agent i in environment e is `1000 * t + 10 * e + i`, the last one of an episode
+    0.5 more.
+    """
+
+    obs: list[Any] = field(default_factory=list)
+    acts: list[Any] = field(default_factory=list)
+    rewards: list[Any] = field(default_factory=list)
+    ends: list[Any] = field(default_factory=list)
+    """Of each agent: 0 goes on, 1 terminated, 2 truncated."""
+    joint: list[Any] = field(default_factory=list)
+    """Of each environment: 0 goes on, 1 terminated, 2 truncated, 3 lost."""
+
+    @classmethod
+    def random(cls, num_steps: int, seed: int, acting: float = 0.5) -> Stream:
+        rng, stream = np.random.default_rng(seed), cls()
+        shape = NUM_ENVS, len(AGENTS)
+        alive = np.ones(shape, bool)
+        for t in range(num_steps + 1):
+            acts = alive & (rng.random(shape) < acting)
+            for e in range(NUM_ENVS):
+                if not acts[e].any():
+                    acts[e, rng.choice(np.flatnonzero(alive[e]))] = True
+            stream.acts.append(acts)
+            numbers = np.arange(NUM_ENVS)[:, None] * 10 + np.arange(len(AGENTS))
+            stream.obs.append((1000.0 * t + numbers).astype(np.float32))
+            ends = np.where(alive, rng.choice(3, shape, p=[0.9, 0.07, 0.03]), 0)
+            joint = rng.choice(4, NUM_ENVS, p=[0.92, 0.02, 0.04, 0.02])
+            ends[joint == 3] = 0
+            alive = alive & (ends == 0)
+            joint = np.where((joint == 0) & ~alive.any(1), 1, joint)
+            stream.rewards.append(np.round(rng.normal(size=shape), 3).astype(np.float32))
+            stream.rewards[-1][joint == 3] = 0.0
+            stream.ends.append(ends)
+            stream.joint.append(joint)
+            alive[joint > 0] = True
+        return stream
+
+    def rollout(self, start: int, stop: int) -> Rollout:
+        """The joint rollout of some steps."""
+        steps = range(start, stop)
+        over = np.stack([self.joint[t] for t in steps])
+        # Where an episode ended, the next row shows the first observation of the next one.
+        rows = [self._part(t, t - 1, final=False) for t in range(start, stop + 1)]
+        found = [self._part(t, t, final=True) for t in steps]
+        positions = np.flatnonzero((over == 1) | (over == 2))
+        final = {
+            key: torch.stack([part[key] for part in found]).flatten(0, 1)[positions]
+            for key in found[0]
+        }
+        lost = torch.from_numpy(over == 3)
+        return Rollout(
+            obs={key: torch.stack([row[key] for row in rows]) for key in rows[0]},
+            actions={
+                agent: torch.from_numpy(np.stack([self.obs[t][:, i] for t in steps])).long()
+                for i, agent in enumerate(AGENTS)
+            },
+            rewards=torch.zeros(len(steps), NUM_ENVS),
+            terminated=torch.from_numpy(over == 1),
+            truncated=torch.from_numpy(over == 2),
+            final_obs=final,
+            final_positions=torch.from_numpy(positions),
+            valid=~lost if lost.any() else None,
+        )
+
+    def _part(self, t: int, step: int, *, final: bool) -> dict[str, torch.Tensor]:
+        """Observation t, with what step brought; the last one of an episode, or the next."""
+        shape = NUM_ENVS, len(AGENTS)
+        over = np.zeros(NUM_ENVS, bool) if step < 0 else self.joint[step] > 0
+        here = np.zeros(shape, bool) if step < 0 else np.repeat(~over[:, None], len(AGENTS), 1)
+        if final:
+            here = np.ones(shape, bool)
+        obs = self.obs[t] + 1000.5 if final else self.obs[t]
+        ends = np.where(here, self.ends[step], 0)
+        numbers = {f"agents/{agent}": obs[:, i] for i, agent in enumerate(AGENTS)}
+        flags = {
+            "acts": np.zeros(shape, bool) if final else self.acts[t],
+            "rewards": np.where(here, self.rewards[step], 0.0).astype(np.float32),
+            "terminated": ends == 1,
+            "truncated": ends == 2,
+        }
+        return {key: torch.from_numpy(np.asarray(x).copy()) for key, x in (numbers | flags).items()}
+
+    def turns(self, env: int, agent: int, stop: int) -> list[tuple[Any, ...]]:
+        """Observation, reward, end (3: lost) and what follows of each turn up to a step."""
+        found: list[tuple[Any, ...]] = []
+        running: list[Any] | None = None
+        for t in range(stop + 1):
+            now = self.obs[t][env, agent]
+            if self.acts[t][env, agent]:
+                if running is not None:
+                    found.append((*running, 0, now))
+                running = [now, 0.0]
+            if t == stop or running is None:
+                continue
+            running[1] += self.rewards[t][env, agent]
+            end, joint = self.ends[t][env, agent], self.joint[t][env]
+            if joint == 3:
+                found.append((*running, 3, None))
+                running = None
+            elif end or joint:
+                last = now + 1000.5 if joint else self.obs[t + 1][env, agent]
+                found.append((*running, end or joint, last))
+                running = None
+        return found
+
+
+def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
+    """The same of a column of the rollouts of a policy."""
+    found: list[tuple[Any, ...]] = []
+    for rollout in rollouts:
+        assert isinstance(rollout.obs, torch.Tensor)
+        final = dict(zip(rollout.final_positions.tolist(), rollout.final_obs, strict=True))
+        for row in range(rollout.num_steps):
+            obs, reward = rollout.obs[row, column].item(), rollout.rewards[row, column].item()
+            terminated, truncated = rollout.terminated[row, column], rollout.truncated[row, column]
+            if rollout.valid is not None and not rollout.valid[row, column]:
+                rest = rollout.valid[row:, column]
+                if rest.any():
+                    found.append((obs, 0.0, 3, None))
+                continue
+            end = 1 if terminated else 2 if truncated else 0
+            after = rollout.obs[row + 1, column].item()
+            if truncated:
+                after = final[row * rollout.num_envs + column].item()
+            found.append((obs, reward, end, after))
+    return found
+
+
+def split(stream: Stream, lengths: list[int]) -> dict[str, list[Rollout]]:
+    """Rollouts of the policies, by a splitter that goes on from its state after each."""
+    splitter = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0))
+    found: dict[str, list[Rollout]] = {"x": [], "y": []}
+    start = 0
+    for length in lengths:
+        part = splitter.split(stream.rollout(start, start + length))
+        kept = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0))
+        kept.load_state_dict(splitter.state_dict())
+        splitter, start = kept, start + length
+        for policy, rollout in part.items():
+            found[policy].append(rollout)
+    return found
+
+
+@pytest.mark.parametrize("acting", [0.2, 0.6, 1.0])
+@pytest.mark.parametrize("lengths", [[60], [1] * 60, [7, 20, 3, 30]], ids=["one", "each", "some"])
+def test_turns_are_those_of_a_loop_over_steps(lengths: list[int], acting: float) -> None:
+    """Whatever the lengths of rollouts, every turn comes once, with its reward and its end."""
+    for seed in range(5):
+        stream = Stream.random(60, seed, acting)
+        found = split(stream, lengths)
+        for policy, agents in {"x": [0, 2], "y": [1]}.items():
+            for k, agent in enumerate(agents):
+                for env in range(NUM_ENVS):
+                    expected = [turn for turn in stream.turns(env, agent, 60) if turn[2] != 3]
+                    given = [
+                        turn for turn in turns_of(found[policy], k * NUM_ENVS + env) if turn[2] != 3
+                    ]
+                    assert [t[0] for t in given] == [t[0] for t in expected]
+                    for got, want in zip(given, expected, strict=True):
+                        assert got[1] == pytest.approx(want[1], abs=1e-5)
+                        assert got[2] == want[2]
+                        if want[2] != 1:
+                            assert got[3] == want[3]

@@ -1,0 +1,121 @@
+"""Tiny environments with several agents, whose turns are known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from maze_train import MultiAgentEnv, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Script(MultiAgentEnv):
+    """Plays turns that were written down, and remembers the actions that it got.
+
+    Agents `a` observes two numbers, `b` a Tuple with a mask of its three actions; `c` one of five
+    categories that are counted from 2.
+    """
+
+    possible_agents: Sequence[str] = ("a", "b", "c")
+    observation_spaces: ClassVar[dict[str, Any]] = {
+        "a": spaces.Box(1.0, 9.0, (2,), np.float32),
+        "b": spaces.Dict(
+            {
+                "action_mask": spaces.MultiBinary(3),
+                "seen": spaces.Tuple((spaces.Box(-9, 9, (), np.int16), spaces.MultiBinary(2))),
+            }
+        ),
+        "c": spaces.Discrete(5, start=2),
+    }
+    action_spaces: ClassVar[dict[str, Any]] = {
+        "a": spaces.Dict({"go": spaces.Box(-1, 1, (1,)), "say": spaces.Discrete(4)}),
+        "b": spaces.Discrete(3),
+        "c": spaces.MultiDiscrete([2, 2]),
+    }
+
+    def __init__(self, *turns: Turn) -> None:
+        self.turns = turns
+        self.actions: list[dict[str, Any]] = []
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.action_spaces[agent]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        self.actions = []
+        return self.turns[0]
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        self.actions.append(actions)
+        return self.turns[len(self.actions)]
+
+
+class Heaps(MultiAgentEnv):
+    """Two players in turn take 1 to 3 stones from a heap; the one who takes the last one wins.
+
+    A referee is born when five stones or fewer are left; it acts together with the player, adds a
+    stone or not, and is truncated after two turns. Observations are one buffer per agent.
+
+    Args:
+        most: The heap has from 6 to so many stones.
+        render_mode: `rgb_array` shows the heap.
+    """
+
+    possible_agents: Sequence[str] = ("first", "second", "referee")
+
+    def __init__(self, most: int = 12, render_mode: str | None = None) -> None:
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 3}
+        self.most, self.render_mode = most, render_mode
+        self.buffers = {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        heap = spaces.Box(0.0, self.most + 9.0, (2,), np.float32)
+        if agent == "referee":
+            return heap
+        return spaces.Dict({"observation": heap, "action_mask": spaces.MultiBinary(3)})
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2 if agent == "referee" else 3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        self.heap = int(np.random.default_rng(seed).integers(6, self.most + 1))
+        self.turn = self.judged = 0
+        return Turn({"first": self.observe("first")})
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        player, other = self.possible_agents[self.turn % 2], self.possible_agents[1 - self.turn % 2]
+        assert actions.keys() == {player} | ({"referee"} if 0 < self.judged <= 2 else set())
+        taken = int(actions[player]) + 1
+        assert taken <= self.heap
+        self.heap -= taken
+        self.turn += 1
+        acting, rewards = [other], {}
+        truncated = []
+        if not self.heap:
+            seen = {agent: self.observe(agent) for agent in (player, other)}
+            return Turn(seen, {player: 1.0, other: -1.0}, {player: True, other: True})
+        if "referee" in actions:
+            self.heap += int(actions["referee"])
+            rewards["referee"] = 0.25
+        if self.heap <= 5 and self.judged < 3:
+            self.judged += 1
+            acting.append("referee")
+            truncated = ["referee"] * (self.judged == 3)
+        seen = {agent: self.observe(agent) for agent in acting}
+        return Turn(seen, rewards, truncated=truncated, infos={other: {"heap": self.heap}})
+
+    def observe(self, agent: str) -> Any:
+        self.buffers[agent][:] = self.heap, self.turn
+        if agent == "referee":
+            return self.buffers[agent]
+        mask = np.arange(1, 4) <= self.heap
+        return {"observation": self.buffers[agent], "action_mask": mask.astype(np.int8)}
+
+    def render(self) -> Any:
+        return np.full((4, 4, 3), 10 * self.heap, np.uint8)

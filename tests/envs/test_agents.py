@@ -1,0 +1,264 @@
+"""Environments with several agents as one environment: joint observations, ends, refusals."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from agent_envs import Heaps, Script
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from vector_cases import FORKS, PLACES, assert_equal_steps, assert_same, here, workers
+
+from maze_train import EnvConfig, EnvFactory, JointEnv, Turn
+from maze_train.errors import ConfigError, EnvError, SpaceError
+from maze_train.spaces.describe import FlatView, flat_spaces
+from maze_train.spaces.masks import mask_layout
+
+pytestmark = FORKS
+
+ACTION = {
+    "a": {"go": np.zeros(1, np.float32), "say": 3},
+    "b": 2,
+    "c": np.array([1, 0]),
+}
+A = np.array([1.0, 5.0], np.float32)
+B = {"action_mask": np.array([0, 1, 0], np.int8), "seen": (np.int16(4), np.array([1, 0], np.int8))}
+NO_MOVE = {**B, "action_mask": np.zeros(3, np.int8)}
+NEUTRAL = {"a": [1.0, 1.0], "b/action_mask": [1, 1, 1], "b/seen/0": 0, "b/seen/1": [0, 0], "c": 2}
+SEEN_B = {"b/action_mask": [0, 1, 0], "b/seen/0": 4, "b/seen/1": [1, 0]}
+
+
+def flat(env: JointEnv, obs: Any) -> dict[str, Any]:
+    """An observation as lists by key."""
+    assert obs in env.observation_space
+    leaves = FlatView(env.observation_space).read(obs)
+    return {key.removeprefix("agents/"): np.asarray(leaf).tolist() for key, leaf in leaves}
+
+
+def played(*turns: Turn) -> tuple[JointEnv, list[Any]]:
+    """The joint environment after all turns, and what it returned."""
+    env = JointEnv(Script(*turns))
+    results: list[Any] = [env.reset(seed=1)]
+    results += [env.step(ACTION) for _ in turns[1:]]
+    return env, results
+
+
+def test_joint_observations_of_turns() -> None:
+    """One acts, then several, one ends and another is born, one is truncated, and all is over."""
+    env, results = played(
+        Turn({"a": A}, infos={"a": {"x": 1}}),
+        Turn({"a": A + 1, "b": B}, {"a": 0.5, "c": 1.0}),
+        Turn({"a": A + 2, "c": 6}, {"a": 3.0}, terminated={"a"}),
+        Turn({"b": B, "c": 3}, truncated={"c": True, "b": False}),
+        Turn({"b": NO_MOVE}, {agent: 2.0 for agent in "abc"}, {"b": True}, {"b": False}),
+    )
+    none = [0, 0, 0]
+    quiet = {"rewards": [0.0] * 3, "terminated": none, "truncated": none}
+    assert [flat(env, result[0]) for result in results] == [
+        {**NEUTRAL, "a": [1, 5], "acts": [1, 0, 0], **quiet},
+        {**NEUTRAL, **SEEN_B, "a": [2, 6], "acts": [1, 1, 0], **quiet, "rewards": [0.5, 0, 1]},
+        {
+            **SEEN_B,
+            "a": [3, 7],
+            "c": 6,
+            "acts": [0, 0, 1],
+            "rewards": [3, 0, 0],
+            "terminated": [1, 0, 0],
+            "truncated": none,
+        },
+        {**SEEN_B, "a": [3, 7], "c": 3, "acts": [0, 1, 0], **quiet, "truncated": [0, 0, 1]},
+        {
+            **SEEN_B,
+            "b/action_mask": none,
+            "a": [3, 7],
+            "c": 3,
+            "acts": none,
+            "rewards": [2, 2, 2],
+            "terminated": [0, 1, 0],
+            "truncated": none,
+        },
+    ]
+    assert [result[1:4] for result in results[1:]] == [
+        (0.5, False, False),
+        (1.0, False, False),
+        (0.0, False, False),
+        (2.0, False, True),  # The episode of c was cut off.
+    ]
+    assert results[0][1] == {"a": {"x": 1}}
+    assert [sorted(got) for got in env.env.actions] == [["a"], ["a", "b"], ["c"], ["b"]]
+    assert env.env.actions[2] == {"c": ACTION["c"]}
+    assert env.metadata["agents"] == ("a", "b", "c")
+    with pytest.raises(EnvError, match="while nobody acts: call reset"):
+        env.step(ACTION)
+
+
+def test_an_episode_without_truncated_agents_is_terminated() -> None:
+    """The end of the last one ends it, and so do turns in which nobody acts."""
+    for last in (Turn({"a": A}, terminated=["a"]), Turn({}, {"a": 1.0})):
+        _, results = played(Turn({"a": A, "b": B}), Turn({"a": A}, terminated=["b"]), last)
+        assert [result[2:4] for result in results[1:]] == [(False, False), (True, False)]
+
+
+FIRST = Turn({"a": A, "b": B})
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        ([Turn({"d": A})], r"obs names the agents \['d'\]: expected some of possible_agents"),
+        ([FIRST, Turn({"a": A}, {"x": 1.0})], r"rewards names the agents \['x'\]"),
+        ([FIRST, Turn({"a": A}, truncated="bc")], r"agents \['b', 'c'\] are truncated without"),
+        ([FIRST, Turn({"a": A}, infos={"e": {}})], r"infos names the agents \['e'\]"),
+        ([FIRST, Turn({"a": A}, terminated="a")], None),
+        (
+            [FIRST, Turn({"a": A, "b": B}, terminated="a"), FIRST],
+            r"obs names the agents \['a'\], which have ended before",
+        ),
+        (
+            [FIRST, Turn({"a": A, "b": B}, truncated="a"), Turn({"b": B}, terminated="a")],
+            r"terminated names the agents \['a'\], which have ended before",
+        ),
+        ([Turn({})], "nobody acts: expected those of the agents that act first"),
+        ([Turn({"a": A}, terminated="a")], "nobody acts: expected those"),
+        (
+            [Turn({"a": A[:1]})],
+            r"agent 'a': the observation has shape \(1,\), its space",
+        ),
+        ([Turn({"b": {"seen": B["seen"]}})], "agent 'b': the leaf 'action_mask' is missing"),
+        ([Turn({"c": 7})], r"agent 'c': the observation is 7, which is not in Discrete\(5"),
+        ([Turn({"b": NO_MOVE})], "agent 'b': no action is legal"),
+    ],
+    ids=str,
+)
+def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> None:
+    """The error names the agent, what is wrong, and what was expected."""
+    if message is None:
+        played(*turns)
+        return
+    with pytest.raises(EnvError, match=message):
+        played(*turns)
+
+
+@pytest.mark.parametrize("names", [[], ["a", ""], ["a", "b/c"], ["a", "a"], [0, 1]], ids=str)
+def test_names_that_can_not_be_used(names: Any) -> None:
+    """Names are parts of keys, so they are told apart by text."""
+    env = Script(FIRST)
+    env.possible_agents = names
+    with pytest.raises(EnvError, match=r"possible_agents = \[.*\]: expected at least one name"):
+        JointEnv(env)
+
+
+def test_masks_of_agents_are_not_those_of_joint_actions() -> None:
+    """A mask belongs to its agent; one that does not fit its actions is refused at once."""
+    env = JointEnv(Script(FIRST))
+    assert mask_layout(env.observation_space, env.action_space) is None
+    agents = env.observation_space["agents"]
+    assert mask_layout(agents["b"], env.action_space["b"]) is not None
+    script = Script(FIRST)
+    script.action_spaces = {**Script.action_spaces, "b": spaces.Discrete(4)}
+    with pytest.raises(SpaceError, match=r"the mask 'action_mask' has the shape \(3,\)"):
+        JointEnv(script)
+
+
+def heaps(**settings: Any) -> EnvFactory:
+    """Builds games of heaps."""
+    return EnvFactory(EnvConfig(target="agent_envs.Heaps", **settings))
+
+
+def legal(vector: Any, obs: Any, generator: np.random.Generator) -> dict[str, Any]:
+    """Random actions, of players one that is legal."""
+    actions = {}
+    for agent in vector.metadata["agents"]:
+        mask = obs.get(f"agents/{agent}/action_mask", np.ones((vector.num_envs, 2)))
+        actions[agent] = np.array([generator.choice(np.flatnonzero(row)) for row in mask])
+    return actions
+
+
+def steps(vector: Any, count: int, obs: Any = None, seed: int = 0) -> list[Any]:
+    """What some steps with legal actions return, the observations copied."""
+    generator = np.random.default_rng(seed)
+    if obs is None:
+        obs = vector.reset(seed=3)[0]
+    results = []
+    for _ in range(count):
+        obs, *rest = vector.step(legal(vector, obs, generator))
+        results.append(({key: column.copy() for key, column in obs.items()}, *rest))
+    return results
+
+
+@pytest.mark.slow
+def test_workers_change_no_number() -> None:
+    """Agents that take turns, are born and truncated, here and in processes; all flags occur."""
+    with here([heaps()] * 3) as one, workers([heaps()] * 3) as other:
+        assert one.metadata["agents"] == other.metadata["agents"] == Heaps.possible_agents
+        ours, theirs = steps(one, 60), steps(other, 60)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_equal_steps(a, b)
+    seen = np.array([[obs["acts"].sum(-1), obs["truncated"].any(-1)] for obs, *_ in ours])
+    assert set(seen[:, 0].ravel()) == {1, 2}
+    assert seen[:, 1].any()
+    ends = np.array([result[2:4] for result in ours])
+    assert ends.any(axis=(0, 2)).all(), "some are cut off, and some are not"
+    final = next(result[4]["final_obs"] for result in ours if result[2].any())
+    last = next(obs for obs in final if obs is not None)
+    assert sorted(last["rewards"]) == [-1.0, 0.0, 1.0]
+    assert last["terminated"].tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("make", PLACES)
+def test_running_episodes_go_on_elsewhere(make: Any) -> None:
+    """Saved in the middle of episodes, when agents were born, they go on to the bit."""
+    with make([heaps()] * 3) as one, here([heaps()] * 3) as other:
+        obs = steps(one, 26)[-1][0]
+        restored, began = other.load_state_dict(pickle.loads(pickle.dumps(one.state_dict())))
+        assert not began.any()
+        assert_same(restored, obs)
+        for a, b in zip(steps(one, 30, obs), steps(other, 30, restored), strict=True):
+            assert_equal_steps(a, b)
+
+
+def test_factory_limits_and_wraps() -> None:
+    """Own classes and functions are found by path and in Python; a limit truncates the whole."""
+    env = heaps(max_episode_steps=1, kwargs={"most": 7, "render_mode": "rgb_array"})()
+    obs, _ = env.reset(seed=0)
+    assert env.step({agent: 0 for agent in Heaps.possible_agents})[2:4] == (False, True)
+    assert obs["acts"].tolist() == [1, 0, 0]
+    assert env.render().shape == (4, 4, 3)
+    assert env.metadata["render_fps"] == 3
+    for maker in (Heaps, lambda most: Heaps(most)):
+        built = EnvFactory.from_any(maker, most=8)()
+        assert isinstance(built, JointEnv)
+        assert built.env.most == 8  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"env.kwargs = .*does not take these.*'least'"):
+        heaps(kwargs={"least": 3})()
+    with pytest.raises(ConfigError, match=r"expected a subclass of gymnasium.Env, or a"):
+        EnvFactory(EnvConfig(target="collections.OrderedDict"))()
+
+
+@pytest.mark.filterwarnings("ignore:.*WARN:UserWarning")
+def test_checker_of_gymnasium() -> None:
+    """A joint environment is one of gymnasium: spaces, seeds, types of what it returns."""
+
+    class Walk(Script):
+        """All act at all times, on what the seed gives."""
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+            for i, agent in enumerate("abc"):
+                self.observation_spaces[agent].seed(None if seed is None else seed + i)
+            return self.step({})
+
+        def step(self, actions: dict[str, Any]) -> Turn:
+            seen = {agent: self.observation_space(agent).sample() for agent in "abc"}
+            seen["b"]["action_mask"][:] = 1
+            return Turn(seen, {"a": 1.0})
+
+    env = JointEnv(Walk())
+    check_env(env, skip_render_check=True)
+    assert isinstance(env, gymnasium.Env)
+    assert list(flat_spaces(env.observation_space))[-4:] == [
+        *("acts", "rewards", "terminated", "truncated"),
+    ]

@@ -1,0 +1,385 @@
+"""Environments of PettingZoo: what they mean in turns, names, and all of its classic ones."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from cases import everyday
+from gymnasium import spaces
+from vector_cases import assert_equal_steps, here
+
+from maze_train import EnvConfig, EnvFactory, JointEnv
+from maze_train.config.plugins import is_registered
+from maze_train.envs.pettingzoo import installed
+from maze_train.errors import ConfigError, EnvError, MissingExtraError
+
+pettingzoo = pytest.importorskip("pettingzoo")
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+class Rounds(pettingzoo.AECEnv):
+    """Players in turn; whoever acts gives the others 1, 2 or 3 points and loses as many.
+
+    `p` ends in its second turn, `q` is truncated while `r` makes its second one, `s` is born after
+    the first round and ends with `r` in the third round. An info has the legal actions.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "rounds_v0", "render_modes": []}
+    possible_agents: ClassVar[list[str]] = ["p", "q", "r", "s"]
+    render_mode = None
+
+    def __init__(self, has_masks: bool = True, leaves: bool = True) -> None:
+        super().__init__()
+        self.has_masks, self.leaves = has_masks, leaves
+
+    def observation_space(self, agent: str) -> Any:
+        return self.spaces_of[agent][0]
+
+    def action_space(self, agent: str) -> Any:
+        return self.spaces_of[agent][1]
+
+    spaces_of: ClassVar[dict[str, Any]] = {
+        agent: (spaces.Box(-99.0, 99.0, (2,), np.float32), spaces.Discrete(3))
+        for agent in possible_agents
+    }
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.number = int(np.random.default_rng(seed).integers(10))
+        self.agents, self.turns, self.clock = list("pqr"), dict.fromkeys("pqrs", 0), 0
+        self.terminations, self.truncations = (dict.fromkeys("pqr", False) for _ in range(2))
+        self.rewards, self._cumulative_rewards = (dict.fromkeys("pqr", 0.0) for _ in range(2))
+        self.infos = {agent: self.info() for agent in "pqr"}
+        self.agent_selection = "p"
+
+    def info(self) -> dict[str, Any]:
+        mask = np.ones(3, np.int8)
+        mask[self.clock % 3] = 0
+        return {"clock": self.clock, **({"action_mask": mask} if self.has_masks else {})}
+
+    def observe(self, agent: str) -> Any:
+        return np.array([self.number, self.clock], np.float32)
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        following = self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
+        if self.terminations[agent] or self.truncations[agent]:
+            self._skip_agent_selection = following
+            if self.leaves:
+                self._was_dead_step(action)
+            return
+        assert self.infos[agent].get("action_mask", [1, 1, 1])[action]
+        self.turns[agent] += 1
+        self.clock += 1
+        self._cumulative_rewards[agent] = 0.0
+        gain = float(action) + 1.0
+        for other in self.agents:
+            is_dead = self.terminations[other] or self.truncations[other]
+            self.rewards[other] = -gain if other == agent else 0.0 if is_dead else gain
+        self._accumulate_rewards()
+        self.finish(agent)
+        for other in self.agents:
+            self.infos[other] = self.info()
+        self.agent_selection = following
+
+    def finish(self, agent: str) -> None:
+        turn = agent, self.turns[agent]
+        if turn == ("r", 1):
+            self.agents.append("s")
+            self.terminations["s"] = self.truncations["s"] = False
+            self.rewards["s"] = self._cumulative_rewards["s"] = 0.0
+        elif turn == ("p", 2):
+            self.terminations["p"] = True
+        elif turn == ("r", 2):
+            self.truncations["q"] = True
+        elif turn == ("r", 3):
+            self.terminations = dict.fromkeys(self.terminations, True)
+
+
+class Walkers(pettingzoo.ParallelEnv):
+    """All walk; `a` ends after 2 steps, `b` is truncated after 3, `c` ends after 5."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "walkers_v0", "render_modes": []}
+    possible_agents: ClassVar[list[str]] = ["a", "b", "c"]
+    render_mode = None
+
+    def __init__(self, keeps: bool = False, hides: bool = False) -> None:
+        self.keeps, self.hides = keeps, hides
+
+    def observation_space(self, agent: str) -> Any:
+        return self.spaces_of[agent][0]
+
+    def action_space(self, agent: str) -> Any:
+        return self.spaces_of[agent][1]
+
+    spaces_of: ClassVar[dict[str, Any]] = {
+        agent: (spaces.Box(-99.0, 99.0, (1,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32))
+        for agent in possible_agents
+    }
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.t = list("abc"), 0
+        start = np.random.default_rng(seed).random(dtype=np.float32)
+        self.places = {agent: np.full(1, start, np.float32) for agent in self.agents}
+        return dict(self.places), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        living = list(self.agents)
+        for agent in actions:
+            self.places[agent] = self.places[agent] + actions[agent]
+        terminations = {k: self.t >= {"a": 2, "b": 9, "c": 5}[k] for k in living}
+        truncations = {k: k == "b" and self.t >= 3 for k in living}
+        obs = {k: self.places[k] for k in living if not (self.hides and k == "c")}
+        if not self.keeps:
+            self.agents = [k for k in living if not terminations[k] and not truncations[k]]
+        rewards = {k: float(self.t) for k in living}
+        return obs, rewards, terminations, truncations, {k: {"t": self.t} for k in living}
+
+
+def legal(agent: str, space: Any, mask: Any, clock: int) -> Any:
+    """An action that follows from the moment, legal where there is a mask."""
+    generator = np.random.default_rng([clock, ord(agent[-1])])
+    if mask is not None:
+        return int(generator.choice(np.flatnonzero(mask)))
+    space.seed(int(generator.integers(2**31)))
+    return space.sample()
+
+
+def mask_in(obs: Any, info: Any) -> Any:
+    """The mask of an observation or info, None if there is none."""
+    found = obs.get("action_mask") if isinstance(obs, dict) else None
+    return info.get("action_mask") if found is None else found
+
+
+def by_pettingzoo(env: Any, seed: int, limit: int) -> dict[str, list[Any]]:
+    """What each agent sees and gets in PettingZoo's own loop."""
+    seen: dict[str, list[Any]] = {}
+    env.reset(seed=seed)
+    clock = 0
+    for agent in env.agent_iter():
+        obs, reward, terminated, truncated, info = env.last()
+        is_over = terminated or truncated
+        leaf = obs["observation"] if isinstance(obs, dict) else obs
+        seen.setdefault(agent, []).append(
+            (None if is_over else leaf.tolist(), reward, terminated, truncated)
+        )
+        if clock == limit and not is_over:
+            break
+        if is_over:
+            env.step(None)
+            continue
+        env.step(legal(agent, env.action_space(agent), mask_in(obs, info), clock))
+        clock += 1
+    return seen
+
+
+def by_turns(env: JointEnv, seed: int, limit: int) -> dict[str, list[Any]]:
+    """The same from joint observations: rewards are summed up until the agent's next turn."""
+    seen: dict[str, list[Any]] = {}
+    obs, _ = env.reset(seed=seed)
+    sums = dict.fromkeys(env.agents, 0.0)
+    for clock in range(limit + 1):
+        actions = {agent: env.action_space[agent].sample() for agent in env.agents}
+        for i, agent in enumerate(env.agents):
+            sums[agent] += float(obs["rewards"][i])
+            own = obs["agents"][agent]
+            ends = bool(obs["terminated"][i]), bool(obs["truncated"][i])
+            if not obs["acts"][i] and not any(ends):
+                continue
+            leaf = own["observation"] if isinstance(own, dict) else own
+            seen.setdefault(agent, []).append(
+                (None if any(ends) else leaf.tolist(), sums[agent], *ends)
+            )
+            sums[agent] = 0.0
+            if obs["acts"][i]:
+                actions[agent] = legal(agent, env.action_space[agent], mask_in(own, {}), clock)
+        if not obs["acts"].any():
+            break
+        if clock < limit:
+            obs = env.step(actions)[0]
+    return seen
+
+
+CARDS = ["classic/leduc_holdem_v4", "classic/texas_holdem_v4", "classic/texas_holdem_no_limit_v6"]
+BOARDS = ["classic/tictactoe_v3", "classic/connect_four_v3", "classic/chess_v6", "classic/go_v5"]
+PARALLEL = ["mpe/simple_spread_v3", "classic/rps_v2", "sisl/multiwalker_v9", "sisl/pursuit_v5"]
+NEEDED = {"classic/chess_v6": "chess", "mpe/simple_spread_v3": "mpe2", "classic/go_v5": "pygame"}
+NEEDED |= dict.fromkeys(CARDS, "rlcard") | {"sisl/multiwalker_v9": "Box2D"}
+
+
+def named(name: str, **kwargs: Any) -> EnvFactory:
+    """Builds an environment by its name, if what it needs is installed."""
+    pytest.importorskip(NEEDED.get(name, "pygame"))
+    return EnvFactory.from_any(f"pettingzoo:{name}", **kwargs)
+
+
+@pytest.mark.parametrize("name", ["", BOARDS[0], *everyday(0, [*BOARDS[1:], *CARDS])])
+def test_turns_say_what_pettingzoo_says(name: str) -> None:
+    """Observations, rewards between two turns, and ends of each agent are those of `agent_iter`."""
+    ours = named(name)() if name else EnvFactory.from_any(Rounds)()
+    theirs = importlib.import_module(f"pettingzoo.{name.replace('/', '.')}").env if name else Rounds
+    assert isinstance(ours, JointEnv)
+    for seed in (1, 2, 3):
+        assert by_turns(ours, seed, limit=60) == by_pettingzoo(theirs(), seed, limit=60)
+
+
+def rows_of(env: Any, actions: Any) -> list[tuple[Any, ...]]:
+    """Flags and rewards of each turn, the mean reward, how the episode ended, until it is over."""
+    rows: list[tuple[Any, ...]] = []
+    obs, _ = env.reset(seed=4)
+    while not rows or not any(rows[-1][-2:]):
+        obs, reward, *ends, _ = env.step(actions(obs["agents"], len(rows)))
+        rows.append((*(obs[key].tolist() for key in obs if key != "agents"), reward, *ends))
+    return rows
+
+
+def test_turns_of_agents_that_come_and_go() -> None:
+    """Births, deaths and cuts are told in the turn in which they happen; masks of infos count."""
+    env = EnvFactory.from_any(Rounds)()
+    order = "pqrpqrsr"
+
+    def first_legal(own: Any, clock: int) -> dict[str, int]:
+        mask = own[order[clock]]["action_mask"]
+        assert np.flatnonzero(mask == 0).tolist() == [clock % 3]
+        return dict.fromkeys("pqrs", int(mask.argmax()))
+
+    rows = rows_of(env, first_legal)
+    next_ones = [[int(agent == following) for agent in "pqrs"] for following in f"{order[1:]}."]
+    assert [row[0] for row in rows] == next_ones
+    assert [row[1] for row in rows] == [
+        *([-2, 2, 2, 0], [1, -1, 1, 0], [1, 1, -1, 0]),  # The first round; then s is born.
+        *([-2, 2, 2, 2], [0, -1, 1, 1], [0, 1, -1, 1]),  # p ends in its turn, q in that of r.
+        *([0, 0, 2, -2], [0, 0, -1, 1]),
+    ]
+    assert [row[2].index(1) for row in rows if any(row[2])] == [0, 2]
+    assert (rows[3][2], rows[7][2]) == ([1, 0, 0, 0], [0, 0, 1, 1])
+    assert [row[3] for row in rows] == [[0] * 4] * 5 + [[0, 1, 0, 0]] + [[0] * 4] * 2
+    assert [row[4] for row in rows] == [0.5, 0.25, 0.25, 1.0, 0.25, 0.25, 0.0, 0.0]
+    assert [row[-2:] for row in rows] == [(False, False)] * 7 + [(False, True)]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_walkers_die_one_by_one(keeps: bool) -> None:
+    """A parallel environment whose agents get fewer, and one that goes on naming dead ones."""
+    env = EnvFactory.from_any(Walkers, keeps=keeps)()
+    rows = rows_of(env, lambda own, clock: {agent: np.ones(1, np.float32) for agent in "abc"})
+    none = [0, 0, 0]
+    gone = [5.0 * keeps, 5.0 * keeps, 5.0]
+    assert [row[0] for row in rows] == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 1], none]
+    assert rows[-1][1] == gone, "rewards are passed on as they are"
+    assert [row[2] for row in rows] == [none, [1, 0, 0], none, none, [0, 0, 1]]
+    assert [row[3] for row in rows] == [none, none, [0, 1, 0], none, none]
+    assert [row[-2:] for row in rows] == [(False, False)] * 4 + [(False, True)]
+
+
+@pytest.mark.parametrize(
+    ("maker", "message"),
+    [
+        (lambda: Walkers(hides=True), r"the agents \['c'\] are in `agents` of the environment"),
+        (lambda: Rounds(leaves=False), r"agent 'p' has ended, and step\(None\) does not remove"),
+        (type("Nameless", (Rounds,), {"possible_agents": None}), "not tell its possible_agents"),
+    ],
+    ids=["hides", "stays", "nameless"],
+)
+def test_environments_that_break_the_rules(maker: Any, message: str) -> None:
+    """The error says what PettingZoo expects."""
+    with pytest.raises(EnvError, match=message), here([EnvFactory.from_any(maker)]) as vector:
+        steps(vector, 9)
+
+
+def test_own_environments_pass_the_tests_of_pettingzoo(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is said here about PettingZoo's environments is said of real ones."""
+    tests = importlib.import_module("pettingzoo.test")
+    tests.api_test(Rounds(), num_cycles=20)
+    tests.parallel_api_test(Walkers(), num_cycles=20)
+
+
+def steps(vector: Any, count: int, obs: Any = None) -> list[Any]:
+    """Some steps with legal actions, the observations copied."""
+    if obs is None:
+        obs = vector.reset(seed=3)[0]
+    results: list[Any] = []
+    for clock in range(count):
+        actions = {
+            agent: np.array(
+                [
+                    legal(agent, vector.single_action_space[agent], mask, clock)
+                    for mask in obs.get(f"agents/{agent}/action_mask", [None] * vector.num_envs)
+                ]
+            )
+            for agent in vector.metadata["agents"]
+        }
+        obs, *rest = vector.step(actions)
+        results.append(({key: column.copy() for key, column in obs.items()}, *rest))
+    return results
+
+
+REAL = [BOARDS[0], PARALLEL[0], *BOARDS[1:], *CARDS, *PARALLEL[1:]]
+
+
+@pytest.mark.parametrize("name", everyday(2, REAL))
+def test_real_environments_step_and_go_on_equally(name: str) -> None:
+    """200 steps, restored in the middle by the actions since the reset: the same to the bit."""
+    with here([named(name)] * 2) as one, here([named(name)] * 2) as other:
+        obs = steps(one, 100)[-1][0]
+        restored, began = other.load_state_dict(one.state_dict())
+        assert not began.any()
+        ours, theirs = steps(one, 100, obs), steps(other, 100, restored)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_equal_steps(a, b)
+        assert all(result[0]["acts"].any() for result in ours)
+
+
+def test_names() -> None:
+    """A name finds the parallel form where there is one, kwargs reach it; paths work as well."""
+    spread = named(PARALLEL[0], N=2, max_cycles=7)()
+    assert spread.metadata["agents"] == ("agent_0", "agent_1")
+    path = EnvFactory(EnvConfig(target="mpe2.simple_spread_v3.parallel_env", kwargs={"N": 2}))()
+    assert path.observation_space == spread.observation_space
+    classic = EnvFactory(EnvConfig(target="pettingzoo.classic.tictactoe_v3.raw_env"))()
+    limited = EnvFactory(EnvConfig(id=f"pettingzoo:{BOARDS[0]}", max_episode_steps=1))()
+    assert classic.observation_space == limited.observation_space
+    limited.reset(seed=0)
+    assert limited.step({"player_1": 0, "player_2": 0})[2:4] == (False, True)
+    spread.reset(seed=0)
+    ends = [spread.step(spread.action_space.sample())[2:4] for _ in range(7)]
+    assert ends == [(False, False)] * 6 + [(False, True)]
+    assert {"classic/tictactoe_v3", "mpe/simple_spread_v3"} <= installed().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("sisl/pursuit_v3", {}, r"env\.id = .*nearest names: .*pettingzoo:sisl/pursuit_v5"),
+        ("tictactoe_v3", {}, r"env\.id = .*nearest names: .*classic/tictactoe_v3"),
+        ("classic/tictactoe_v3", {"size": 4}, r"env\.kwargs = .*does not take these.*'size'"),
+        ("atari/pong_v3", {}, r"env\.id = .*multi_agent_ale_py.*pip install 'pettingzoo\[atari\]'"),
+    ],
+)
+def test_names_that_can_not_be_meant(name: str, kwargs: Any, message: str) -> None:
+    """The error names what there is, or what has to be installed."""
+    env_id = f"pettingzoo:{name}"
+    with pytest.raises(ConfigError, match=message):
+        EnvFactory.from_any(env_id, **kwargs)()
+    if "nearest" not in message:
+        assert is_registered(env_id), "the command line asks this"
+        return
+    with pytest.raises(ConfigError, match=message):
+        is_registered(env_id)
+
+
+@pytest.mark.parametrize("package", ["pettingzoo", "mpe2"])
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """The extra is named that installs them."""
+    find = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "pettingzoo", None if package == "pettingzoo" else pettingzoo)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == package else find(name)
+    )
+    with pytest.raises(MissingExtraError, match=rf'{package}.*"maze-train\[pettingzoo\]"'):
+        EnvFactory.from_any("pettingzoo:mpe/simple_spread_v3")()

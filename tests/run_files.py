@@ -1,0 +1,41 @@
+"""Directories of runs as training writes them, without training."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from maze_train.config.loading import load_config
+from maze_train.config.writing import config_text, write_config
+from maze_train.tracking.tracker import RunInfo
+from maze_train.tracking.writers import CSVWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+RETURN = "eval/episode_return_mean"
+
+
+def write_run(
+    directory: Path,
+    values: Sequence[float],
+    stop_reason: str | None = "total_steps",
+    metric: str = RETURN,
+    **settings: Any,
+) -> Path:
+    """Write a run with one row per value: 1,000 steps and 10 seconds each.
+
+    `stop_reason` None: it has not ended. Settings have double underscores for dots.
+    """
+    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+    config = load_config({"algorithm": "ppo", "env": "CartPole-v1", "seed": 0, **dotted})
+    write_config(directory, config_text(config))
+    writer = CSVWriter()
+    writer.start(RunInfo(run_dir=directory))
+    for i, value in enumerate(values, start=1):
+        writer.write({"epoch": i, "env_steps": 1000 * i, metric: value, "time/total_s": 10.0 * i})
+    writer.close()
+    if stop_reason is not None:
+        (directory / "summary.json").write_text(json.dumps({"stop_reason": stop_reason}))
+    return directory

@@ -1,0 +1,220 @@
+"""Sweeps: their comparison, and jobs in parallel; with runners that do not train."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from command_lines import CommandLine, maze_run
+from leftovers import left_of, run_owner
+from run_files import write_run
+
+if TYPE_CHECKING:
+    from maze_train.config.train_config import TrainConfig
+
+__all__ = ["maze_run"]
+
+SWEEP = ("-m", "algorithm=ppo", "env=CartPole-v1", "hydra.sweep.dir=s")
+LOCAL = ("hydra/launcher=local", "hydra.launcher.n_jobs=2")
+FORK = multiprocessing.get_context("fork")
+PATIENCE_S = 60.0
+OWNER = """
+import os, signal, sys, threading
+from types import ModuleType, SimpleNamespace
+sys.path.insert(0, {package!r})
+os.chdir({folder!r})
+reader, writer = os.pipe()
+
+class Runner:
+    def __init__(self, config):
+        os.write(writer, b"%d " % os.getpid())
+    def run(self):
+        signal.pause()
+
+def tell():
+    pids = b""
+    while pids.count(b" ") < 2:
+        pids += os.read(reader, 100)
+    print(pids.decode(), file=out, flush=True)
+
+out, sys.stdout = sys.stdout, sys.stderr
+module = ModuleType("maze_train.runners.base")
+module.TrainingRunner = Runner
+sys.modules[module.__name__] = module
+import maze_train.jobs
+maze_train.jobs.prepare = lambda config: config
+from maze_train.cli import main
+threading.Thread(target=tell, daemon=True).start()
+main([*{arguments!r}, "seed=0,1"])
+"""
+
+
+def run_of_seed(config: TrainConfig) -> float:
+    """A training whose return is its seed; that of seed 1 fails."""
+    print("a line of the job")
+    if config.seed == 1:
+        raise ValueError("a bug")
+    assert config.run_dir is not None
+    write_run(Path(config.run_dir), [config.seed or 0.0], seed=config.seed)
+    return float(config.seed or 0)
+
+
+@pytest.mark.parametrize("launcher", [(), LOCAL])
+def test_a_sweep_ends_with_its_comparison(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], launcher: tuple[str, ...]
+) -> None:
+    """In its directory and on the screen, with the jobs that failed; the same for any launcher."""
+    maze_run.train = run_of_seed
+    assert maze_run(*SWEEP, *launcher, "seed=0,1,2,3") == 1
+    output = capfd.readouterr()
+    assert "  ppo           3     1k  0:00:10        1.67  1.67 [0.0000, 3.00]" in output.out
+    label = "job 1 (algorithm=ppo env=CartPole-v1 seed=1)"
+    assert f"  s: {label}: ValueError: a bug" in output.out
+    assert f"maze-run: error: {label}: ValueError: a bug\n" in output.err
+    assert output.err.endswith("maze-run: 1 of 4 jobs failed\n")
+    rows = (maze_run.folder / "s/jobs.csv").read_text().splitlines()
+    settings = "algorithm=ppo env=CartPole-v1 seed"
+    assert rows == [
+        "job,settings,run_dir,objective,error",
+        f"0,{settings}=0,0,0.0,",
+        f"1,{settings}=1,1,,ValueError: a bug",
+        f"2,{settings}=2,2,2.0,",
+        f"3,{settings}=3,3,3.0,",
+    ]
+    files = maze_run.files()
+    assert {f"s/comparison.{kind}" for kind in ("csv", "md", "png")} < set(files)
+    logs = [name for name in files if name.endswith(".log")]
+    assert logs == ([f"s/{i}/job.log" for i in range(4)] if launcher else [])
+    assert ("a line of the job" in output.out) is (launcher == ())
+
+
+def test_runs_are_compared_by_a_command(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Settings are spelled as elsewhere; one directory needs no list; errors are one message."""
+    write_run(maze_run.folder / "a", [1.0, 9.0])
+    write_run(maze_run.folder / "b", [1.0, 3.0], seed=1)
+    compare = ("-cn", "compare", "output=o")
+    assert maze_run(*compare, "runs=[a,b]", "threshold=5") == 0
+    output = capfd.readouterr().out
+    assert "1 of 2" in output
+    assert output.endswith(f"results: {maze_run.folder / 'o'}\n")
+    assert maze_run(*compare, "runs=a", "bounds={CartPole-v1: [0, 10]}") == 0
+    assert "all environments\n  algorithm  runs  final mean" in capfd.readouterr().out
+    for wrong, message in (
+        ("runs=c", "runs = 'c': there is no run"),
+        ("run=a", "run = 'a': unknown; did you mean runs?"),
+    ):
+        assert maze_run(*compare, wrong) == 2
+        assert f"maze-run: error: {message}" in capfd.readouterr().err
+    assert maze_run(*compare, "--cfg", "job") == 0
+    assert "n_resamples: 10000" in capfd.readouterr().out
+    assert maze_run.configs == []
+
+
+def test_jobs_run_at_the_same_time(maze_run: CommandLine) -> None:
+    """As many as `n_jobs` says and no more; each sees its GPU; the rest wait."""
+    together, running, most = FORK.Barrier(2), FORK.Value("i", 0), FORK.Value("i", 0)
+
+    def train(config: TrainConfig) -> float:
+        with running:
+            running.value += 1
+            most.value = max(most.value, running.value)
+        together.wait(PATIENCE_S)
+        maze_run.write(f"gpu{config.seed}", os.environ["CUDA_VISIBLE_DEVICES"])
+        with running:
+            running.value -= 1
+        together.wait(PATIENCE_S)
+        return 1.0
+
+    maze_run.train = train
+    assert maze_run(*SWEEP, *LOCAL, "hydra.launcher.gpus=[5,7]", "seed=0,1,2,3") == 0
+    assert most.value == 2
+    seen = [(maze_run.folder / f"gpu{seed}").read_text() for seed in range(4)]
+    assert sorted(seen) == ["5", "5", "7", "7"]
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended by SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "ended by SIGTERM"),
+        (lambda: os._exit(3), "its process ended with exit code 3"),
+        (lambda: sys.exit(0), "SystemExit: 0"),
+    ],
+    ids=["killed", "terminated", "gone", "exit"],
+)
+def test_a_job_that_is_lost_stops_no_other(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], end: object, reason: str
+) -> None:
+    """It is told how its process ended."""
+    maze_run.train = lambda config: end() if config.seed == 0 else 1.0  # type: ignore[operator]
+    assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 1
+    output = capfd.readouterr()
+    label = "job 0 (algorithm=ppo env=CartPole-v1 seed=0)"
+    log = maze_run.folder / "s/0/job.log"
+    assert f"maze-run: error: {label}: {reason}\n  its output: {log}\n" in output.err
+    assert "maze-run: job 1: done in " in output.out
+
+
+def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is handed on to those that run; no other begins."""
+    both = FORK.Barrier(2)
+
+    def train(config: TrainConfig) -> float:
+        both.wait(PATIENCE_S)
+        if config.seed == 0:
+            os.kill(os.getppid(), signal.SIGTERM)
+        while True:
+            signal.pause()
+
+    maze_run.train = train
+    assert maze_run(*SWEEP, *LOCAL, "seed=0,1,2") == 143
+    text = capfd.readouterr().err
+    assert [f"job {i} (" in text for i in range(3)] == [True, True, False]
+    assert text.count("ended by SIGTERM\n") == 2
+    assert text.endswith("maze-run: terminated\n")
+
+
+def test_a_job_that_takes_no_signal_is_killed(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """At the third signal."""
+
+    def again(*_: object) -> None:
+        os.kill(os.getppid(), signal.SIGINT)
+
+    def train(config: TrainConfig) -> float:
+        signal.signal(signal.SIGINT, again)
+        again()
+        while True:
+            signal.pause()
+
+    maze_run.train = train
+    assert maze_run(*SWEEP, *LOCAL, "seed=0") == 130
+    assert "ended by SIGKILL\n" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_jobs_end_with_their_sweep(tmp_path: Path) -> None:
+    """Also where that is killed."""
+    package = str(Path(__file__).parents[1])
+    code = OWNER.format(package=package, folder=str(tmp_path), arguments=[*SWEEP, *LOCAL])
+    with run_owner(code, tmp_path) as (owner, pids):
+        assert len(pids) == 2
+        owner.kill()
+        assert left_of(pids, PATIENCE_S) == []
+
+
+def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
+    """One message, and nothing runs."""
+    assert maze_run(*SWEEP, *LOCAL[:1], "hydra.launcher.n_jobs=-1", "seed=0,1") == 2
+    error = "maze-run: error: hydra.launcher.n_jobs = -1: expected a number >= 0\n"
+    assert capfd.readouterr().err == error
+    assert maze_run.configs == []
