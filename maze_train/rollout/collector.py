@@ -15,13 +15,14 @@ from maze_train.rollout.acting import Actor, env_actions
 from maze_train.rollout.episodes import (
     EpisodeTracker,
     FinishedEpisodes,
+    final_numbers,
     final_reports,
     successes_of,
 )
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from maze_train.data.rollout import Rollout
     from maze_train.distributions.base import Distribution
@@ -49,6 +50,7 @@ class RolloutCollector:
             needs a `Distribution` then.
         on_step: Called after each step of the environments; what it raises goes through, and ends
             the rollout half-way: the environments can then only be closed.
+        info_keys: Keys of last infos whose numbers are reported with the episodes.
 
     Attributes:
         keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
@@ -69,6 +71,7 @@ class RolloutCollector:
         allow_new_episodes: bool = False,
         records_log_probs: bool = False,
         on_step: Callable[[], object] | None = None,
+        info_keys: Sequence[str] = (),
     ) -> None:
         self.env = env
         self.num_steps = num_steps
@@ -79,6 +82,7 @@ class RolloutCollector:
         self._env_seed = env_seed
         self._allow_new_episodes = allow_new_episodes
         self._records_log_probs = records_log_probs
+        self._info_keys = info_keys
         self._on_step = on_step or (lambda: None)
         self.env_s = 0.0
         self._obs: ArrayTree | None = None
@@ -200,6 +204,8 @@ class RolloutCollector:
         for env in kept.nonzero()[0]:
             self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
         reports.successes += successes_of(infos).values()
+        for key in self._info_keys:
+            reports.infos.setdefault(key, []).extend(final_numbers(infos, key).values())
         if "lost" in infos:
             reports.lost += int(infos["lost"].sum())
         if self.env.monitored:

@@ -12,7 +12,7 @@ from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modes import torch_threads
 from maze_train.locks import exclusive
 from maze_train.notices import tell
-from maze_train.runners.notes import speed_notes, start_notes
+from maze_train.runners.notes import end_notes, start_notes
 from maze_train.runners.parts import (
     TrainingResult,
     check_is_free,
@@ -101,6 +101,7 @@ class TrainingRunner:
             evaluation=config.evaluation,
             checkpoint=config.checkpoint,
             total_steps=config.total_steps or 0,
+            info_keys=config.tracking.info_keys,
             dataset=config.runner.dataset,
             is_trial=config.runner.fast_dev_run,
             has_checkpoint=self.prepared.checkpoint is not None,
@@ -206,10 +207,10 @@ class TrainingRunner:
             locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker)
+        rows = tracker.history[len(tracker.run_info.past_rows) :]
         times = self.builder.env_times() if config.runner.name == "local" else None
-        if times is not None:
-            for note in speed_notes(tracker.history[len(tracker.run_info.past_rows) :], *times):
-                self._tell_once(note)
+        for note in end_notes(rows, times, config.tracking.info_keys):
+            self._tell_once(note)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection)

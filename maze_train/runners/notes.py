@@ -59,6 +59,24 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
             )
 
 
+def end_notes(
+    rows: Sequence[Mapping[str, float]], times: tuple[float, int] | None, info_keys: Sequence[str]
+) -> Iterator[str]:
+    """The lines that a run ends with.
+
+    Args:
+        rows: Metrics of the epochs of this process.
+        times: Arguments of `speed_notes`; None: there are no processes.
+        info_keys: Keys of infos that are to be metrics.
+    """
+    names = {name for row in rows for name in row}
+    for key in info_keys:
+        if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
+            yield f"tracking.info_keys: no episode ended with a number under {key!r} in its info"
+    if times is not None:
+        yield from speed_notes(rows, *times)
+
+
 def speed_notes(
     rows: Sequence[Mapping[str, float]], busy_s: float, n_workers: int
 ) -> Iterator[str]:

@@ -29,7 +29,7 @@ from maze_train.training.environments import build_vector_env, close_quietly
 from maze_train.training.models import make_model, modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -78,6 +78,7 @@ class BuildContext(Generic[Config]):
         evaluation: Settings of evaluations.
         checkpoint: Settings of checkpoints.
         total_steps: Environment steps after which training stops; 0: no limit.
+        info_keys: Keys of last infos whose numbers are metrics.
         dataset: Recorded episodes, for algorithms that learn from them.
         is_trial: Whether the run is a short trial of everything.
         has_checkpoint: Whether the run goes on from a checkpoint, which brings the experience.
@@ -99,6 +100,7 @@ class BuildContext(Generic[Config]):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
+    info_keys: Sequence[str] = ()
     dataset: str | dict[str, Any] | None = None
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     is_trial: bool = False
@@ -149,6 +151,7 @@ class BuildContext(Generic[Config]):
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
             allow_new_episodes=self.checkpoint.allow_new_episodes,
+            info_keys=self.info_keys,
         )
 
 
@@ -282,6 +285,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
                 concurrency=config.concurrency,
                 seed=self.context.seeds.integer("evaluation"),
                 deterministic=config.deterministic,
+                info_keys=self.context.info_keys,
             )
         ]
 
