@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from own_callbacks import Diary, StopAt
+from own_envs import SpacesEnv
 from short_runs import rows, short_run, summary, written_config
 
 from maze_train import Callback, CallbackError, StopAtReturn, train
@@ -19,6 +21,14 @@ OWN = {"trust": ["own_envs", "own_callbacks"]}
 EPOCH = ["on_update_end", "on_update_end", "on_epoch_end", "on_checkpoint"]
 
 
+class Chance(SpacesEnv):
+    """Rewards come from a generator that callbacks may use, too."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *ends = super().step(action)
+        return obs, np.random.rand(), *ends  # noqa: NPY002
+
+
 def without_own(found: list[dict[str, str]]) -> list[dict[str, str]]:
     """Rows without what callbacks added."""
     return [{k: v for k, v in row.items() if not k.startswith("callback/")} for row in found]
@@ -27,7 +37,7 @@ def without_own(found: list[dict[str, str]]) -> list[dict[str, str]]:
 def test_the_order_of_calls_and_added_metrics() -> None:
     """Three epochs of two updates; no other number of the run is another one."""
     diary = Diary()
-    short_run(callbacks=[diary])
+    short_run(env=Chance, callbacks=[diary])
     assert diary.calls == ["on_run_start", *EPOCH, *EPOCH, *EPOCH, "on_run_end"]
     found = rows("run")
     assert [row["callback/updates"] for row in found] == ["1.5", "3.5", "5.5"]  # means of epochs
@@ -36,7 +46,7 @@ def test_the_order_of_calls_and_added_metrics() -> None:
     ]
     assert Path("run/diary.txt").read_text() == "6 total_steps\n"
     assert written_config("run")["callbacks"] == [{"_target_": "own_callbacks.<Diary>"}]
-    short_run("plain")
+    short_run("plain", env=Chance)
     assert without_own(found) == rows("plain")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ def test_an_instance_takes_no_settings() -> None:
     """It is used as it is."""
     evaluator = CountingEvaluator()
     node = {"_target_": Given(evaluator)}
-    assert build_target(node, kind=CountingEvaluator) is evaluator
+    assert build_target(copy.deepcopy(node), kind=CountingEvaluator) is evaluator
     with pytest.raises(ConfigError, match="made already, and takes no settings"):
         build_target({**node, "scale": 3}, kind=CountingEvaluator)
 
