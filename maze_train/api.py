@@ -60,16 +60,18 @@ def train(
         result = train(resume=result.run_dir, total_steps=100_000)
 
     Args:
-        env: A registered id, an environment class, a function that makes an environment, or the
-            settings of the `env` section as a mapping or an `EnvConfig`. None: there is none, for
-            algorithms that learn from recorded episodes.
+        env: A registered id, an environment class, a function that makes an environment, a vector
+            environment, or the settings of the `env` section as a mapping or an `EnvConfig`. None:
+            there is none, for algorithms that learn from recorded episodes.
         algorithm: The name of an algorithm (by default ppo), or its settings as a mapping with
             `_target_`.
         **overrides: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
             or sections, `evaluation={"n_episodes": 20}`; single values by dotted names as on the
             command line: `**{"algorithm.lr": 1e-3}`. With `resume=<run directory>` and no
-            `algorithm`, they change the settings of that run; `env` is then needed only if it was a
-            function or class that has no importable name.
+            `algorithm`, they change the settings of that run. Where a setting names a class or
+            function, it may be given, or the object itself: `callbacks=[StopAtReturn(475)]`,
+            `model={"policy": MyNet}`; one that no name leads to is given again with `resume`.
+            `evaluators`, `writers` and `wrappers` are those of `evaluation`, `tracking` and `env`.
 
     Returns:
         History, run directory, and the best policy.

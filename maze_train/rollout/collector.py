@@ -15,6 +15,7 @@ from maze_train.rollout.acting import Actor, env_actions
 from maze_train.rollout.episodes import (
     EpisodeTracker,
     FinishedEpisodes,
+    agent_returns_of,
     final_numbers,
     final_reports,
     successes_of,
@@ -206,6 +207,8 @@ class RolloutCollector:
         reports.successes += successes_of(infos).values()
         for key in self._info_keys:
             reports.infos.setdefault(key, []).extend(final_numbers(infos, key).values())
+        for agent, returns in agent_returns_of(infos).items():
+            reports.add_agents({agent: returns.values()})
         if "lost" in infos:
             reports.lost += int(infos["lost"].sum())
         if self.env.monitored:

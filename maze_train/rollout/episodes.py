@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.events import Event, EventInterface
+from maze_train.spaces.agents import AGENT_RETURNS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from maze_train.events import Statistics
     from maze_train.types import Array
 
@@ -22,7 +25,10 @@ SUCCESS = "is_success"
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
     """Episodes that ended during an epoch of training; absent when none did."""
 
-    episode_return_mean = Event("Mean undiscounted return of the episodes that ended.")
+    episode_return_mean = Event(
+        "Mean undiscounted return of the episodes that ended; of each of several agents as "
+        "`train/<agent>/episode_return_mean`."
+    )
     episode_return_max = Event("Largest return.", reduce="max")
     episode_return_min = Event("Smallest return.", reduce="min")
     episode_length_mean = Event("Mean number of steps.")
@@ -48,6 +54,8 @@ class FinishedEpisodes:
 
     infos: dict[str, list[float]] = field(default_factory=dict)
     """Numbers of those whose last info has them, by the keys that were asked for."""
+    agent_returns: dict[str, list[float]] = field(default_factory=dict)
+    """Sums of rewards of each agent, where there are several."""
 
     lost: int = 0
     """Number of episodes that did not end but were lost, and are not counted above."""
@@ -65,9 +73,15 @@ class FinishedEpisodes:
         self.successes += others.successes
         for key, values in others.infos.items():
             self.infos.setdefault(key, []).extend(values)
+        self.add_agents(others.agent_returns)
         self.lost += others.lost
         self.worker_restarts += others.worker_restarts
         self.steps += others.steps
+
+    def add_agents(self, returns: Mapping[str, Iterable[float]]) -> None:
+        """Add returns of agents."""
+        for agent, found in returns.items():
+            self.agent_returns.setdefault(agent, []).extend(found)
 
     def record(self, statistics: Statistics) -> None:
         """Add the episodes to statistics."""
@@ -90,6 +104,8 @@ class FinishedEpisodes:
             statistics.record_many(events.success_rate, self.successes)
         for key, values in self.infos.items():
             statistics.record_many(events.info.of_part(key), values)
+        for agent, returns in self.agent_returns.items():
+            statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
 
 
 def successes_of(infos: dict[str, Any]) -> dict[int, float]:
@@ -117,6 +133,20 @@ def final_numbers(infos: dict[str, Any], key: str) -> dict[int, float]:
         with suppress(TypeError, ValueError):
             found[int(env)] = float(np.asarray(final_info[key][env]).item())
     return found
+
+
+def agent_returns_of(infos: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Returns by agent and environment, of episodes that ended where there are several agents.
+
+    Args:
+        infos: Infos of a step of vector environments.
+    """
+    found = infos.get("final_info", {}).get(AGENT_RETURNS, {})
+    return {
+        agent: {int(env): float(returns[env]) for env in np.flatnonzero(found[f"_{agent}"])}
+        for agent, returns in found.items()
+        if f"_{agent}" in found
+    }
 
 
 def success_of(info: dict[str, Any]) -> float:
@@ -170,7 +200,7 @@ class EpisodeTracker:
         """
         finished = FinishedEpisodes()
         starts = np.zeros(len(self.returns), dtype=np.int64)
-        for t, b in np.argwhere(done if valid is None else done | ~valid):
+        for t, b in zip(*(done if valid is None else done | ~valid).nonzero(), strict=True):
             self._add(b, slice(starts[b], t + 1), rewards, valid)
             if done[t, b]:
                 finished.returns.append(float(self.returns[b]))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.learner.config import Progress
+    from maze_train.learner.group import LearnerGroup
     from maze_train.learner.learner import Learner
     from maze_train.tracking.tracker import RunInfo
 
@@ -62,8 +63,8 @@ class TrainingView:
     @property
     def learner(self) -> Learner[Any, Any, Any]:
         """The learner of this process, to be looked at."""
-        learner: Learner[Any, Any, Any] = self._trainer.learners.foreach_learner(lambda x: x)[0]
-        return learner
+        learners: LearnerGroup = self._trainer.learners
+        return learners.first
 
     @property
     def model(self) -> nn.Module:

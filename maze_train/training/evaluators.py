@@ -11,7 +11,7 @@ import torch
 from maze_train.checks import check_at_least
 from maze_train.errors import EnvError
 from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
-from maze_train.rollout.episodes import SUCCESS, final_numbers
+from maze_train.rollout.episodes import SUCCESS, agent_returns_of, final_numbers
 from maze_train.spaces.tensors import as_tensors
 from maze_train.targets import build_target
 from maze_train.training.generators import generators_kept
@@ -124,7 +124,7 @@ class RolloutEvaluator(Evaluator):
         with generators_kept(), torch.no_grad():
             if self._env is None:
                 self._env = self._make_env(self._num_envs)
-            returns, lengths, reported = self._play(policy, self._env)
+            returns, lengths, reported, agents = self._play(policy, self._env)
         metrics = {
             "episode_return_mean": returns.mean(),
             "episode_return_std": returns.std(),
@@ -137,13 +137,19 @@ class RolloutEvaluator(Evaluator):
             if not np.isnan(values).all():
                 name = "success_rate" if key == SUCCESS else f"info/{key}"
                 metrics[name] = np.nanmean(values)
+        for agent, own in agents.items():
+            metrics[f"{agent}/episode_return_mean"] = own.mean()
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
     def _play(
         self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
-    ) -> tuple[Array, Array, dict[str, Array]]:
-        """Returns and lengths of the n episodes, and numbers of last infos (NaN: not reported)."""
+    ) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
+        """Returns and lengths of n episodes, numbers of last infos, and returns of agents.
+
+        Numbers that an info does not have are NaN.
+        """
         n, num_envs = self.n_episodes, self._num_envs
+        agents: dict[str, Array] = {}
         returns, lengths = np.zeros(n), np.zeros(n)
         reported = {key: np.full(n, np.nan) for key in (SUCCESS, *self._info_keys)}
         episode = np.arange(num_envs)
@@ -167,6 +173,10 @@ class RolloutEvaluator(Evaluator):
                         "numbers that are not finite, or its workers fail, again and again"
                     )
             ended = terminated | truncated
+            for agent, found in agent_returns_of(infos).items():
+                for env_number, own in found.items():
+                    if episode[env_number] < n:
+                        agents.setdefault(agent, np.zeros(n))[episode[env_number]] = own
             for i in np.flatnonzero(ended):
                 if episode[i] < n:
                     returns[episode[i]] = running_return[i]
@@ -176,7 +186,7 @@ class RolloutEvaluator(Evaluator):
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
             actor.forget(ended | ignored)
-        return returns, lengths, reported
+        return returns, lengths, reported, agents
 
     def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
         device = actor.hidden_state.device

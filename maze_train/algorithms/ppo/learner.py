@@ -57,10 +57,14 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
                 self.config.value_clip_range,
             )
 
-    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Set scheduled settings."""
-        super().before_gradient_based_update(progress, statistics)
+    def set_schedules(self, progress: Progress) -> None:
+        """Set scheduled coefficients and the clipping."""
+        super().set_schedules(progress)
         self.clip_range = scheduled_value(self.config.clip_range, progress)
+
+    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Set schedules."""
+        super().before_gradient_based_update(progress, statistics)
         statistics.record(ActorCriticEvents.clip_range, self.clip_range)
 
     def minibatches(
