@@ -85,12 +85,13 @@ def locate(path: str, key: str = TARGET) -> Any:
 def made_in_python(keys: Sequence[str], *paths: str) -> ConfigError:
     """The error for objects of Python that have to be given again, by the keys of their targets."""
     given = arguments_for(keys)
-    return ConfigError(
-        ", ".join(keys),
-        "made in Python, where no name leads to it: pass it again, as in "
-        f"train({given}, resume=...) or run_rollout(run=..., {given})",
-        ", ".join(paths),
-    )
+    remedy = f"pass it again, as in train({given}, resume=...)"
+    if given == "env=...":
+        remedy += f" or run_rollout(run=..., {given})"
+    elif len(keys) == 1 and keys[0].startswith("model."):
+        remedy += f" or load_policy(run_dir, {given})"
+    problem = f"made in Python, where no name leads to it: {remedy}"
+    return ConfigError(", ".join(keys), problem, ", ".join(paths))
 
 
 def arguments_for(keys: Iterable[str]) -> str:

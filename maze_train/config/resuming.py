@@ -110,8 +110,8 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in stored["runner"].items() if key in shared}
         changes["runner"] = named_option("runner", runner) | kept
     values = values_by_field(TrainConfig, {**stored, **changes})
-    check_trust(values, directory / CONFIG_FILE, own.get("trust"), own, PARTS)
     check_given(values)
+    check_trust(values, directory / CONFIG_FILE, own.get("trust"), own, PARTS)
     return values
 
 

@@ -94,7 +94,9 @@ def test_a_network_that_is_given_is_where_training_begins() -> None:
     assert torch.equal(net.layers[0].weight, before)
     trained = result.policy.model.policy.net.layers[0].weight
     assert 0 < (trained - before).abs().max() < 0.2
-    with pytest.raises(ConfigError, match=r"model\.policy.*pass it again"):
+    with pytest.raises(
+        ConfigError, match=r"model\.policy.*pass it again.* or load_policy\(run_dir, \*\*"
+    ):
         load_policy("run", ["own_parts"])
     loaded = load_policy("run", ["own_parts"], **{"model.policy": net})
     obs = np.ones((4, 3), np.float32)
