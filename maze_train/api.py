@@ -148,7 +148,8 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
     """The best policy of a run.
 
     Args:
-        run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`).
+        run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`);
+            `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints.
         trust: Modules of its networks, if these are of one's own: their code is run.
         **objects: Parts of the policy that were given in Python, by their keys:
             `**{"model.policy": MyNet}`.

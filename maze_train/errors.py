@@ -122,3 +122,16 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     for candidate in candidates:
         by_lower.setdefault(candidate.lower(), candidate)
     return [by_lower[m] for m in get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)]
+
+
+def did_you_mean(names: Iterable[object], before: str = "; ", after: str = "") -> str:
+    """The question whether one of some names was meant; empty without any."""
+    listed = " or ".join(map(str, names))
+    return f"{before}did you mean {listed}?{after}" if listed else ""
+
+
+def one_of(word: str, allowed: Iterable[str]) -> str:
+    """Name the words that are expected in place of `word`, and the nearest one."""
+    names = list(allowed)
+    meant = did_you_mean(map(repr, nearest(word, names, count=1)))
+    return f"expected one of {', '.join(names)}{meant}"

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,8 +105,7 @@ def _found(path: str, key: str) -> Any:
     where = getattr(found, "__name__", "")
     for name in names:
         if not hasattr(found, name):
-            close = nearest(name, dir(found), count=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(nearest(name, dir(found), count=1))
             raise ConfigError(key, f"{where} has no {name!r}{hint}", path)
         found = getattr(found, name)
     return found

@@ -15,7 +15,7 @@ from maze_train.config.other_names import ours_for
 from maze_train.config.parts import named
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import dotted_name, join, key_of_field
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.targets import TARGET
 
 ConfigT = TypeVar("ConfigT")
@@ -115,8 +115,7 @@ def choose_one(group: str, folders: Iterable[str] = ()) -> ConfigError:
 def unknown_option(group: str, name: str, folders: Iterable[str] = ()) -> ConfigError:
     """The error for an option that does not exist: the nearest one, and all of them."""
     folders = list(folders)
-    close = nearest(name, list_options(group, folders), count=1)
-    hint = f"did you mean {close[0]}? " if close else ""
+    hint = did_you_mean(nearest(name, list_options(group, folders), count=1), "", " ")
     return ConfigError(group, f"no such option; {hint}available:{_listing(group, folders)}", name)
 
 

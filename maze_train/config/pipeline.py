@@ -117,6 +117,7 @@ def shortened(config: TrainConfig) -> TrainConfig:
         evaluation=replace(
             config.evaluation,
             n_episodes=min(2, config.evaluation.n_episodes),
+            final_episodes=min(2, config.evaluation.final_episodes),
             max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
         ),
         model=replace(config.model, normalization=replace(config.model.normalization, n_steps=1)),

@@ -32,6 +32,7 @@ FREE = (
     "callbacks",
     "checkpoint",
     "evaluation.dump_interval",
+    "evaluation.final_episodes",
     "learner_group",
     "resume",
     "run_dir",
@@ -120,7 +121,8 @@ def continued(
 ) -> TrainConfig:
     """The configuration with the seed of the run in `directory`, which it continues.
 
-    A setting that differs and may do so is told.
+    Settings that differ are listed, with both values: as an error if one of them may not, else as
+    a message.
 
     Args:
         config: The configuration.
@@ -140,35 +142,46 @@ def continued(
     if config.seed is None:
         config = replace(config, seed=stored.seed)
     before, now = _leaves(config_to_dict(stored)), _leaves(config_to_dict(config))
-    changed = [
-        key
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key) and not _is_given_again(before.get(key), now.get(key))
-    ]
-    fixed = [key for key in changed if _matters(key, config)]
-    if fixed:
-        key, *others = _without_sections(fixed)
-        also = f" (also changed: {', '.join(others)})" if others else ""
+    changed = _without_sections(
+        [
+            key
+            for key in sorted({*before, *now})
+            if before.get(key) != now.get(key)
+            and not _is_given_again(before.get(key), now.get(key))
+        ]
+    )
+    refused = [key for key in changed if _matters(key, config)]
+    free = [key for key in changed if key not in (*refused, "resume", "run_dir", "trust")]
+    table = _table(before, now, {**dict.fromkeys(refused, "refused"), **dict.fromkeys(free, "")})
+    if refused:
+        key = refused[0]
+        others = f"; all that differ:{table}" if len(refused + free) > 1 else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
-            f"{place} has {before.get(key)!r}, and this setting changes its numbers"
-            f"{also}: leave it as it was, or start a new run",
+            f"{place} has {before.get(key)!r}, and this setting changes its numbers: leave it as "
+            f"it was, or start a new run{others}",
             now.get(key),
         )
-    told = [
-        f"{key} = {now.get(key)!r} (was {before.get(key)!r})"
-        for key in _without_sections(
-            [key for key in changed if key not in ("resume", "run_dir", "trust")]
-        )
-    ]
-    if told:
-        tell(f"changed since {place}: {', '.join(told)}")
+    if free:
+        tell(f"changed since {place}:{table}")
     return config
 
 
 def _is_given_again(before: Any, now: Any) -> bool:
     """Whether an object takes the place of one that had no name, which nothing compares."""
     return isinstance(now, Given) and isinstance(before, str) and has_no_name(before)
+
+
+def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+    """One line for each setting that has a note: its name, both values, and the note."""
+    rows = [("setting", "before", "now", "")]
+    for key, note in notes.items():
+        rows.append(
+            (key.removesuffix(f".{TARGET}"), repr(before.get(key)), repr(now.get(key)), note)
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def _without_sections(changed: list[str]) -> list[str]:

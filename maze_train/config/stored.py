@@ -77,10 +77,10 @@ def read_settings(directory: Path) -> dict[str, Any]:
         raise RunDirectoryError(f"{path} is missing") from error
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    return _parsed(text, path)
+    return parsed_settings(text, path)
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
+def parsed_settings(text: str, path: Path) -> dict[str, Any]:
     """The settings that a file of a run holds."""
     try:
         check_plain(text)
@@ -128,7 +128,7 @@ def settings_of_run(
         ConfigError: If it names what is neither offered nor trusted.
         RunDirectoryError: If it is missing or damaged.
     """
-    settings = read_settings(path.parent) if text is None else _parsed(text, path)
+    settings = read_settings(path.parent) if text is None else parsed_settings(text, path)
     check_trust(settings, path, config.trust, config, uses)
     return load_config(settings)
 

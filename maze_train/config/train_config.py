@@ -49,6 +49,14 @@ class RunnerConfig:
     """Seconds after which training stops (at the end of an update), those before a run was
     continued included; 0: no limit."""
 
+    deterministic: bool = False
+    """Whether PyTorch uses deterministic algorithms only, so that a GPU gives the same numbers
+    again; slower. An operation that has none ends the run with an error."""
+
+    detect_anomaly: bool = False
+    """Whether autograd looks for NaN at each step back, and names the operation that it comes from;
+    several times slower."""
+
     dataset: str | dict[str, Any] | None = None
     """Recorded episodes, for algorithms that learn from them (bc): a directory,
     `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
@@ -172,8 +180,8 @@ class TrainConfig:
 
     base_run: str | None = None
     """Directory of a run, or of a saved policy, whose policy training starts from, such as one of
-    bc, with its networks; a critic is taken over where there is one of the same kind. null: new
-    weights."""
+    bc, with its networks; a critic is taken over where there is one of the same kind. `<run>@final`
+    and `<run>@epoch_<n>` name other policies than the best one. null: new weights."""
 
     resume: str | None = None
     """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in
@@ -264,12 +272,13 @@ class TrainConfig:
                 "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
             )
         is_made = isinstance(self.env.target, Given) and self.env.target.is_made()
-        if is_made and self.evaluation.n_episodes:
-            problem = (
-                "the vector environment that was given is for training alone; expected 0, or a "
-                "class or function that makes one, with env.backend=native"
-            )
-            raise ConfigError("evaluation.n_episodes", problem, self.evaluation.n_episodes)
+        for key in ("n_episodes", "final_episodes") if is_made else ():
+            if getattr(self.evaluation, key):
+                problem = (
+                    "the vector environment that was given is for training alone; expected 0, or a "
+                    "class or function that makes one, with env.backend=native"
+                )
+                raise ConfigError(f"evaluation.{key}", problem, getattr(self.evaluation, key))
         if self.evaluation.metric.startswith("validation/") and not self.evaluation.evaluators:
             problem = f"not reported: {name} has no validation data; leave it out"
             raise ConfigError("evaluation.metric", problem, self.evaluation.metric)

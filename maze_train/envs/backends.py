@@ -204,6 +204,9 @@ def vector_spec(env_id: str) -> EnvSpec:
         MissingExtraError: If a package that it needs is not installed.
     """
     module, _, name = env_id.rpartition(":")
+    if module == "pettingzoo":
+        problem = "PettingZoo has no vector environments: use env.backend=gymnasium"
+        raise ConfigError("env.backend", problem, "native")
     try:
         if name.startswith("ALE/"):
             locate(f"{GAMES}.register_atari")()

@@ -270,7 +270,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
     def may_differentiate_by_hand(self) -> bool:
         """Whether all losses are those of the algorithm, computed in the type of the weights."""
         replaced = self.loss_function is not None or self.modules_with_loss
-        return not replaced and self.settings.autocast == "none"
+        return not (replaced or torch.is_anomaly_enabled()) and self.settings.autocast == "none"
 
     def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""

@@ -12,12 +12,13 @@ import torch
 
 from maze_train.data.joining import join_rollouts
 from maze_train.errors import ConfigError
+from maze_train.notices import warn
 from maze_train.rollout.actor_worker import ActorPolicy, ActorWorker
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.types import tree_map
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, check_spaces, warn, worker_names
+from maze_train.workers.pool import WorkerFailedError, check_spaces, worker_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

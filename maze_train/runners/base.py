@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ from maze_train.locks import exclusive
 from maze_train.notices import tell
 from maze_train.runners.notes import end_notes, start_notes
 from maze_train.runners.parts import (
+    SUMMARY,
     TrainingResult,
     check_is_free,
     make_run_dir,
@@ -28,7 +30,7 @@ from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.machine import find_device
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Interruption, Limits, TrainingSummary
-from maze_train.training.services import TrainerServices
+from maze_train.training.services import Contexts, TrainerServices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +51,9 @@ PAST_ROWS = "maze_train.runners.run_checkpoints.past_rows"
 HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
 POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
+FINAL_TEST = "maze_train.training.final_test.final_test"
+EARLIER_TEST = "maze_train.training.final_test.earlier_test"
+RUN_CONTEXTS = "maze_train.training.contexts.RunContexts"
 OWN_EVALUATORS = "maze_train.training.evaluators.own_evaluators"
 OWN_CALLBACKS = "maze_train.training.callbacks.own_callbacks"
 MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
@@ -77,6 +82,7 @@ class TrainingRunner:
         self.config_text = config_text(self.config)
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._tell_once = cache(lambda text: tell(f"note: {text}"))
+        self._final_evaluator: Evaluator | None = None
         self._closing = contextlib.ExitStack()
         self._callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
@@ -154,6 +160,7 @@ class TrainingRunner:
             if base is not None:
                 tell(base.take_over(model))
             evaluator = self._build_evaluator()
+            self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
                 if self.config.callbacks:
@@ -198,6 +205,7 @@ class TrainingRunner:
             ),
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
+            contexts=self._contexts(run_dir),
             checkpoints=saved.schedule(resumed) if saved and is_on else None,
             interruption=interruption,
             callbacks=self._callbacks,
@@ -206,7 +214,7 @@ class TrainingRunner:
         if resumed is not None:
             locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
-            summary = self._train(trainer, tracker)
+            summary = self._train(trainer, tracker, selection)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
         times = self.builder.env_times() if config.runner.name == "local" else None
         for note in end_notes(rows, times, config.tracking.info_keys):
@@ -218,23 +226,41 @@ class TrainingRunner:
         policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
-    def _train(self, trainer: Trainer, tracker: Tracker) -> TrainingSummary:
-        """Train, and write a summary whatever happens."""
+    def _train(
+        self, trainer: Trainer, tracker: Tracker, selection: BestModelSelection
+    ) -> TrainingSummary:
+        """Train and test, and write a summary whatever happens."""
+        tests: dict[str, dict[str, float]] = {}
         with contextlib.closing(tracker):
             with generators_kept():  # writers of users may draw from them
                 tracker.start()
             try:
-                self.builder.before_training(trainer)
-                trainer.train()
+                with trainer.contexts.training():
+                    self.builder.before_training(trainer)
+                    trainer.train()
+                with trainer.contexts.testing():
+                    tests = self._test(trainer, selection)
             except BaseException as error:
                 is_signal = isinstance(error, KeyboardInterrupt)
                 trainer.stop_reason = "interrupted" if is_signal else "error"
                 raise
             finally:
-                tracker.finish(trainer.summary().as_dict())
+                summary = replace(trainer.summary(), final_test=tests)
+                tracker.finish(summary.as_dict())
                 if trainer.stop_reason in ("interrupted", "error"):
                     tell_stop(trainer, locate(HOW_TO_GO_ON)(self.run_dir, self.config))
-        return trainer.summary()
+        return summary
+
+    def _test(self, trainer: Trainer, selection: BestModelSelection) -> dict[str, dict[str, float]]:
+        """Test the policies, unless the run had ended before and was tested then."""
+        if self._final_evaluator is None:
+            return {}
+        assert self.run_dir is not None
+        path, n_episodes = self.run_dir / SUMMARY, self.config.evaluation.final_episodes
+        found: dict[str, dict[str, float]] = {}
+        if self.resumed_dir is not None:
+            found = locate(EARLIER_TEST)(path, trainer.summary(), n_episodes)
+        return found or locate(FINAL_TEST)(self._final_evaluator, selection, trainer.epoch)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -266,6 +292,19 @@ class TrainingRunner:
             mode=self.selection_mode,
         )
 
+    def _contexts(self, run_dir: Path) -> Contexts:
+        """Modes of PyTorch and the profiler, where the settings ask for them."""
+        runner, profile = self.config.runner, self.config.tracking.profile
+        if not (runner.deterministic or runner.detect_anomaly or profile):
+            return Contexts()
+        found: Contexts = locate(RUN_CONTEXTS)(
+            run_dir,
+            deterministic=runner.deterministic,
+            detect_anomaly=runner.detect_anomaly,
+            profile=profile,
+        )
+        return found
+
     def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
         config = self.config
         title = f"{config.algorithm.name.upper()} on {self.builder.task_name}"
@@ -280,6 +319,7 @@ class TrainingRunner:
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
+            max_wall_time_s=config.runner.max_wall_time_s or None,
             step_label=self.builder.step_label,
             metric=self.builder.selection_metric,
             mode=self.selection_mode,

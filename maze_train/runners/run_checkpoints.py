@@ -12,7 +12,7 @@ from maze_train.config.writing import CHECKPOINTS, writable
 from maze_train.errors import RunDirectoryError
 from maze_train.files import remove_leftovers
 from maze_train.notices import warn
-from maze_train.runners.parts import BEST, METRICS, new_directory
+from maze_train.runners.parts import BEST, METRICS, SUMMARY, new_directory
 from maze_train.targets import arguments_for
 from maze_train.tracking.rows import read_rows
 from maze_train.training.callbacks import tell_left_out
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from maze_train.types import Tensor
 
 
-RESULTS = (METRICS, BEST, "summary.json", "policies", "plots", "events.out.tfevents.*")
+RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.tfevents.*")
 """Files and directories of a run besides its configuration and its checkpoints."""
 
 SHOWN_DIFFERENCES = 4

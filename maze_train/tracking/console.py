@@ -15,6 +15,7 @@ from maze_train.tracking.tracker import (
     EPOCH,
     EVAL_RETURN,
     EVAL_RETURN_STD,
+    TOTAL_S,
     TRAIN_RETURN,
     MetricsWriter,
     RunInfo,
@@ -109,7 +110,7 @@ class ConsoleWriter(MetricsWriter):
         self._has_more = False
         description = self._status.epoch_text()
         status = self._status.text(now, self._display.room(description))
-        self._display.show(now, description, self._status.share(), status)
+        self._display.show(now, description, self._status.share(now), status)
 
 
 class _Status:
@@ -128,7 +129,8 @@ class _Status:
             self.take(row)
         self.started_at = now
         self.started_with = self.env_steps
-        self.started_share = self.share() or 0.0
+        self.seconds_before = run.past_rows[-1].get(TOTAL_S, 0.0) if run.past_rows else 0.0
+        self.started_share = self.share(now) or 0.0
 
     def take(self, row: Mapping[str, float]) -> bool:
         """Note the numbers of an epoch that ended; returns whether to report a disagreement."""
@@ -143,13 +145,16 @@ class _Status:
             self.best = (score, self.epoch)
         return self._disagreement.take(row)
 
-    def share(self) -> float | None:
+    def share(self, now: float) -> float | None:
         """Share of the run that is done, in [0, 1]; None if nothing is known to end it."""
         shares = []
         if self.run.total_env_steps:
             shares.append(self.env_steps / self.run.total_env_steps)
         if self.run.n_epochs:
             shares.append((self.epoch + self.fraction) / self.run.n_epochs)
+        if self.run.max_wall_time_s:
+            elapsed = self.seconds_before + now - self.started_at
+            shares.append(elapsed / self.run.max_wall_time_s)
         return min(max(shares), 1.0) if shares else None
 
     def speed(self, now: float) -> float:
@@ -159,7 +164,7 @@ class _Status:
 
     def remaining_s(self, now: float) -> float:
         """Expected seconds to the end of the run; NaN if unknown."""
-        share = self.share()
+        share = self.share(now)
         if share is None or share <= self.started_share:
             return math.nan
         return (now - self.started_at) * (1 - share) / (share - self.started_share)
@@ -182,7 +187,7 @@ class _Status:
         speed, remaining = self.speed(now), self.remaining_s(now)
         rate = f"{compact(speed) if math.isfinite(speed) else '-':>5}/s"
         parts = {"steps": f"{steps} steps" if room is None else steps, "rate": rate}
-        if self.share() is not None:
+        if self.share(now) is not None:
             parts["eta"] = f"eta {duration(remaining)}"
         for label, name in (("train", TRAIN_RETURN), ("eval", EVAL_RETURN)):
             if name in self.latest:
@@ -217,6 +222,10 @@ class _Status:
         if final is not None:
             spread = "" if final_std is None else f" ± {readable(final_std)}"
             lines.append(("final evaluation", readable(final) + spread))
+        for name, test in found.get("final_test", {}).items():
+            mean, std = (readable(test[f"episode_return_{key}"]) for key in ("mean", "std"))
+            text = f"{mean} ± {std} ({int(test['episodes']):,} episodes)"
+            lines.append((f"test, {name} policy", text))
         if self.run.run_dir is not None:
             lines.append(("run directory", str(self.run.run_dir)))
         return lines

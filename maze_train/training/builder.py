@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
-from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.errors import ConfigError, EnvError, TrainingError
+from maze_train.errors import ConfigError, TrainingError
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.modules import DEFAULT_MODULE
@@ -25,7 +24,7 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
-from maze_train.training.environments import build_vector_env, close_quietly
+from maze_train.training.environments import build_vector_env, close_quietly, times_of
 from maze_train.training.models import make_model, modules_of
 
 if TYPE_CHECKING:
@@ -275,19 +274,30 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     def build_evaluators(self) -> list[Evaluator]:
         """Build the evaluators of the policy, without those of the user."""
+        n_episodes = self.context.evaluation.n_episodes
+        return [self._build_evaluator(n_episodes, "evaluation")] if n_episodes else []
+
+    def build_final_evaluator(self) -> Evaluator | None:
+        """Build what tests policies after training; None: there is no test.
+
+        Raises:
+            ConfigError: If there is nothing to play in.
+        """
+        n_episodes = self.context.evaluation.final_episodes
+        return self._build_evaluator(n_episodes, "final test") if n_episodes else None
+
+    def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
+        """What plays so many episodes with the seeds of a named stream."""
         config = self.context.evaluation
-        if not config.n_episodes:
-            return []
-        return [
-            locate(EVALUATOR)(
-                lambda num_envs: self.context.make_env(num_envs, training=False),
-                config.n_episodes,
-                concurrency=config.concurrency,
-                seed=self.context.seeds.integer("evaluation"),
-                deterministic=config.deterministic,
-                info_keys=self.context.info_keys,
-            )
-        ]
+        evaluator: Evaluator = locate(EVALUATOR)(
+            lambda num_envs: self.context.make_env(num_envs, training=False),
+            n_episodes,
+            concurrency=config.concurrency,
+            seed=self.context.seeds.integer(stream),
+            deterministic=config.deterministic,
+            info_keys=self.context.info_keys,
+        )
+        return evaluator
 
     def make_collector(
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = ""
@@ -315,12 +325,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     def env_times(self) -> tuple[float, int] | None:
         """Seconds for which workers stepped `env`, summed up, and their number; None: none do."""
-        if not isinstance(self._env, PooledVectorEnv):
-            return None
-        try:
-            return self._env.busy_s(), self._env.n_workers
-        except EnvError:  # it must not cost a finished training
-            return None
+        return times_of(self._env)
 
     def close_env(self) -> None:
         """Close `env`; its next use makes new ones."""

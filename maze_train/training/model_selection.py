@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_one_of
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.notices import warn
 from maze_train.rollout.episodes import TrainingEpisodeEvents
 
@@ -155,9 +155,8 @@ def check_metric(metric: str, present: set[str]) -> None:
     known = present | {event.tag for event in TrainingEpisodeEvents.events()}
     known.add("eval/success_rate")
     if metric not in known:
-        close = nearest(metric, known)
-        hint = f"; nearest: {', '.join(close)}" if close else ""
-        raise ConfigError("evaluation.metric", f"no such metric is reported{hint}", metric)
+        problem = f"not reported{did_you_mean(nearest(metric, known))}"
+        raise ConfigError("evaluation.metric", problem, metric)
 
 
 def copy_of_weights(model: nn.Module) -> dict[str, Tensor]:

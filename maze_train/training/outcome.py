@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -105,6 +105,10 @@ class TrainingSummary:
     best_epoch: int
     final_eval_return_mean: float
     """Mean return of the last evaluation; NaN if there was none."""
+
+    final_test: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metrics of the test after training of the policies `last` and `best`, with their `epoch`;
+    empty without a test."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name."""

@@ -86,6 +86,7 @@ class Trainer(ABC):
         self.evaluation_interval = services.evaluation_interval
         self.selection_metric = services.selection_metric
         self.checkpoints = services.checkpoints
+        self.contexts = services.contexts
         self.interruption = services.interruption or Interruption()
         self.callbacks: Callbacks | None = None
         if services.callbacks:
@@ -181,7 +182,8 @@ class Trainer(ABC):
         """Make the updates that are left of the running epoch."""
         length = self.epoch_length
         while self._updates_in_epoch < length and not self.stop_reason:
-            self.env_steps += self.update_once(self.progress(last_epoch), self.statistics)
+            with self.contexts.update(self.updates + 1):
+                self.env_steps += self.update_once(self.progress(last_epoch), self.statistics)
             self.updates += 1
             self._updates_in_epoch += 1
             self._score = None  # that of other weights

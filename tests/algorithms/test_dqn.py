@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from reference_sac import row_of
-from update_problems import BOX, PARTS, perturbed, random_obs
+from update_problems import BOX, PARTS, SMALL, perturbed, random_obs
 
 from maze_train import load_policy, train
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
@@ -235,21 +235,6 @@ class Ring(gymnasium.Env[Any, Any]):
                     following, reward, ended = self.after(state, i - 1)
                     q[state, i] = reward + gamma * (not ended) * q[following].max()
         return q
-
-
-SMALL: dict[str, Any] = {
-    "algorithm.initial_buffer_size": 16,
-    "algorithm.n_rollout_steps": 1,
-    "algorithm.batch_size": 8,
-    "algorithm.epoch_length": 8,
-    "model.hidden_sizes": [8],
-    "runner.concurrency": 2,
-    "evaluation.n_episodes": 1,
-    "evaluation.max_episode_steps": 20,
-    "tracking": {"progress": "quiet", "plot": False, "tensorboard": False},
-    "total_steps": 64,
-    "seed": 1,
-}
 
 
 @pytest.mark.parametrize("is_chain", [True, False], ids=["chain", "truncated"])

@@ -61,6 +61,7 @@ from maze_train.learner.group import LearnerGroup
 from maze_train.learner.others import check_gpus
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Shard, own_rows, shard_rows
+from maze_train.learner.worker import ProcessModes
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
@@ -561,6 +562,21 @@ def test_restarts_of_learners_are_limited():
         strike(group, signal.SIGKILL, "between")
         with pytest.raises(WorkerError, match=r"\Alearner 1 died.*max_worker_restarts = 2"):
             update(1)
+
+
+@slow
+def test_all_processes_have_the_modes_of_the_first_one():
+    """Threads, deterministic algorithms, anomaly detection."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        with (
+            torch.autograd.set_detect_anomaly(True),
+            group_of(LEARNERS["bc"], 2) as (group, _),
+        ):
+            found = group.foreach_learner(lambda _: ProcessModes.here())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found == [ProcessModes(torch.get_num_threads(), True, False, True)] * 2
 
 
 # -- what several learners can not do --------------------------------------------------------------

@@ -143,6 +143,7 @@ del BASE_RUN["model.hidden_sizes"]
 COMMANDS = {
     "load_policy": Command(PARTS_OF_POLICY, lambda: load_policy("run")),
     "load_policy epoch": Command(PARTS_OF_POLICY, lambda: load_policy("run/policies/epoch_000001")),
+    "load_policy final": Command(PARTS_OF_POLICY, lambda: load_policy("run@final")),
     "run_rollout": Command(
         (*PARTS_OF_POLICY, *PARTS_OF_ENV),
         lambda: run_rollout(run="run", n_episodes=1, progress="quiet"),

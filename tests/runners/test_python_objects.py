@@ -99,6 +99,7 @@ def test_a_network_that_is_given_is_where_training_begins() -> None:
     ):
         load_policy("run", ["own_parts"])
     loaded = load_policy("run", ["own_parts"], **{"model.policy": net})
+    assert load_policy("run@final", ["own_parts"], **{"model.policy": net}).act(np.zeros(3)) < 2
     obs = np.ones((4, 3), np.float32)
     np.testing.assert_array_equal(loaded.act(obs), result.policy.act(obs))
 

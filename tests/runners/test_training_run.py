@@ -323,6 +323,27 @@ def test_the_closing_summary_tells_when_the_best_return_was(
     assert int(found[1]) == 1 + returns.index(min(returns)) == result.summary.best_epoch
 
 
+def test_modes_of_the_settings_hold_for_the_run_only() -> None:
+    """In training, statistics before it included, and in the test after it; updates leave a trace.
+
+    Autograd looks for NaN in training alone.
+    """
+    seen: list[tuple[bool, bool]] = []
+
+    class Looking(SpacesEnv):
+        def step(self, action: Any) -> Any:
+            seen.append((torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled()))
+            return super().step(action)
+
+    modes = {"runner.deterministic": True, "runner.detect_anomaly": True}
+    more = {"tracking.profile": [2, 3], "evaluation.final_episodes": 1}
+    short_run(env=Looking, **modes, **more, **{"model.normalization.mode": "estimated"})
+    assert list(dict.fromkeys(seen)) == [(True, True), (True, False)]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_anomaly_enabled()
+    assert '"update 3"' in Path("run/profile/updates_2_3.json").read_text()
+
+
 def test_threads_of_torch_are_set_for_the_run_only() -> None:
     """`runner.torch_threads` holds during the run; 0 leaves them; they are put back afterwards."""
     seen: list[int] = []
