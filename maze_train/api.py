@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gymnasium import Env
 
     from maze_train.envs.config import EnvConfig
+    from maze_train.learner.learner import Learner
     from maze_train.runners.parts import TrainingResult
 
 
@@ -142,6 +143,34 @@ def run_rollout(
     given = {"run": run, "policy": policy, "env": env}
     given = {key: value for key, value in given.items() if value is not None}
     return RolloutRunner(load_rollout_config({**given, **settings})).run()
+
+
+def load_learner(
+    run_dir: str | Path,
+    trust: Sequence[str] = (),
+    env: Callable[..., Env[Any, Any]] | None = None,
+    **changes: Any,
+) -> Learner[Any, Any, Any]:
+    """The learner of a run, as it was in a checkpoint: networks, optimizers, who learns.
+
+    It is built from the configuration of the run; environments are made in this process for their
+    spaces, and closed.
+
+    Args:
+        run_dir: Directory of a run, whose newest checkpoint counts, or of one of its checkpoints.
+        trust: Modules that its configuration may name, if they are of one's own: code of them is
+            run.
+        env: The environment, if it was a function or class that has no importable name.
+        **changes: Settings that do not change numbers, such as `**{"algorithm.device": "cpu"}`.
+
+    Raises:
+        ConfigError: If it names what is neither of this package nor of PyTorch, nor trusted.
+        RunDirectoryError: If there is no checkpoint, or a file is damaged.
+    """
+    refuse_import()
+    own = {} if env is None else {"env._target_": EnvFactory.from_any(env).config.target}
+    changes = {"runner": "dev", "trust": list(trust), **changes, **own, "resume": str(run_dir)}
+    return TrainingRunner(prepare(configure(changes, changes))).restored_learner()
 
 
 def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) -> TrainedPolicy:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
+from maze_train.errors import RunDirectoryError
 from maze_train.learner.modes import torch_threads
 from maze_train.locks import exclusive
 from maze_train.notices import tell
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.config.pipeline import PreparedRun
+    from maze_train.learner.learner import Learner
     from maze_train.runners.run_checkpoints import RunCheckpoints
     from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import Checkpoint
@@ -132,6 +134,23 @@ class TrainingRunner:
     def close(self) -> None:
         """Close all environments and evaluators; calling it again does nothing."""
         self._closing.close()
+
+    def restored_learner(self) -> Learner[Any, Any, Any]:
+        """The learner as it is in the checkpoint from which the run goes on.
+
+        Raises:
+            RunDirectoryError: If there is none, or all are damaged.
+        """
+        checkpoint, builder = self._read_checkpoint(), self.builder
+        if checkpoint is None:
+            raise RunDirectoryError(f"{self.resumed_dir} has no checkpoint, which holds a learner")
+        with self, generators_kept():
+            model = builder.build_model()
+            if self.config.algorithm.learns_from == "dataset":
+                builder.prepare(model)  # the loss depends on the data
+            learner = builder.build_learner(model)
+        learner.load_state_dict(checkpoint.state["learners"]["learner"])
+        return learner
 
     # -- the run ---------------------------------------------------------------------------------
 
