@@ -142,6 +142,11 @@ class LearnerGroup:
         self._queue.wait()
         return self._queue.take()
 
+    @property
+    def first(self) -> Learner[Any, Any, Any]:
+        """The learner of this process."""
+        return self._learner
+
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """The results of a function of each learner, which changes all of them alike.
 

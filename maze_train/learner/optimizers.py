@@ -106,7 +106,7 @@ class ModuleOptimizer:
         self, node: Mapping[str, Any], key: str, groups: Sequence[list[nn.Parameter]]
     ) -> torch.optim.Optimizer | None:
         """The optimizer that a node names, on flat vectors where that is the same; None: idle."""
-        optimizer_class = locate(str(node[TARGET]), f"{key}.{TARGET}")
+        optimizer_class = locate(node[TARGET], f"{key}.{TARGET}")
         if not (
             inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
         ):

@@ -24,11 +24,11 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
-from maze_train.training.environments import build_vector_env, close_quietly
+from maze_train.training.environments import build_vector_env, close_quietly, times_of
 from maze_train.training.models import make_model, modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -77,6 +77,7 @@ class BuildContext(Generic[Config]):
         evaluation: Settings of evaluations.
         checkpoint: Settings of checkpoints.
         total_steps: Environment steps after which training stops; 0: no limit.
+        info_keys: Keys of last infos whose numbers are metrics.
         dataset: Recorded episodes, for algorithms that learn from them.
         is_trial: Whether the run is a short trial of everything.
         has_checkpoint: Whether the run goes on from a checkpoint, which brings the experience.
@@ -98,6 +99,7 @@ class BuildContext(Generic[Config]):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
+    info_keys: Sequence[str] = ()
     dataset: str | dict[str, Any] | None = None
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     is_trial: bool = False
@@ -148,6 +150,7 @@ class BuildContext(Generic[Config]):
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
             allow_new_episodes=self.checkpoint.allow_new_episodes,
+            info_keys=self.info_keys,
         )
 
 
@@ -292,6 +295,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             concurrency=config.concurrency,
             seed=self.context.seeds.integer(stream),
             deterministic=config.deterministic,
+            info_keys=self.context.info_keys,
         )
         return evaluator
 
@@ -318,6 +322,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if self._env is None:
             self._env = self.context.make_env(self.num_envs)
         return self._env
+
+    def env_times(self) -> tuple[float, int] | None:
+        """Seconds for which workers stepped `env`, summed up, and their number; None: none do."""
+        return times_of(self._env)
 
     def close_env(self) -> None:
         """Close `env`; its next use makes new ones."""

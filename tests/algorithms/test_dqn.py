@@ -259,6 +259,7 @@ def test_known_values_are_learned(tmp_path, is_chain, more):
     )
     with torch.no_grad():
         values = result.policy.model.policy(torch.arange(Ring.STATES)).numpy()
+        np.testing.assert_array_equal(result.policy.values(np.arange(Ring.STATES)), values.max(-1))
     seen = Ring.STATES - is_chain  # nothing is learned of the last state of the chain
     np.testing.assert_allclose(values[:seen], env.best_values(0.8)[:seen], atol=0.01)
     assert result.policy.act(0) == 0
