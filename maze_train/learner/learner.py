@@ -384,7 +384,12 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """A new learner, made from the arguments, with the state of a file of `save_to_path`."""
-        learner = cls(*args, **kwargs)
-        learner.restore_from_path(path)
+        """A learner of a run or a checkpoint, see `load_learner`, which takes the arguments.
+
+        Or a new one, made from the arguments, with the state of a file of `save_to_path`.
+
+        Raises:
+            ConfigError: If the run has a learner of another class.
+        """
+        learner: Self = locate(COMPONENTS + ".learner_from")(cls, path, *args, **kwargs)
         return learner

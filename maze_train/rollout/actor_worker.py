@@ -14,7 +14,7 @@ from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.weights import WeightsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -78,6 +78,9 @@ class ActorPolicy:
 
     allow_new_episodes: bool
     """See `RolloutCollector`."""
+
+    info_keys: Sequence[str] = ()
+    """Likewise."""
 
     def layout(self, env: Any, num_envs: int) -> RolloutLayout:
         """Layout of rollouts of so many environments in a slot.
@@ -146,6 +149,7 @@ class ActorWorker:
             action_seed=action_seed,
             allow_new_episodes=policy.allow_new_episodes,
             records_log_probs=True,
+            info_keys=policy.info_keys,
             on_step=partial(self._context.count, env.num_envs),
         )
 

@@ -30,6 +30,11 @@ class TurnCollector:
         self._collector = collector
         self._splitter = TurnSplitter(model.members, model.state_sizes, multiple)
 
+    @property
+    def env_s(self) -> float:
+        """See `RolloutCollector`."""
+        return self._collector.env_s
+
     def collect(self, model: JointModel) -> tuple[dict[str, Rollout], FinishedEpisodes]:
         """The turns that ended in T steps of the environments, by policy, and the episodes."""
         rollout, episodes = self._collector.collect(model)

@@ -24,11 +24,11 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
-from maze_train.training.environments import build_vector_env, close_quietly
-from maze_train.training.models import make_model, modules_of
+from maze_train.training.environments import build_vector_env, close_quietly, times_of
+from maze_train.training.models import learner_maker, make_model, modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
 """Found where a run evaluates its policy."""
 
-FROZEN_POLICIES = "maze_train.training.policies.frozen_policies"
 TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
 """Found where there are several agents."""
 
@@ -79,6 +78,7 @@ class BuildContext(Generic[Config]):
         evaluation: Settings of evaluations.
         checkpoint: Settings of checkpoints.
         total_steps: Environment steps after which training stops; 0: no limit.
+        info_keys: Keys of last infos whose numbers are metrics.
         dataset: Recorded episodes, for algorithms that learn from them.
         is_trial: Whether the run is a short trial of everything.
         has_checkpoint: Whether the run goes on from a checkpoint, which brings the experience.
@@ -101,6 +101,7 @@ class BuildContext(Generic[Config]):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
+    info_keys: Sequence[str] = ()
     dataset: str | dict[str, Any] | None = None
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     is_trial: bool = False
@@ -151,6 +152,7 @@ class BuildContext(Generic[Config]):
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
             allow_new_episodes=self.checkpoint.allow_new_episodes,
+            info_keys=self.info_keys,
         )
 
 
@@ -200,19 +202,13 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
         """The learner that changes the weights of the model."""
         context = self.context
-        modules, chosen = modules_of(model), context.policies_to_train
-        frozen: set[str] = set()
-        if context.policies or chosen is not None:
-            frozen = locate(FROZEN_POLICIES)(modules, context.policies, chosen)
-        learner: Learner[Any, Any, Any] = locate(self.algorithm.learner_class)(
-            {key: module for key, module in modules.items() if key not in frozen},
+        make_learner = learner_maker(self.algorithm, context.policies, context.policies_to_train)
+        learner: Learner[Any, Any, Any] = make_learner(
+            modules_of(model),
             self.algorithm,
             device=context.device,
             seed=context.seeds.integer("minibatches"),
         )
-        for key in sorted(frozen):
-            learner.add_module(key, modules[key], frozen=True)
-        learner.policies_to_train = chosen
         return learner
 
     def before_training(self, trainer: Trainer) -> None:
@@ -302,6 +298,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             concurrency=config.concurrency,
             seed=self.context.seeds.integer(stream),
             deterministic=config.deterministic,
+            info_keys=self.context.info_keys,
         )
         return evaluator
 
@@ -328,6 +325,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if self._env is None:
             self._env = self.context.make_env(self.num_envs)
         return self._env
+
+    def env_times(self) -> tuple[float, int] | None:
+        """Seconds for which workers stepped `env`, summed up, and their number; None: none do."""
+        return times_of(self._env)
 
     def close_env(self) -> None:
         """Close `env`; its next use makes new ones."""

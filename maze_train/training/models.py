@@ -11,7 +11,7 @@ from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from gymnasium import spaces
     from torch import nn
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 BUILD_JOINT_MODEL = "maze_train.training.policies.build_joint_model"
+WITH_FROZEN = "maze_train.training.policies.learner_with_frozen"
 """Found where there are several agents."""
 
 
@@ -74,3 +75,19 @@ def make_model(
         raise ConfigError("algorithm", problem, algorithm.name)
     model = locate(BUILD_JOINT_MODEL)(build, config, several, policies, seed)
     return model
+
+
+def learner_maker(
+    algorithm: AlgorithmConfig, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
+) -> Callable[..., Any]:
+    """What makes the learner of an algorithm of modules by id, and further arguments.
+
+    Args:
+        algorithm: Settings of the algorithm.
+        policies: Settings of the policies by id.
+        chosen: Ids of those that learn; None: all that are not frozen.
+    """
+    make_learner: Callable[..., Any] = locate(algorithm.learner_class)
+    if policies or chosen is not None:
+        make_learner = partial(locate(WITH_FROZEN), make_learner, policies, chosen)
+    return make_learner

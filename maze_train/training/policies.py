@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.learner.learner import Learner
     from maze_train.nets.config import ModelConfig
     from maze_train.spaces.agents import AgentSpaces
     from maze_train.training.config import PolicyConfig
@@ -142,17 +143,23 @@ def build_joint_model(
     return JointModel(models, owners)
 
 
-def frozen_policies(
-    modules: Mapping[str, nn.Module],
+def learner_with_frozen(
+    make_learner: Callable[..., Learner[Any, Any, Any]],
     policies: Mapping[str, PolicyConfig],
     chosen: Sequence[str] | None,
-) -> set[str]:
-    """Ids of the policies that can not learn: they are frozen, or have no weights.
+    modules: Mapping[str, nn.Module],
+    *args: Any,
+    **kwargs: Any,
+) -> Learner[Any, Any, Any]:
+    """A learner in which policies are frozen that can not learn, or are not to.
 
     Args:
-        modules: All policies by id.
-        policies: Their settings by id.
+        make_learner: Makes it of the other modules.
+        policies: Settings of the policies by id.
         chosen: Ids that `policies_to_train` names; None: all that can learn.
+        modules: All policies by id.
+        *args: Further arguments of `make_learner`.
+        **kwargs: Those by name.
 
     Raises:
         ConfigError: If one is chosen that is not there or can not learn, or none would learn.
@@ -171,4 +178,9 @@ def frozen_policies(
     if not (free if chosen is None else chosen):
         problem = "no policy would learn; expected one that has networks and is not frozen"
         raise ConfigError("policies_to_train", problem, chosen)
-    return frozen
+    learner = make_learner({k: m for k, m in modules.items() if k in free}, *args, **kwargs)
+    for key in modules:
+        if key in frozen:
+            learner.add_module(key, modules[key], frozen=True)
+    learner.policies_to_train = chosen
+    return learner

@@ -160,7 +160,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     def _buffer_nbytes(self, model: OffPolicyModel) -> int:
         """Bytes of the replay buffer in the end."""
         buffer_class = locate(
-            str(self.algorithm.replay_buffer_node[TARGET]), f"algorithm.replay_buffer.{TARGET}"
+            self.algorithm.replay_buffer_node[TARGET], f"algorithm.replay_buffer.{TARGET}"
         )
         layout = ReplayLayout(
             self._buffer_size,
