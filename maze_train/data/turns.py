@@ -78,13 +78,18 @@ class TurnSplitter:
         self._multiple = multiple
         self._running: dict[str, _Steps] = {}
 
-    def split(self, rollout: Rollout) -> dict[str, Rollout]:
+    def split(self, rollout: Rollout, learns: Tensor | None = None) -> dict[str, Rollout]:
         """The rollouts of the policies, by id, of those that made a turn.
 
         Args:
             rollout: T steps of E environments with all last observations.
+            learns: Whether the policy itself acts for an agent, `[T + 1, E, A]` bool, the same
+                throughout an episode: turns in which it does not are left out. None: it does.
         """
         steps = self._steps_of_agents(rollout)
+        if learns is not None:
+            for i, (agent, own) in enumerate(steps.items()):
+                steps[agent] = replace(own, acts=own.acts & learns[..., i])
         found: dict[str, Rollout] = {}
         for policy, agents in self._policies.items():
             turns = [_Turns(self._with_running(agent, steps[agent])) for agent in agents]

@@ -27,7 +27,7 @@ class AgentsDistribution:
 
     def __init__(self, parts: Mapping[str, Distribution]) -> None:
         self.parts = dict(parts)
-        self._param_sizes = [part.param_size for part in parts.values()]
+        self.param_sizes = [part.param_size for part in parts.values()]
         self._noise_sizes = [part.noise_size for part in parts.values()]
         self.noise_size = sum(self._noise_sizes)
         self.always_draws = any(getattr(part, "always_draws", False) for part in parts.values())
@@ -73,7 +73,7 @@ class AgentsDistribution:
         self, params: Tensor, function: Callable[[Any, Tensor], TensorTree]
     ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        split = torch.split(params, self._param_sizes, dim=-1)
+        split = torch.split(params, self.param_sizes, dim=-1)
         for (agent, part), own in zip(self.parts.items(), split, strict=True):
             found.update(with_name(agent, function(part, own)))
         return found

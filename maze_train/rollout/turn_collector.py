@@ -27,26 +27,26 @@ class TurnCollector:
 
     def __init__(self, collector: RolloutCollector, model: JointModel, multiple: int = 1) -> None:
         collector.keeps_terminal_obs = True
-        self._collector = collector
-        self._splitter = TurnSplitter(model.members, model.state_sizes, multiple)
+        self.collector = collector
+        self.splitter = TurnSplitter(model.members, model.state_sizes, multiple)
 
     @property
     def env_s(self) -> float:
         """See `RolloutCollector`."""
-        return self._collector.env_s
+        return self.collector.env_s
 
     def collect(self, model: JointModel) -> tuple[dict[str, Rollout], FinishedEpisodes]:
         """The turns that ended in T steps of the environments, by policy, and the episodes."""
-        rollout, episodes = self._collector.collect(model)
-        return self._splitter.split(rollout), episodes
+        rollout, episodes = self.collector.collect(model)
+        return self.splitter.split(rollout), episodes
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environments and of the turns that have not ended."""
-        return {**self._collector.state_dict(), "turns": self._splitter.state_dict()}
+        return {**self.collector.state_dict(), "turns": self.splitter.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
         """Continue from `state`; see `RolloutCollector`."""
-        lost = self._collector.load_state_dict(state)
-        self._splitter.load_state_dict(state["turns"])
-        self._splitter.forget(torch.from_numpy(lost))
+        lost = self.collector.load_state_dict(state)
+        self.splitter.load_state_dict(state["turns"])
+        self.splitter.forget(torch.from_numpy(lost))
         return lost

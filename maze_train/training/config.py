@@ -15,6 +15,7 @@ from maze_train.checks import (
 from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
+from maze_train.rollout.config import OpponentsConfig
 from maze_train.targets import TARGET, is_target
 
 EVALUATION_METRICS = (
@@ -61,7 +62,14 @@ class PolicyConfig:
     frozen: bool = False
     """Whether the policy stays as it is; one without networks always does."""
 
+    opponents: OpponentsConfig | None = None
+    """Earlier versions of the policy that play some of its agents in training, such as
+    `{add_every: 10, draw: uniform}`; null: none."""
+
     def __post_init__(self) -> None:
+        if self.opponents is not None and (self.frozen or self.source == RANDOM):
+            problem = "a policy that does not learn has no earlier versions; leave it out"
+            raise ConfigError("opponents", problem, self.opponents.draw)
         if not self.agents:
             raise ConfigError("agents", "expected at least one agent, such as [agent_0]", [])
         if isinstance(self.source, dict) and not is_target(self.source):
@@ -122,6 +130,9 @@ class AlgorithmConfig:
 
     learns_for_several_agents: ClassVar[bool] = False
     """Whether environments may have several agents."""
+
+    has_snapshots: ClassVar[bool] = False
+    """Whether policies may play against their snapshots (`policies.<id>.opponents`)."""
 
     can_share_minibatches: ClassVar[bool] = True
     """Whether losses are means over samples, which several learners can share out."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.rollout.config import SNAPSHOT
 from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
 
@@ -43,6 +44,7 @@ def model_weights(
     return {
         f"policies.{policy}.{name}": value
         for policy, weights in modules.items()
+        if SNAPSHOT not in policy
         for name, value in weights.items()
     }
 
@@ -86,7 +88,14 @@ def learner_maker(
         algorithm: Settings of the algorithm.
         policies: Settings of the policies by id.
         chosen: Ids of those that learn; None: all that are not frozen.
+
+    Raises:
+        ConfigError: If there are to be snapshots, which the algorithm does not have.
     """
+    for policy, own in policies.items():
+        if own.opponents is not None and not algorithm.has_snapshots:
+            problem = f"{algorithm.name} has no self-play against snapshots; choose a2c or ppo"
+            raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
     make_learner: Callable[..., Any] = locate(algorithm.learner_class)
     if policies or chosen is not None:
         make_learner = partial(locate(WITH_FROZEN), make_learner, policies, chosen)

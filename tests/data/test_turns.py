@@ -149,13 +149,14 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def split(stream: Stream, lengths: list[int]) -> dict[str, list[Rollout]]:
+def split(stream: Stream, lengths: list[int], learns: Any = None) -> dict[str, list[Rollout]]:
     """Rollouts of the policies, by a splitter that goes on from its state after each."""
     splitter = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0))
     found: dict[str, list[Rollout]] = {"x": [], "y": []}
     start = 0
     for length in lengths:
-        part = splitter.split(stream.rollout(start, start + length))
+        own = None if learns is None else learns[start : start + length + 1]
+        part = splitter.split(stream.rollout(start, start + length), own)
         kept = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0))
         kept.load_state_dict(splitter.state_dict())
         splitter, start = kept, start + length
@@ -164,17 +165,36 @@ def split(stream: Stream, lengths: list[int]) -> dict[str, list[Rollout]]:
     return found
 
 
+def learning(stream: Stream, num_steps: int, seed: int) -> torch.Tensor:
+    """Whether an agent learns from an episode, drawn for each, `[T + 1, E, A]`."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.random((NUM_ENVS, len(AGENTS))) < 0.5]
+    for t in range(num_steps):
+        drawn = rng.random((NUM_ENVS, len(AGENTS))) < 0.5
+        rows.append(np.where(np.asarray(stream.joint[t])[:, None] > 0, drawn, rows[-1]))
+    return torch.from_numpy(np.stack(rows))
+
+
+@pytest.mark.parametrize("some_learn", [False, True], ids=["all", "some learn"])
 @pytest.mark.parametrize("acting", [0.2, 0.6, 1.0])
 @pytest.mark.parametrize("lengths", [[60], [1] * 60, [7, 20, 3, 30]], ids=["one", "each", "some"])
-def test_turns_are_those_of_a_loop_over_steps(lengths: list[int], acting: float) -> None:
+def test_turns_are_those_of_a_loop_over_steps(
+    lengths: list[int], acting: float, some_learn: bool
+) -> None:
     """Whatever the lengths of rollouts, every turn comes once, with its reward and its end."""
     for seed in range(5):
         stream = Stream.random(60, seed, acting)
-        found = split(stream, lengths)
+        learns = learning(stream, 60, seed) if some_learn else None
+        found = split(stream, lengths, learns)
         for policy, agents in {"x": [0, 2], "y": [1]}.items():
             for k, agent in enumerate(agents):
                 for env in range(NUM_ENVS):
-                    expected = [turn for turn in stream.turns(env, agent, 60) if turn[2] != 3]
+                    expected = [
+                        turn
+                        for turn in stream.turns(env, agent, 60)
+                        if turn[2] != 3
+                        and (learns is None or learns[int(turn[0]) // 1000, env, agent])
+                    ]
                     given = [
                         turn for turn in turns_of(found[policy], k * NUM_ENVS + env) if turn[2] != 3
                     ]

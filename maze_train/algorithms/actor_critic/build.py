@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.errors import ConfigError
+from maze_train.targets import locate
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.models import modules_of
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from maze_train.training.trainer import Trainer
 
+
+WITH_LEAGUES = "maze_train.training.leagues.with_leagues"
+"""Found where a policy plays against its snapshots."""
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 
@@ -42,7 +46,10 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """A collector of rollouts."""
         acting: Any = model
-        return {"collector": self.make_collector(self.algorithm.n_rollout_steps, acting)}
+        collector: Any = self.make_collector(self.algorithm.n_rollout_steps, acting)
+        if any(own.opponents for own in self.context.policies.values()):
+            collector = locate(WITH_LEAGUES)(collector, acting, self.context, self.learners)
+        return {"collector": collector}
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are none."""

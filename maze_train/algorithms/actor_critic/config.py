@@ -16,6 +16,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Base of the settings of on-policy actor-critics."""
 
     learns_for_several_agents: ClassVar[bool] = True
+    has_snapshots: ClassVar[bool] = True
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.build.ActorCriticBuilder"
 

@@ -1,0 +1,127 @@
+"""Who plays in self-play, and how good they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze_train.distributions.mapping import distribution_for
+from maze_train.nets.joint import JointModel
+from maze_train.rollout.config import OpponentsConfig
+from maze_train.rollout.league import OWN, League, LeagueModel
+
+
+def league(*added: float, **settings: Any) -> League:
+    """A league of two seats with a snapshot for each number, its share of points."""
+    found = League("main", [0, 1], OpponentsConfig(**settings), seed=3)
+    for _ in added:
+        found.add(lambda module_id: module_id)
+    for number, share in enumerate(added):
+        found._scores[number] = [share * 1e6, 1e6]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("draw", "shares"),
+    [
+        ("latest", [0.0, 0.0, 1.0]),
+        ("uniform", [1 / 3, 1 / 3, 1 / 3]),
+        ("by_strength", [0.25 / 1.25, 1.0 / 1.25, 0.0]),
+    ],
+)
+def test_opponents_are_drawn_by_the_rule(draw: Any, shares: list[float]) -> None:
+    """In a share of the episodes one seat is drawn for the policy, and the other for a snapshot."""
+    seats = league(0.5, 0.0, 1.0, draw=draw, share=0.25).draw(20_000)
+    against = (seats != OWN).any(1)
+    assert against.float().mean() == pytest.approx(0.25, abs=0.015)
+    pairs = seats[against]
+    assert ((pairs == OWN).sum(1) == 1).all()
+    assert (pairs[:, 0] == OWN).float().mean() == pytest.approx(0.5, abs=0.03)
+    numbers = pairs[pairs != OWN].long() - OWN - 1
+    found = torch.bincount(numbers, minlength=3) / len(numbers)
+    np.testing.assert_allclose(found, shares, atol=0.03)
+
+
+def test_ratings_by_hand() -> None:
+    """A win between equals brings 8; against one who is 16 lower, a draw costs 0.368."""
+    own = league(0.5)
+    assert own.note([OWN, OWN + 1], [1.0, -1.0]) == [1.0]
+    assert own.rating == 8.0
+    assert own.note([OWN + 1, OWN], [0.5, 0.5]) == [0.5]
+    assert own.rating == pytest.approx(8.0 + 16 * (0.5 - 1 / (1 + 10 ** (-16 / 400))))
+    assert own.rating == pytest.approx(7.632, abs=1e-3)
+    assert own.note([OWN, OWN], [1.0, -1.0]) == []
+    assert own.note([OWN, 9.0], [1.0, -1.0]) == []
+
+
+def test_snapshots_are_added_and_removed() -> None:
+    """After so many epochs, or with so many points in enough episodes; the oldest goes."""
+    own = league(add_every=2, at_win_rate=0.75, least_episodes=4, keep=2)
+    assert own.is_due(0)
+    assert own.add(str) == []
+    assert [own.is_due(epoch) for epoch in (None, 0, 1, 2, 3, 4)] == [
+        False,
+        *[False, False, True] * 1,
+        False,
+        True,
+    ]
+    for value in (1.0, 1.0, 1.0):
+        own.note([OWN, OWN + 1], [value, 0.0])
+    assert not own.is_due(None)
+    own.note([OWN, OWN + 1], [0.0, 1.0])
+    assert own.is_due(None)
+    assert own.add(str) == []
+    assert not own.is_due(None)
+    assert own.add(str) == ["main@0"]
+    assert list(own.snapshots) == [1, 2]
+    assert own.module(OWN + 1) == "main@1"  # instead of one that is gone
+
+
+class Fixed(nn.Module):
+    """Prefers an action; its memory counts calls, in steps of the action."""
+
+    def __init__(self, action: int, state_size: int) -> None:
+        super().__init__()
+        self.distribution = distribution_for(spaces.Discrete(4))
+        self.action, self.state_size = action, state_size
+
+    def policy_params(self, obs: Any) -> torch.Tensor:
+        return torch.eye(4)[self.action].expand(len(obs), 4)
+
+    def policy_step(self, obs: Any, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.policy_params(obs), state + self.action
+
+
+@pytest.mark.parametrize("state_size", [0, 2])
+def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size: int) -> None:
+    """Seats stay until an episode ends; the memory of who does not act stays as it is."""
+    model: Any = JointModel({"main": Fixed(1, state_size)}, {"a": "main", "b": "main"})
+    own = League("main", [0, 1], OpponentsConfig(share=0.7), seed=1)
+    for action in (2, 3):
+        own.add(lambda _, action=action: Fixed(action, state_size))
+    acting = LeagueModel(model, [own])
+    n = 40
+    acts = torch.tensor([[1.0, 0.0]]).expand(n, 2)
+    obs: Any = {"agents/a": torch.zeros(n, 1), "agents/b": torch.zeros(n, 1), "acts": acts}
+    state = torch.zeros(n, acting.state_size)
+    params, after = acting.policy_step(obs, state)
+    seats = after[:, -2:]
+    assert set(seats.flatten().tolist()) == {1.0, 2.0, 3.0}
+    chosen = params.view(n, 2, 4).argmax(-1)
+    assert chosen.equal(seats.long())
+    if state_size:
+        assert after[:, :2].equal(seats[:, :1].expand(n, 2))
+        assert not after[:, 2:4].any()
+    again, later = acting.policy_step(obs, after)
+    assert again.equal(params)
+    assert later[:, -2:].equal(seats)
+    later[:10] = 0.0
+    _, new = acting.policy_step(obs, later)
+    assert new[10:, -2:].equal(seats[10:])
+    assert not new[:10, -2:].equal(seats[:10])
+    assert acting.take_seats().shape == (3, n, 2)

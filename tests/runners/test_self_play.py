@@ -1,0 +1,104 @@
+"""Self-play against snapshots of a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from short_runs import FORK, rows, short_run
+
+from maze_train import load_policy
+from maze_train.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+HEAPS: dict[str, Any] = {
+    "env": {"_target_": "agent_envs.Heaps"},
+    "algorithm.n_rollout_steps": 13,
+    "algorithm.lr": 0.01,
+    "checkpoint.interval": 1,
+    "total_steps": 0,
+    "trust": ["agent_envs"],
+}
+CASES: dict[str, dict[str, Any]] = {
+    "epochs": {},
+    "win rate": {"opponents": {"add_every": 0, "at_win_rate": 0.4, "least_episodes": 3, "keep": 2}},
+    "memory": {
+        "model.memory": {"cell": "gru", "size": 6},
+        "algorithm.n_rollout_steps": 12,
+        "algorithm.sequence_length": 4,
+    },
+}
+
+
+def run(name: str, case: str = "epochs", **more: Any) -> Any:
+    """A short run in which players meet their snapshots."""
+    settings = {**HEAPS, **CASES[case], **more}
+    opponents = settings.pop("opponents", {"add_every": 1, "keep": 2, "draw": "by_strength"})
+    policies = {
+        "main": {"agents": ["first", "second"], "opponents": opponents},
+        "judge": {"agents": ["referee"]},
+    }
+    algorithm = settings.pop("algorithm", "ppo")
+    return short_run(name, algorithm, **{"policies": policies, **settings})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: str) -> None:
+    """Snapshots, seats and ratings are in the checkpoint; only kept snapshots are."""
+    run("whole", case, **{"algorithm.n_epochs": 6})
+    run("part", case, **{"algorithm.n_epochs": 3})
+    run("part", case, **{"algorithm.n_epochs": 6}, resume="part")
+    assert rows("part") == rows("whole")
+    last = rows("whole")[-1]
+    assert float(last["league/main/snapshots"]) == 2
+    assert any(float(row["league/main/episodes"] or 0) for row in rows("whole"))
+    assert float(last["league/main/elo"]) != 0
+    assert "league/main@4/win_rate" in last or case == "win rate"
+    assert "train/main@4/policy_loss" not in last
+    load_policy("whole")
+    load_policy("whole@final")
+
+
+@pytest.mark.slow
+def test_processes_change_no_number() -> None:
+    """Environments in worker processes give the numbers of those in this one."""
+    run("dev", **{"algorithm.n_epochs": 3})
+    run("local", **FORK, **{"runner.n_workers": 2, "algorithm.n_epochs": 3})
+    assert rows("local") == rows("dev")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("has_connected")
+def test_several_learners_have_the_numbers_of_one() -> None:
+    """Snapshots come and go in all learners."""
+    few: dict[str, Any] = {"algorithm.n_epochs": 4, "algorithm.lr": 1e-4}
+    run("one", **few)
+    run("two", **FORK, **few, **{"learner_group.n_learners": 2})
+    for one, two in zip(rows("one"), rows("two"), strict=True):
+        for name, cell in one.items():
+            if cell and name != "epoch":
+                assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("opponents", "more", "problem"),
+    [
+        ({"share": 1.5}, {}, r"opponents\.share = 1\.5: expected a number from 0 to 1"),
+        ({"add_every": 0}, {}, r"opponents\.add_every = 0: no snapshot would be added"),
+        ({}, {"algorithm": "impala"}, "no self-play against snapshots|learns for one agent"),
+        (
+            {},
+            {"policies.main.agents": ["first"], "policies.foe.agents": ["second"]},
+            r"policies\.main\.opponents = 'uniform': snapshots need a second agent of main",
+        ),
+        ({}, {"policies.main.frozen": True}, r"opponents = 'uniform': a policy that does not"),
+    ],
+    ids=["share", "never", "algorithm", "one agent", "frozen"],
+)
+def test_what_does_not_fit_is_named(
+    opponents: dict[str, Any], more: dict[str, Any], problem: str
+) -> None:
+    """Key, value, what is expected."""
+    with pytest.raises(ConfigError, match=problem):
+        run("run", opponents=opponents, **{"algorithm.n_epochs": 1, **more})
