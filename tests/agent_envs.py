@@ -119,3 +119,27 @@ class Heaps(MultiAgentEnv):
 
     def render(self) -> Any:
         return np.full((4, 4, 3), 10 * self.heap, np.uint8)
+
+
+class Rochambeau(MultiAgentEnv):
+    """Two players choose one of three at once, and each choice beats the one before it, in turn."""
+
+    possible_agents: Sequence[str] = ("left", "right")
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        return Turn(self.observe())
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        ahead = (int(actions["left"]) - int(actions["right"])) % 3
+        won = (0.0, 1.0, -1.0)[ahead]
+        rewards = {"left": won, "right": -won}
+        return Turn(self.observe(), rewards, terminated=self.possible_agents)
+
+    def observe(self) -> dict[str, Any]:
+        return {agent: np.ones(1, np.float32) for agent in self.possible_agents}

@@ -31,6 +31,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "policies.source": "torch.nn.Module",
         "runner.dataset": "maze_train.TrajectoryDataset",
         "evaluation.evaluators": "maze_train.Evaluator",
+        "evaluation.opponents": "torch.nn.Module",
         "tracking.writers": "maze_train.MetricsWriter",
         "callbacks": "maze_train.Callback",
     }
@@ -38,7 +39,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
 """Parts that a configuration names, each with the class from which it derives. They are built when
 they are needed; all other nodes with a target are settings, and built when they are read."""
 
-OF_SEVERAL = ("model.distributions",)
+OF_SEVERAL = ("model.distributions", "evaluation.opponents")
 """Parts that are mappings of nodes by name."""
 
 PLAIN = (str, bool, int, float, os.PathLike)

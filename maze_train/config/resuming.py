@@ -16,6 +16,7 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, TUPLE, config_to
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.notices import tell
 from maze_train.targets import TARGET, Given, has_no_name
+from maze_train.training.config import RANDOM
 
 if TYPE_CHECKING:
     from maze_train.training.manifests import CheckpointInfo
@@ -195,7 +196,10 @@ def _matters(key: str, config: TrainConfig) -> bool:
     if key in FIXED:
         return True
     if key == "evaluation.concurrency":
-        return not config.evaluation.deterministic  # random numbers are drawn for all at once
+        # Random numbers are drawn for all at once.
+        sources = [own.source for own in config.policies.values()]
+        is_random = RANDOM in (*sources, *config.evaluation.opponents.values())
+        return is_random or not config.evaluation.deterministic
     return not any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 

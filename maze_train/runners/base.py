@@ -58,6 +58,7 @@ EARLIER_TEST = "maze_train.training.final_test.earlier_test"
 RUN_CONTEXTS = "maze_train.training.contexts.RunContexts"
 OWN_EVALUATORS = "maze_train.training.evaluators.own_evaluators"
 OWN_CALLBACKS = "maze_train.training.callbacks.own_callbacks"
+OPPONENT_EVALUATOR = "maze_train.runners.opponents.opponent_evaluator"
 MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
 
 
@@ -296,6 +297,8 @@ class TrainingRunner:
             for evaluator in own:
                 self._closing.callback(evaluator.close)
             evaluators = [*evaluators, *own]
+        if self.config.evaluation.opponents:
+            evaluators.append(locate(OPPONENT_EVALUATOR)(self.config, self.builder))
         if len(evaluators) > 1:
             joined: Evaluator = locate(MULTI_EVALUATOR)(evaluators)
             return joined

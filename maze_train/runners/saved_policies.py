@@ -186,12 +186,24 @@ def read_saved_policy(
     )
 
 
-def read_source(source: str, trust: Sequence[str] = (), own: Any = None) -> SavedPolicy:
-    """The policy that `<run>` or `<run>:<policy>` names, see `read_saved_policy` for the rest."""
+def read_source(
+    source: str, trust: Sequence[str] = (), own: Any = None, agent: str | None = None
+) -> SavedPolicy:
+    """The policy that `<run>` or `<run>:<policy>` names, as that of one agent.
+
+    Args:
+        source: Name of the policy.
+        trust: See `read_saved_policy`.
+        own: See there, as for what is raised.
+        agent: Agent whose policy it is if the run has several; None: the only one.
+    """
     run, colon, policy = source.rpartition(":")
     if not colon or Path(source).exists():
         run, policy = source, ""
-    return read_saved_policy(run, trust, own).of_agent(policy)
+    saved = read_saved_policy(run, trust, own)
+    if not policy and agent is not None and (several := agent_spaces(*saved.spaces)) is not None:
+        policy = policies_of_agents(several, saved.config.policies).get(agent, "")
+    return saved.of_agent(policy)
 
 
 def _directory_of(run_dir: str | Path) -> Path:

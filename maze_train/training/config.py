@@ -30,6 +30,10 @@ EVALUATION_METRICS = (
 """Metrics of a `RolloutEvaluator`, each after its prefix."""
 
 
+OPPONENT_METRICS = ("win_rate", "draw_rate", "loss_rate", "return_mean")
+"""Metrics against an opponent, each after `eval/vs_<name>/`."""
+
+
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 """Metrics, besides losses, of which smaller ones are better."""
 
@@ -79,6 +83,11 @@ class PolicyConfig:
         elif self.source is not None and self.model is not None:
             problem = "a policy of this source has no networks to set up; leave it out"
             raise ConfigError("model", problem, self.source)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the policy can not learn, as far as the settings say it."""
+        return self.frozen or (self.source is not None and self.run is None)
 
     @property
     def run(self) -> str | None:
@@ -243,20 +252,41 @@ class EvaluationConfig:
     """Further evaluators, each `{_target_: my_package.MyEvaluator, key: value}`: built with these
     keys and called with the policy; the numbers that it returns appear among the metrics."""
 
+    opponents: dict[str, Any] = field(default_factory=dict)
+    """Policies by name against which those that learn play after each evaluation, in every seat,
+    `n_episodes` each: `{first: <run>, random: random}`, as in `policies.<id>.source`; metrics are
+    `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`."""
+
     def __post_init__(self) -> None:
         check_fields(self, 0, "n_episodes", "final_episodes", "max_episode_steps", "dump_interval")
         check_fields(self, 1, "interval", "concurrency")
         check_choices(self)
+        self._check_opponents()
         self._check_metric()
         for i, node in enumerate(self.evaluators):
             if TARGET not in node:
                 raise ConfigError(f"evaluators[{i}]", "expected the key _target_", node)
+
+    def _check_opponents(self) -> None:
+        """Refuse what is no opponent; directories become absolute paths."""
+        if self.opponents and not self.n_episodes:
+            raise ConfigError("opponents", "needs n_episodes > 0", list(self.opponents))
+        found = {}
+        for name, source in self.opponents.items():
+            key = f"opponents.{name}"
+            if not (isinstance(source, str) or is_target(source)):
+                problem = "expected random, the directory of a run, or the key _target_"
+                raise ConfigError(key, problem, source)
+            is_run = isinstance(source, str) and source != RANDOM
+            found[name] = absolute_path(key, source) if is_run else source
+        self.opponents = found
 
     def _check_metric(self) -> None:
         """Refuse a metric that nothing would report, as far as it is known here."""
         if not self.metric or self.evaluators:
             return
         known = [f"eval/{name}" for name in EVALUATION_METRICS] if self.n_episodes else []
+        known += [f"eval/vs_{name}/{key}" for name in self.opponents for key in OPPONENT_METRICS]
         if self.metric.startswith(("train/", "validation/")) or self.metric in known:
             return
         hint = did_you_mean(nearest(self.metric, known, count=1), "", " ")
@@ -274,7 +304,8 @@ class EvaluationConfig:
         if self.mode != "auto":
             return self.mode
         name = metric.partition("/")[2].partition("/")[0]
-        return "min" if name.endswith("loss") or name in SMALLER_IS_BETTER else "max"
+        is_loss = name.endswith("loss") or metric.endswith("/loss_rate")
+        return "min" if is_loss or name in SMALLER_IS_BETTER else "max"
 
 
 @dataclass(kw_only=True)

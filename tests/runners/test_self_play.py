@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +81,46 @@ def test_several_learners_have_the_numbers_of_one() -> None:
         for name, cell in one.items():
             if cell and name != "epoch":
                 assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
+
+
+def test_policies_play_against_others_after_each_evaluation() -> None:
+    """An opponent plays the agents whose spaces it has; the others keep their policies."""
+    run("base", **{"algorithm.n_epochs": 1})
+    opponents = {
+        "old": "base",
+        "main": "base:main",
+        "random": "random",
+        "one": {"_target_": "own_policies.TakesOne"},
+    }
+    more = {
+        "algorithm.n_epochs": 2,
+        "evaluation.opponents": opponents,
+        "evaluation.n_episodes": 6,
+        "evaluation.metric": "eval/vs_random/loss_rate",
+        "policies_to_train": ["main"],
+        "trust": ["agent_envs", "own_policies"],
+    }
+    run("run", **more)
+    for row in rows("run"):
+        for name in opponents:
+            start = f"eval/vs_{name}"
+            found = [float(row[f"{start}/{key}_rate"]) for key in ("win", "draw", "loss")]
+            assert sum(found) == pytest.approx(1.0)
+        # Of the players one gets 1 and the other -1.
+        for name in ("main", "old"):
+            returns, wins, losses = (
+                float(row[f"eval/vs_{name}/{key}"])
+                for key in ("return_mean", "win_rate", "loss_rate")
+            )
+            assert returns == pytest.approx(wins - losses)
+    best = min(float(row["eval/vs_random/loss_rate"]) for row in rows("run"))
+    assert json.loads(Path("run/best/score.json").read_text())["score"] == best
+    for source, problem in {
+        "base:judge": "it is for no agent besides",
+        "none": "no saved policy",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"evaluation\.opponents\.old .*{problem}"):
+            run("other", **{**more, "evaluation.opponents": {"random": "random", "old": source}})
 
 
 @pytest.mark.parametrize(
