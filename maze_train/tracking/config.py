@@ -28,7 +28,8 @@ class TrackingConfig:
     """Whether summary.json is written at the end of the run."""
 
     plot: bool = True
-    """Whether plots/learning_curve.png is drawn at the end of the run."""
+    """Whether plots/learning_curve.png is drawn at the end of the run, and of self-play a table and
+    a picture, plots/league_<policy>.csv and .png."""
 
     profile: list[int] | None = None
     """First and last update, from 1, that are profiled, such as `[11, 20]`: where their time goes

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from maze_train.files import atomic_write
+from maze_train.targets import locate
 from maze_train.tracking.formatting import compact, readable
 from maze_train.tracking.tracker import (
     ENV_STEPS,
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+LEAGUE = "league/"
+"""Beginning of the metrics of self-play."""
+
+WRITE_LEAGUES = "maze_train.tracking.league.write_leagues"
+"""Found where there was self-play."""
+
 LOSSES = ("train/policy_loss", "validation/policy_loss")
 
 _TRAIN_COLOR = "#9aa5b1"
@@ -36,7 +43,7 @@ TEXT_COLOR = "#3d444d"
 class LearningCurveWriter(MetricsWriter):
     """`plots/learning_curve.png`: returns in training and evaluation over environment steps.
 
-    Drawn once, at the end of training.
+    Drawn once, at the end of training; so are results of self-play, see `write_leagues`.
 
     Args:
         filename: Name of the file below the run directory.
@@ -55,7 +62,7 @@ class LearningCurveWriter(MetricsWriter):
     def write(self, row: Mapping[str, float]) -> None:
         """Keep what is drawn of a row."""
         wanted = (EPOCH, ENV_STEPS, TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD, *LOSSES)
-        self._rows.append({name: row[name] for name in wanted if name in row})
+        self._rows.append({key: row[key] for key in row if key in wanted or key.startswith(LEAGUE)})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Draw the picture."""
@@ -63,6 +70,8 @@ class LearningCurveWriter(MetricsWriter):
             figure = draw_learning_curve(self._rows, self._run)
             with atomic_write(self._run.run_dir / self.filename) as file:
                 figure.savefig(file, format="png", dpi=150)
+            if any(key.startswith(LEAGUE) for row in self._rows for key in row):
+                locate(WRITE_LEAGUES)(self._rows, self._run.run_dir, self._run.title)
 
 
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,19 @@ def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: st
     load_policy("whole@final")
 
 
+def test_the_results_are_a_table_and_a_picture() -> None:
+    """The table has the numbers of metrics.csv, and the picture is one."""
+    run("run", **{"algorithm.n_epochs": 3, "tracking.plot": True})
+    with Path("run/plots/league_main.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["epoch"] for row in table] == ["1", "2", "3"]
+    for row, metrics in zip(table, rows("run"), strict=True):
+        assert row["elo"] == metrics["league/main/elo"]
+        for number in ("0", "1"):
+            assert row[number] == metrics[f"league/main@{number}/win_rate"]
+    assert Path("run/plots/league_main.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
 def test_processes_change_no_number() -> None:
     """Environments in worker processes give the numbers of those in this one."""
@@ -115,10 +129,9 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
             assert returns == pytest.approx(wins - losses)
     best = min(float(row["eval/vs_random/loss_rate"]) for row in rows("run"))
     assert json.loads(Path("run/best/score.json").read_text())["score"] == best
-    for source, problem in {
-        "base:judge": "it is for no agent besides",
-        "none": "no saved policy",
-    }.items():
+    short_run("game", "ppo", env={"_target_": "agent_envs.Rochambeau"}, total_steps=32)
+    problems = {"game": "it is for no agent besides", "none": "no saved policy"}
+    for source, problem in problems.items():
         with pytest.raises(ConfigError, match=rf"evaluation\.opponents\.old .*{problem}"):
             run("other", **{**more, "evaluation.opponents": {"random": "random", "old": source}})
 
