@@ -48,6 +48,9 @@ class _Steps:
     states: Tensor | None
     """Memory before each observation, `[T + 1, E, S]`."""
 
+    log_probs: Tensor | None = None
+    """Log-probabilities of the actions, `[T, E]`."""
+
 
 class TurnSplitter:
     """Makes rollouts of the policies from rollouts of all agents.
@@ -65,6 +68,8 @@ class TurnSplitter:
         policies: The agents of each policy, by its id.
         state_sizes: Size of the memory of each agent, in the order in which rollouts hold them.
         multiple: The number of rows is a multiple of this.
+        as_steps: Whether there are as many rows as steps, and a rollout of every policy, whoever
+            acted: T steps never end more than T turns of an agent.
     """
 
     def __init__(
@@ -72,14 +77,17 @@ class TurnSplitter:
         policies: Mapping[str, Sequence[str]],
         state_sizes: Mapping[str, int],
         multiple: int = 1,
+        *,
+        as_steps: bool = False,
     ) -> None:
         self._policies = {policy: list(agents) for policy, agents in policies.items() if agents}
         self._state_sizes = dict(state_sizes)
         self._multiple = multiple
+        self._as_steps = as_steps
         self._running: dict[str, _Steps] = {}
 
     def split(self, rollout: Rollout) -> dict[str, Rollout]:
-        """The rollouts of the policies, by id, of those that made a turn.
+        """The rollouts of the policies, by id, of those that made a turn, or of all (`as_steps`).
 
         Args:
             rollout: T steps of E environments with all last observations.
@@ -88,7 +96,7 @@ class TurnSplitter:
         found: dict[str, Rollout] = {}
         for policy, agents in self._policies.items():
             turns = [_Turns(self._with_running(agent, steps[agent])) for agent in agents]
-            rows = max(one.num_rows for one in turns)
+            rows = rollout.num_steps if self._as_steps else max(one.num_rows for one in turns)
             if rows:
                 rows += -rows % self._multiple
                 found[policy] = join_rollouts([one.rollout(rows) for one in turns])
@@ -136,6 +144,7 @@ class TurnSplitter:
                 lost=lost,
                 last_obs=part_of(last_parts, agent),
                 states=None if (state := states[i]) is None or not state.shape[-1] else state,
+                log_probs=None if rollout.log_probs is None else rollout.log_probs[..., i],
             )
             for i, agent in enumerate(self._state_sizes)
         }
@@ -207,6 +216,7 @@ class _Turns:
         """The turns that have ended, and rows that are none up to a number."""
         steps, num_envs = self.steps, len(self._envs)
         times = _resized(self._times, rows + 1)
+        acted = times[:-1].clamp(max=len(steps.rewards) - 1)
         numbers = torch.arange(rows).unsqueeze(1)
         valid = (numbers < self.complete) & ~_resized(self.lost, rows)
         truncated = _resized(self.truncated, rows) & valid
@@ -215,7 +225,7 @@ class _Turns:
         envs = positions % num_envs
         return Rollout(
             obs=self._taken(steps.obs, times),
-            actions=self._taken(steps.actions, times[:-1].clamp(max=len(steps.rewards) - 1)),
+            actions=self._taken(steps.actions, acted),
             rewards=_resized(self.rewards, rows) * valid,
             terminated=_resized(self.terminated, rows) & valid,
             truncated=truncated,
@@ -223,6 +233,7 @@ class _Turns:
             final_positions=positions,
             valid=None if bool(valid.all()) else valid,
             hidden_states=None if steps.states is None else self._rows(steps.states, times),
+            log_probs=None if steps.log_probs is None else self._rows(steps.log_probs, acted),
         )
 
     def running(self) -> _Steps | None:
@@ -244,6 +255,7 @@ class _Turns:
             lost=none,
             last_obs=obs,
             states=None if steps.states is None else self._rows(steps.states, times),
+            log_probs=None if steps.log_probs is None else self._rows(steps.log_probs, times),
         )
 
     def _taken(self, tree: TensorTree, times: Tensor) -> TensorTree:

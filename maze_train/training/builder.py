@@ -298,7 +298,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if agent_spaces(*self.spaces) is None:
             return collector
         multiple = getattr(self.algorithm, "sequence_length", 0) or 1
-        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, multiple)
+        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, multiple=multiple)
         return several
 
     @property
