@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 from maze_train.envs.buffers import masked_writer, row_writer
 from maze_train.errors import EnvError, SpaceError
-from maze_train.spaces.agents import AgentSpaces
+from maze_train.spaces.agents import AGENT_RETURNS, AgentSpaces
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
 from maze_train.targets import locate
@@ -109,7 +109,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     legal). The
     reward is the mean of the rewards over all possible agents, so one that is given to all of them
     counts once. When nobody acts, the episode is truncated if the episode of an agent was,
-    otherwise it is terminated. Infos are under the names of their agents.
+    otherwise it is terminated. Infos are under the names of their agents,
+    and `agent_returns` has the sum of rewards of each agent since the reset.
 
     Legal actions of an agent are the key `action_mask` of its own observation
     (`maze_train.spaces.masks`).
@@ -141,6 +142,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._acting: list[str] = []
         self._gone: set[str] = set()
         self._was_cut = False
+        self._returns: dict[str, float] = {}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -150,6 +152,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._shown = {agent: seat.neutral() for agent, seat in self._seats.items()}
         self._gone = set()
         self._was_cut = False
+        self._returns = dict.fromkeys(self.agents, 0.0)
         turn = self.env.reset(seed=seed, options=options)
         obs, _ = self._read(turn)
         if not self._acting:
@@ -157,7 +160,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
                 f"reset() gave observations of {sorted(turn.obs)}, and nobody acts: expected those "
                 "of the agents that act first"
             )
-        return obs, dict(turn.infos)
+        return obs, self._infos(turn)
 
     def step(
         self, action: dict[str, Any]
@@ -169,7 +172,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         obs, total = self._read(turn)
         is_over = not self._acting
         ends = is_over and not self._was_cut, is_over and self._was_cut
-        return obs, total / len(self.agents), *ends, dict(turn.infos)
+        return obs, total / len(self.agents), *ends, self._infos(turn)
 
     def render(self) -> Any:
         """What the environment renders."""
@@ -196,6 +199,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
                 reward = turn.rewards[agent]
                 total += float(reward)
                 rewards[i] = reward
+                self._returns[agent] += float(reward)
         return {
             "agents": dict(self._shown),
             "acts": self._flags(self._acting),
@@ -203,6 +207,9 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
             "terminated": self._flags(terminated),
             "truncated": self._flags(truncated),
         }, total
+
+    def _infos(self, turn: Turn) -> dict[str, Any]:
+        return {**turn.infos, AGENT_RETURNS: dict(self._returns)}
 
     def _flags(self, chosen: Collection[str]) -> Array:
         return np.array([agent in chosen for agent in self.agents], np.int8)

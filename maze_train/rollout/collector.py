@@ -14,6 +14,7 @@ from maze_train.rollout.acting import Actor, env_actions
 from maze_train.rollout.episodes import (
     EpisodeTracker,
     FinishedEpisodes,
+    agent_returns_of,
     final_reports,
     successes_of,
 )
@@ -191,6 +192,8 @@ class RolloutCollector:
         for env in kept.nonzero()[0]:
             self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
         reports.successes += successes_of(infos).values()
+        for agent, returns in agent_returns_of(infos).items():
+            reports.add_agents({agent: returns.values()})
         if "lost" in infos:
             reports.lost += int(infos["lost"].sum())
         if self.env.monitored:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.events import Event, EventInterface
+from maze_train.spaces.agents import AGENT_RETURNS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from maze_train.events import Statistics
     from maze_train.types import Array
 
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
     """Episodes that ended during an epoch of training; absent when none did."""
 
-    episode_return_mean = Event("Mean undiscounted return of the episodes that ended.")
+    episode_return_mean = Event(
+        "Mean undiscounted return of the episodes that ended; of each of several agents as "
+        "`train/<agent>/episode_return_mean`."
+    )
     episode_return_max = Event("Largest return.", reduce="max")
     episode_return_min = Event("Smallest return.", reduce="min")
     episode_length_mean = Event("Mean number of steps.")
@@ -41,6 +47,9 @@ class FinishedEpisodes:
     successes: list[float] = field(default_factory=list)
     """1.0 or 0.0 for those whose last info has `is_success`."""
 
+    agent_returns: dict[str, list[float]] = field(default_factory=dict)
+    """Sums of rewards of each agent, where there are several."""
+
     lost: int = 0
     """Number of episodes that did not end but were lost, and are not counted above."""
 
@@ -55,9 +64,15 @@ class FinishedEpisodes:
         self.returns += others.returns
         self.lengths += others.lengths
         self.successes += others.successes
+        self.add_agents(others.agent_returns)
         self.lost += others.lost
         self.worker_restarts += others.worker_restarts
         self.steps += others.steps
+
+    def add_agents(self, returns: Mapping[str, Iterable[float]]) -> None:
+        """Add returns of agents."""
+        for agent, found in returns.items():
+            self.agent_returns.setdefault(agent, []).extend(found)
 
     def record(self, statistics: Statistics) -> None:
         """Add the episodes to statistics."""
@@ -78,6 +93,8 @@ class FinishedEpisodes:
         statistics.record(events.episodes, float(len(self.returns)))
         if self.successes:
             statistics.record_many(events.success_rate, self.successes)
+        for agent, returns in self.agent_returns.items():
+            statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
 
 
 def successes_of(infos: dict[str, Any]) -> dict[int, float]:
@@ -95,6 +112,20 @@ def successes_of(infos: dict[str, Any]) -> dict[int, float]:
         with suppress(TypeError, ValueError):
             found[int(env)] = float(np.asarray(final_info["is_success"][env]).item())
     return found
+
+
+def agent_returns_of(infos: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Returns by agent and environment, of episodes that ended where there are several agents.
+
+    Args:
+        infos: Infos of a step of vector environments.
+    """
+    found = infos.get("final_info", {}).get(AGENT_RETURNS, {})
+    return {
+        agent: {int(env): float(returns[env]) for env in np.flatnonzero(found[f"_{agent}"])}
+        for agent, returns in found.items()
+        if f"_{agent}" in found
+    }
 
 
 def success_of(info: dict[str, Any]) -> float:

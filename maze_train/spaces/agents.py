@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 AGENTS, ACTS, REWARDS = "agents", "acts", "rewards"
 TERMINATED, TRUNCATED = "terminated", "truncated"
+AGENT_RETURNS = "agent_returns"
+"""Key of an info: the sum of rewards of each agent since the reset."""
 FLAGS = (ACTS, TERMINATED, TRUNCATED)
 
 

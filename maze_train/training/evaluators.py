@@ -11,7 +11,7 @@ import torch
 from maze_train.checks import check_at_least
 from maze_train.errors import EnvError
 from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
-from maze_train.rollout.episodes import successes_of
+from maze_train.rollout.episodes import agent_returns_of, successes_of
 from maze_train.spaces.tensors import as_tensors
 from maze_train.targets import build_target
 from maze_train.training.generators import generators_kept
@@ -121,7 +121,7 @@ class RolloutEvaluator(Evaluator):
         with generators_kept(), torch.no_grad():
             if self._env is None:
                 self._env = self._make_env(self._num_envs)
-            returns, lengths, successes = self._play(policy, self._env)
+            returns, lengths, successes, agents = self._play(policy, self._env)
         metrics = {
             "episode_return_mean": returns.mean(),
             "episode_return_std": returns.std(),
@@ -132,13 +132,16 @@ class RolloutEvaluator(Evaluator):
         }
         if not np.isnan(successes).all():
             metrics["success_rate"] = np.nanmean(successes)
+        for agent, own in agents.items():
+            metrics[f"{agent}/episode_return_mean"] = own.mean()
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
     def _play(
         self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
-    ) -> tuple[Array, Array, Array]:
-        """Returns, lengths and successes (NaN: not reported) of the n episodes."""
+    ) -> tuple[Array, Array, Array, dict[str, Array]]:
+        """Returns, lengths, successes (NaN: not reported) and returns of agents of n episodes."""
         n, num_envs = self.n_episodes, self._num_envs
+        agents: dict[str, Array] = {}
         returns, lengths, successes = np.zeros(n), np.zeros(n), np.full(n, np.nan)
         episode = np.arange(num_envs)
         running_return, running_length = np.zeros(num_envs), np.zeros(num_envs)
@@ -162,6 +165,10 @@ class RolloutEvaluator(Evaluator):
                     )
             reported = successes_of(infos)
             ended = terminated | truncated
+            for agent, found in agent_returns_of(infos).items():
+                for env_number, own in found.items():
+                    if episode[env_number] < n:
+                        agents.setdefault(agent, np.zeros(n))[episode[env_number]] = own
             for i in np.flatnonzero(ended):
                 if episode[i] < n:
                     returns[episode[i]] = running_return[i]
@@ -170,7 +177,7 @@ class RolloutEvaluator(Evaluator):
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
             actor.forget(ended | ignored)
-        return returns, lengths, successes
+        return returns, lengths, successes, agents
 
     def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
         device = actor.hidden_state.device

@@ -11,6 +11,7 @@ import torch
 
 from maze_train.data.rollout import Rollout
 from maze_train.data.turns import TurnSplitter
+from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
 
 AGENTS = ("a", "b", "c")
 NUM_ENVS = 4
@@ -183,3 +184,47 @@ def test_turns_are_those_of_a_loop_over_steps(lengths: list[int], acting: float)
                         assert got[2] == want[2]
                         if want[2] != 1:
                             assert got[3] == want[3]
+
+
+def test_advantages_by_hand() -> None:
+    """Agents a and b act in turn; b ends in step 3, where a is cut off in a state worth 6.
+
+    With a discount of 0.5, values 0 and lambda 1: a gets 1 + 2 for its first turn, of which b's
+    move brought 2, and 4 + 8 for the second one, so 12 + 0.5 * 6 = 15 and 3 + 0.5 * 15 = 10.5. b
+    gets 20 + 30 and 40, so 40 and 50 + 0.5 * 40 = 70; the 10 before its first turn are nobody's.
+    """
+    rewards = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 30.0], [8.0, 40.0]])
+    acts = torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 2 + [[1.0, 0.0]])
+    none = torch.zeros(5, 2)
+    rows = {"acts": acts, "rewards": none, "terminated": none, "truncated": none}
+    rows = {key: row.unsqueeze(1).clone() for key, row in rows.items()}
+    rows["rewards"][1:4, 0] = rewards[:3]
+    final = {
+        "agents/a": torch.tensor([6.0]),
+        "agents/b": torch.tensor([9.0]),
+        "acts": torch.zeros(1, 2),
+        "rewards": rewards[3:],
+        "terminated": torch.tensor([[0.0, 1.0]]),
+        "truncated": torch.zeros(1, 2),
+    }
+    numbers = torch.arange(5.0).unsqueeze(1)
+    rollout = Rollout(
+        obs={"agents/a": numbers, "agents/b": numbers, **rows},
+        actions={"a": numbers[:4], "b": numbers[:4]},
+        rewards=torch.zeros(4, 1),
+        terminated=torch.zeros(4, 1, dtype=torch.bool),
+        truncated=torch.tensor([[False]] * 3 + [[True]]),
+        final_obs=final,
+        final_positions=torch.tensor([3]),
+    )
+    found = TurnSplitter({"a": ["a"], "b": ["b"]}, {"a": 0, "b": 0}).split(rollout)
+    for policy, expected in {"a": [10.5, 15.0], "b": [70.0, 40.0]}.items():
+        turns = found[policy]
+        discounts, lambdas = discounts_and_lambdas(turns.terminated, turns.cut, 0.5, 1.0)
+        values = torch.zeros(2, 1)
+        next_values = values.clone()
+        next_values.view(-1)[turns.final_positions] = turns.final_obs
+        advantages = lambda_advantages(turns.rewards, discounts, values, next_values, lambdas)
+        assert advantages.flatten().tolist() == expected
+    assert found["a"].obs.flatten().tolist()[:2] == [0.0, 2.0]
+    assert found["b"].actions.flatten().tolist() == [1.0, 3.0]

@@ -88,7 +88,8 @@ def test_joint_observations_of_turns() -> None:
         (0.0, False, False),
         (2.0, False, True),  # The episode of c was cut off.
     ]
-    assert results[0][1] == {"a": {"x": 1}}
+    assert results[0][1] == {"a": {"x": 1}, "agent_returns": {"a": 0.0, "b": 0.0, "c": 0.0}}
+    assert results[-1][4]["agent_returns"] == {"a": 5.5, "b": 2.0, "c": 3.0}
     assert [sorted(got) for got in env.env.actions] == [["a"], ["a", "b"], ["c"], ["b"]]
     assert env.env.actions[2] == {"c": ACTION["c"]}
     assert env.metadata["agents"] == ("a", "b", "c")

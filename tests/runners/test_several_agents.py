@@ -1,0 +1,150 @@
+"""Runs in environments with several agents: policies by id, and what holds for every run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from agent_envs import Heaps
+from short_runs import FORK, rows, short_run, written_config
+
+from maze_train import JointEnv, load_policy, run_rollout
+from maze_train.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+HEAPS = {"env": {"_target_": "agent_envs.Heaps"}, "total_steps": 384}
+"""Players act in turn; a referee comes and goes, with other spaces."""
+RECURRENT = {
+    "model.memory": {"cell": "gru", "size": 6},
+    "algorithm.n_rollout_steps": 12,
+    "algorithm.sequence_length": 4,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "a2c": {"model.normalization.mode": "running", "model.normalization.n_steps": 20},
+    "memory": RECURRENT,
+}
+
+
+def run(name: str, case: str, **more: Any) -> Any:
+    """A short run in which every turn of an episode may fall between two rollouts."""
+    algorithm = "a2c" if case == "a2c" else "ppo"
+    settings = {**HEAPS, "algorithm.n_rollout_steps": 13, **CASES[case], **more}
+    return short_run(name, algorithm, **settings)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: str) -> None:
+    """Turns that a rollout left open are in the checkpoint."""
+    constant = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
+    run("whole", case, **constant, **{"algorithm.n_epochs": 6, "total_steps": 0})
+    run("part", case, **constant, **{"algorithm.n_epochs": 3, "total_steps": 0})
+    run("part", case, **constant, **{"algorithm.n_epochs": 6, "total_steps": 0}, resume="part")
+    assert rows("part") == rows("whole")
+    assert len(rows("whole")) == 6
+    assert "train/referee/policy_loss" in rows("whole")[-1]
+    assert "eval/second/episode_return_mean" in rows("whole")[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_processes_change_no_number(case: str) -> None:
+    """Environments in worker processes give the numbers of those in this one."""
+    run("dev", case)
+    for n_workers in (1, 2):
+        run(f"local{n_workers}", case, **FORK, **{"runner.n_workers": n_workers})
+        assert rows(f"local{n_workers}") == rows("dev")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("has_connected")
+def test_several_learners_have_the_numbers_of_one() -> None:
+    """Policies are trained side by side by two learners."""
+    run("one", "ppo")
+    run("two", "ppo", **FORK, **{"learner_group.n_learners": 2})
+    for one, two in zip(rows("one"), rows("two"), strict=True):
+        for name, cell in one.items():
+            if cell and name != "epoch":
+                assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
+
+
+def test_a_saved_policy_acts_for_all_agents() -> None:
+    """What is saved plays whole episodes, alone and in rollouts."""
+    run("run", "ppo")
+    policy, env = load_policy("run"), JointEnv(Heaps())
+    obs, _ = env.reset(seed=3)
+    while obs["acts"].any():
+        action = policy.act(obs)
+        assert env.action_space.contains(action)
+        obs, _, terminated, truncated, info = env.step(action)
+    assert terminated or truncated
+    assert min(info["agent_returns"].values()) == -1.0
+    result = run_rollout(run="run", n_episodes=3, progress="quiet", trust=["agent_envs"])
+    assert len(result.episodes) == 3
+
+
+@pytest.mark.parametrize(
+    ("policies", "ids"),
+    [
+        ({}, {"default": 0, "referee": 1}),
+        ({"a": {"agents": ["first"]}, "b": {"agents": ["second", "ref*"]}}, None),
+        ({"all": {"agents": ["first", "second"]}, "r": {"agents": ["referee"]}}, {"all": 0}),
+    ],
+    ids=["default", "different spaces", "named"],
+)
+def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
+    """Agents are given to policies by names and patterns; those of one policy have equal spaces."""
+    if ids is None:
+        with pytest.raises(ConfigError, match=r"policies\.b\.agents.*different spaces"):
+            run("run", "ppo", policies=policies)
+        return
+    run("run", "ppo", policies=policies)
+    weights = torch.load("run/best/policy.pt", weights_only=True)
+    found = {name.split(".")[1] for name in weights if name.startswith("policies.")}
+    assert found == ({"first", "referee"} if not policies else set(policies)) or found >= set(ids)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            {"policies.a.agents": ["frist"]},
+            r"policies\.a\.agents = 'frist': no such agent; did you mean first\? there are: first",
+        ),
+        ({"policies.a.agents": ["first"]}, r"policies = .*no policy for second, referee"),
+        ({"policies.a.agents": []}, r"policies\.a\.agents = \[\]: expected at least one agent"),
+        (
+            {"policies.a.agents": ["*"], "policies.b.agents": ["first"]},
+            r"policies\.b\.agents.*first has the policy a already",
+        ),
+        ({"algorithm": "es"}, r"algorithm = 'es': learns for one agent, the environment has"),
+        (
+            {"env": {"id": "CartPole-v1"}, "policies.a.agents": ["first"]},
+            r"policies = \['a'\]: the environment has one agent; leave it out",
+        ),
+    ],
+    ids=["typo", "left out", "none", "twice", "algorithm", "one agent"],
+)
+def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
+    """Key, value, what is expected."""
+    algorithm = str(overrides.pop("algorithm", "ppo"))
+    with pytest.raises(ConfigError, match=problem):
+        short_run("run", algorithm, **{**HEAPS, "total_steps": 100, **overrides})
+
+
+def test_a_policy_may_have_networks_of_its_own() -> None:
+    """What `policies.<id>.model` names is built for that policy, and written to config.yaml."""
+    policies = {
+        "players": {"agents": ["first", "second"]},
+        "judge": {"agents": ["referee"], "model": {"hidden_sizes": [5, 4]}},
+    }
+    run("run", "ppo", policies=policies)
+    weights = torch.load("run/best/policy.pt", weights_only=True)
+    shapes = {tuple(leaf.shape) for name, leaf in weights.items() if ".judge." in name}
+    assert (5, 2) in shapes
+    assert (4, 5) in shapes
+    assert written_config("run")["policies"]["judge"]["model"]["hidden_sizes"] == [5, 4]
+    assert np.isfinite(float(rows("run")[-1]["train/judge/value_loss"]))
