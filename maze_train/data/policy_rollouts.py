@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gymnasium import spaces
-
 from maze_train.data.joining import join_rollouts
 from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.spaces.agents import AGENTS, part_of
+from maze_train.spaces.agents import flat_space_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gymnasium import spaces
+
     from maze_train.data.rollout import Rollout
     from maze_train.data.rollout_replay import RolloutReplay
     from maze_train.data.rollout_slots import RolloutSlot
-
-
-def space_of_agent(observation_space: spaces.Dict, agent: str) -> spaces.Space[Any]:
-    """The flat observation space of one agent, of that of all of them."""
-    part = part_of(part_of(observation_space.spaces, AGENTS), agent)
-    return spaces.Dict(part) if isinstance(part, dict) else part
 
 
 class PolicyRolloutsLayout:
@@ -47,7 +41,7 @@ class PolicyRolloutsLayout:
     ) -> None:
         self._layouts = {
             policy: RolloutLayout(
-                space_of_agent(observation_space, agents[0]),
+                flat_space_of(observation_space, agents[0]),
                 part_of(actions, agents[0]),
                 num_steps,
                 num_envs * len(agents),

@@ -285,7 +285,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         ]
 
     def make_collector(
-        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = ""
+        self,
+        num_steps: int,
+        acting: ActingModel | RecurrentModel,
+        stream: str = "",
+        *,
+        at_end: bool = False,
     ) -> RolloutCollector | TurnCollector:
         """A collector on the environments of this process.
 
@@ -293,12 +298,15 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_steps: Steps of each environment per rollout; fewer in a trial.
             acting: Chooses the actions, of one agent or of several.
             stream: Name that gives the collector random numbers of its own.
+            at_end: Where turns of several agents lie, see `TurnSplitter`.
         """
         collector = self.context.make_collector(self.env, num_steps, stream)
         if agent_spaces(*self.spaces) is None:
             return collector
         multiple = getattr(self.algorithm, "sequence_length", 0) or 1
-        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, multiple=multiple)
+        several: TurnCollector = locate(TURN_COLLECTOR)(
+            collector, acting, multiple=multiple, at_end=at_end
+        )
         return several
 
     @property
