@@ -61,9 +61,6 @@ class Comparison:
     left_out: list[LeftOut]
     """Runs that do not count, with the reasons."""
 
-    threshold: float | None
-    """Value for which steps and time are given."""
-
     output: Path = field(default_factory=Path)
     """Directory of the files."""
 
@@ -86,9 +83,7 @@ class Comparison:
         sections: dict[str, list[dict[str, str]]] = {}
         for row in self.rows:
             named = {key: str(row[key]) for key in ("algorithm", *self.settings)}
-            sections.setdefault(row["environment"], []).append(
-                {**named, **shown(row, self.threshold)}
-            )
+            sections.setdefault(row["environment"], []).append({**named, **shown(row)})
         return sections
 
     def notes(self) -> list[str]:
@@ -171,19 +166,16 @@ def compare(config: CompareConfig) -> Comparison:
     groups = grouped(runs, keys)
     mode = EvaluationConfig(mode=config.mode).selection_mode(metric)
     n = config.n_resamples
-    missing = set(config.bounds) - {group.env for group in groups}
-    if missing:
-        envs = sorted({group.env for group in groups})
-        problem = f"no run is in this environment; there are {', '.join(envs)}"
-        raise ConfigError("bounds", problem, missing.pop())
+    _check_envs(config, {group.env for group in groups})
     comparison = Comparison(
         metric=metric,
         settings=keys,
         groups=groups,
-        figures=[figures(group, metric, mode, config.threshold, n) for group in groups],
+        figures=[
+            figures(group, metric, mode, config.threshold_in(group.env), n) for group in groups
+        ],
         overall=overall(groups, metric, mode, config.bounds, n) if config.bounds else {},
         left_out=left_out,
-        threshold=config.threshold,
         output=Path(config.output) if config.output else _default_output(),
     )
     _write(comparison, mode)
@@ -220,6 +212,16 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     problem = f"no run has it; {hint}columns of metrics.csv: {', '.join(known)}"
     raise ConfigError("metric", problem, metric)
+
+
+def _check_envs(config: CompareConfig, envs: set[str]) -> None:
+    """Refuse settings of environments in which there is no run."""
+    for key in ("bounds", "threshold"):
+        value = getattr(config, key)
+        for env in value if isinstance(value, dict) else ():
+            if env not in envs:
+                problem = f"no run is in this environment; there are {', '.join(sorted(envs))}"
+                raise ConfigError(key, problem, env)
 
 
 def _default_output() -> Path:

@@ -26,7 +26,7 @@ COLORS = (
 """Colours of the curves; there are no more curves than these."""
 
 N_POINTS = 200
-"""Places at which a curve over several runs is computed."""
+"""Places at which a curve over several runs is computed, at most."""
 
 N_RESAMPLES = 1_000
 """Bootstrap samples of a band: enough for the width of a line."""
@@ -92,7 +92,10 @@ def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = 
         return
     for xs, values in runs:
         axes.plot(xs, values, color=color, linewidth=0.8, alpha=0.3)
-    grid = np.linspace(start, end, N_POINTS if end > start else 1)
+    grid = np.unique(np.concatenate([xs for xs, _ in runs]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    if len(grid) > N_POINTS:
+        grid = np.linspace(start, end, N_POINTS)
     values = np.stack([np.interp(grid, xs, values) for xs, values in runs])
     low, high = bootstrap_interval([values], N_RESAMPLES)
     marker = "o" if len(grid) == 1 else ""

@@ -134,7 +134,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
 
     Args:
         directory: Its directory.
-        error: Failure of its job, if that is known.
+        error: Failure of its job; a run that was continued and came to its end counts all the same.
         unfinished: Whether it counts although it did not come to its end.
 
     Raises:
@@ -143,7 +143,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
     """
     settings = read_settings(directory)
     rows = read_rows(directory / METRICS_FILE)
-    problem = "" if unfinished else error or _stopped(directory, settings)
+    problem = "" if unfinished else _stopped(directory, settings, error)
     if not rows:
         empty = "has no rows" if (directory / METRICS_FILE).exists() else "is missing"
         problem = problem or f"{METRICS_FILE} {empty}"
@@ -161,18 +161,18 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         raise RunDirectoryError(f"{CONFIG_FILE} is not that of a run: {cause}") from cause
 
 
-def _stopped(directory: Path, settings: Mapping[str, Any]) -> str:
+def _stopped(directory: Path, settings: Mapping[str, Any], error: str) -> str:
     """The reason why a run did not come to its end; empty: it did, or nothing tells."""
     path = directory / SUMMARY_FILE
     if not path.exists():
         is_written = settings.get("tracking", {}).get("summary", False)
-        return "has not ended, or was killed (no summary.json)" if is_written else ""
+        return error or ("has not ended, or was killed (no summary.json)" if is_written else "")
     try:
         reason = json.loads(read_regular(path))["stop_reason"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{SUMMARY_FILE} is damaged: {error}") from error
     words = {"error": "failed (stop_reason error)", "interrupted": "was interrupted"}
-    return words.get(str(reason), "")
+    return (error or words[reason]) if reason in words else ""
 
 
 def algorithm_name(settings: Mapping[str, Any]) -> str:

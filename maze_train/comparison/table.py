@@ -115,6 +115,7 @@ def figures(group: Group, metric: str, mode: str, threshold: float | None, n: in
     }
     if threshold is not None:
         ends = np.array([_reached(curve, threshold, mode) for curve in curves])
+        found["threshold"] = threshold
         found["reached"] = int(np.isfinite(ends[:, 0]).sum())
         middle = np.sort(ends, axis=0)[[(len(ends) - 1) // 2, len(ends) // 2]].mean(axis=0)
         steps, seconds = np.where(np.isfinite(middle), middle, math.nan)
@@ -178,7 +179,7 @@ def overall(
 # -- for people ------------------------------------------------------------------------------------
 
 
-def shown(row: Row, threshold: float | None) -> dict[str, str]:
+def shown(row: Row) -> dict[str, str]:
     """The figures of a row in words; what does not fit into a line is left to the file."""
     texts = {"runs": str(row["runs"])}
     if "env_steps" in row:
@@ -190,7 +191,7 @@ def shown(row: Row, threshold: float | None) -> dict[str, str]:
         texts[f"{name} IQM [95 %]"] = readable(row[f"{name}_iqm"]) + interval
     if "reached" in row:
         steps = row["steps_to_threshold"]
-        texts[f"reached {threshold:g}"] = f"{row['reached']} of {row['runs']}"
+        texts[f"reached {row['threshold']:g}"] = f"{row['reached']} of {row['runs']}"
         texts["at step"] = ABSENT if math.isnan(steps) else compact(steps)
         texts["after"] = _time(row["seconds_to_threshold"])
     return texts

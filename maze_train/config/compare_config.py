@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
+from maze_train.checks import absolute_path, check_at_least, check_choices
 from maze_train.config.loading import build_config, values_by_field
 from maze_train.errors import ConfigError
 
@@ -32,8 +32,9 @@ class CompareConfig:
     mode: Literal["auto", "max", "min"] = "auto"
     """Whether a larger or a smaller value is better; auto: as for the selection of policies."""
 
-    threshold: float | None = None
-    """Value of the metric for which steps and time until a run first reaches it are given."""
+    threshold: float | dict[str, float] | None = None
+    """Value of the metric for which steps and time until a run first reaches it are given; also one
+    for each environment: `{CartPole-v1: 475, Pendulum-v1: -200}`."""
 
     ignore: list[str] = field(default_factory=list)
     """Settings, and sections of settings, in which runs may differ and are the same all the same,
@@ -49,6 +50,10 @@ class CompareConfig:
     n_resamples: int = 10_000
     """Bootstrap samples of an interval. >= 100."""
 
+    def threshold_in(self, env: str) -> float | None:
+        """The threshold in an environment; None: there is none."""
+        return self.threshold.get(env) if isinstance(self.threshold, dict) else self.threshold
+
     def __post_init__(self) -> None:
         if not [name for name in self.runs if name.strip()]:
             problem = "expected directories of runs, such as runs=[outputs/a,outputs/b*]"
@@ -56,9 +61,12 @@ class CompareConfig:
         if self.output is not None:
             self.output = absolute_path("output", self.output)
         check_at_least("n_resamples", self.n_resamples, 100)
-        if self.threshold is not None:
-            check_fields(self, float("-inf"), "threshold")
         check_choices(self)
+        levels = self.threshold if isinstance(self.threshold, dict) else {"": self.threshold}
+        for env, level in levels.items():
+            if level is not None:
+                key = f"threshold.{env}" if env else "threshold"
+                check_at_least(key, level, float("-inf"))
         for env, ends in self.bounds.items():
             if len(ends) != 2 or ends[0] == ends[1]:
                 problem = "expected two values that differ: those that count as 0 and as 1"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from maze_train.checks import check_one_of
@@ -57,20 +57,34 @@ def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "")
     values = dict(node)
     if TARGET in values and TARGET not in field_of_key(cls):
         cls = subclass_named(values.pop(TARGET), cls, join(path, TARGET))
-    names = field_of_key(cls)
-    hints = get_type_hints(cls)
-    given: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in names:
-            meant = [join(path, close) for close in nearest(str(key), names, count=1)]
-            raise UnknownKeyError.of(join(path, key), value, names, meant)
-        given[names[key]] = convert(value, hints[names[key]], join(path, key))
+    given = _fields(cls, values, path)
     try:
         return cls(**given)
     except ConfigError as error:
         raise error.below(path) from None
     except TypeError as error:  # a field without default was left out
         raise ConfigError(path, str(error).replace(f"{cls.__name__}.__init__() ", "")) from error
+
+
+def replaced(settings: ConfigT, node: Mapping[str, Any], path: str) -> ConfigT:
+    """A configuration dataclass with some fields replaced, see `build_dataclass`."""
+    given = _fields(type(settings), node, path)
+    try:
+        return replace(settings, **given)  # type: ignore[type-var]  # a dataclass
+    except ConfigError as error:
+        raise error.below(path) from None
+
+
+def _fields(cls: type, node: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The values of fields, converted to their types."""
+    names, hints = field_of_key(cls), get_type_hints(cls)
+    given: dict[str, Any] = {}
+    for key, value in node.items():
+        if key not in names:
+            meant = [join(path, close) for close in nearest(str(key), names, count=1)]
+            raise UnknownKeyError.of(join(path, key), value, names, meant)
+        given[names[key]] = convert(value, hints[names[key]], join(path, key))
+    return given
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 HEAD = """\
-maze-run: train a reinforcement-learning agent from configuration, or let a policy play.
+maze-run: train a reinforcement-learning agent from configuration, let a policy play, compare runs.
 
 Usage: maze-run [options] algorithm=<name> env=<id> [key=value ...]
        maze-run -cn rollout [options] run=<directory of a run> [key=value ...]
+       maze-run -cn compare runs=[<directories of runs>] [key=value ...]
 """
 
 KEYS = """\
@@ -36,10 +37,12 @@ Common keys (all of them, with defaults: maze-run algorithm=ppo --cfg job)
 
 OPTIONS = """\
 Options
-  -m, --multirun               one run for each combination of values with commas
+  -m, --multirun               one run for each combination of values with commas, and a table;
+                               in parallel: hydra/launcher=local hydra.launcher.n_jobs=4
   --config-dir <folder>        a folder with YAML of your own: <folder>/algorithm/my.yaml
   -cn <name>                   another primary config: --config-dir <run dir> -cn config;
-                               -cn rollout: play episodes (keys: maze-run -cn rollout --cfg job)
+                               -cn rollout: play episodes (keys: maze-run -cn rollout --cfg job);
+                               -cn compare: runs side by side
   --cfg job                    print the configuration, do not run
   --info defaults|searchpath   tell where the configuration comes from
   -sc install=bash             print the shell completion: eval "$(maze-run -sc install=bash)"
@@ -60,6 +63,7 @@ Examples
   maze-run algorithm=ppo env=CartPole-v1 run_dir=runs/a resume=auto
   maze-run -cn rollout run=runs/a n_episodes=20 runner=local record=true video=true
   maze-run -cn rollout env=CartPole-v1 policy=random
+  maze-run -cn compare runs=outputs/sweeps/<date> threshold=475
 
 Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted,
 143 terminated, 129 ended by SIGHUP, 138 ended by SIGUSR1. Configuration errors and

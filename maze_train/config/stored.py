@@ -8,6 +8,7 @@ or trusts it.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import MappingProxyType, ModuleType
@@ -239,6 +240,7 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def _part_of(key: str) -> str | None:
     """The part to which a key belongs; None: it is one of the settings."""
+    key = re.sub(r"^algorithm\.overrides\.[^.]+", "algorithm", key)  # those of one module
     found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
     return max(found, key=len, default=None)
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID
-from maze_train.errors import ConfigError, EnvError, TrainingError
+from maze_train.errors import EnvError, SpaceError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +129,8 @@ class HindsightReplayBuffer(UniformReplayBuffer):
         **settings: All other arguments of `UniformReplayBuffer`.
 
     Raises:
-        ConfigError: If a setting is out of range, or observations have no goals.
+        ConfigError: If a setting is out of range.
+        SpaceError: If observations have no goals.
 
     Source: Andrychowicz et al. (2017), arXiv:1707.01495, algorithm 1 and section 4.5.
     """
@@ -174,13 +175,12 @@ class HindsightReplayBuffer(UniformReplayBuffer):
         self._after[:] = -1
         self._follow_episodes()
 
-    def _add(self, rollout: Rollout) -> Array:
+    def _add(self, rollout: Rollout) -> None:
         before = self._memory.head
-        changed = super()._add(rollout)
-        self._after[changed] = -1
+        super()._add(rollout)
+        self._after[self._memory.changed] = -1
         self._follow_episodes()
         self._compare(before)
-        return changed
 
     def _follow_episodes(self) -> None:
         """Note which of the new rows belong to one episode, where it is over."""
@@ -300,16 +300,16 @@ def goal_dtype(observation_space: spaces.Space[Any]) -> np.dtype[Any]:
     """The data type of goals.
 
     Raises:
-        ConfigError: If the observations have none, or the two goals are unlike.
+        SpaceError: If the observations have none, or the two goals are unlike.
     """
     parts: dict[str, spaces.Space[Any]] = {}
     if isinstance(observation_space, spaces.Dict):
         parts = dict(observation_space.spaces)
     found = [(parts[key].shape, parts[key].dtype) for key in GOALS if key in parts]
     if len(found) != len(GOALS) or found[0] != found[1]:
-        problem = (
+        raise SpaceError(
             "hindsight replay needs Dict observations with arrays achieved_goal and desired_goal "
-            "of one shape and data type"
+            f"of one shape and data type, the observation space is {observation_space}: take an "
+            "environment with goals, or the buffer uniform or prioritized"
         )
-        raise ConfigError("observation_space", problem, observation_space)
     return np.dtype(found[0][1])

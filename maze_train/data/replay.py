@@ -178,11 +178,9 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._may_jump = self.num_envs == 1  # the state does not say how it was filled
         self._generator.set_state(state["generator"])
 
-    def _add(self, rollout: Rollout) -> Array:
-        """Write a rollout; gives the indices whose flags changed."""
-        changed = self._memory.write(rollout, *self._place(rollout))
+    def _add(self, rollout: Rollout) -> None:
+        self._memory.write(rollout, *self._place(rollout))
         self._continues = True
-        return changed
 
     def _place(self, rollout: Rollout) -> tuple[int, bool]:
         """The row for the first step, and whether it holds the first observation already."""
@@ -225,22 +223,18 @@ class UniformReplayBuffer(BaseReplayBuffer):
         memory, n_samples = self._memory, len(positions)
         rewards, discounts, last, flags = walk
         leaves = memory.observations(np.concatenate([positions, last + self.num_envs]))
-        beside = np.flatnonzero(flags & BESIDE)
+        (beside,) = (flags & BESIDE).nonzero()
         if beside.size:
             memory.put_final_obs(leaves, n_samples + beside, last[beside])
-        leaves = self._on_device(leaves)
+        halves = {key: x.tensor_split(2) for key, x in self._on_device(leaves).items()}
         indices = positions % memory.ring.size
         layout, weights = memory.layout, self._weights(indices)
         return Transitions(
-            obs=as_tree(
-                {key: leaf[:n_samples] for key, leaf in leaves.items()}, layout.has_obs_keys
-            ),
-            actions=as_tree(self._on_device(memory.actions(positions)), layout.has_action_keys),
+            obs=as_tree({key: half[0] for key, half in halves.items()}, layout.has_obs_keys),
+            actions=as_tree(self._on_device(memory.actions(indices)), layout.has_action_keys),
             rewards=torch.from_numpy(rewards).to(self._device),
             discounts=torch.from_numpy(discounts).to(self._device),
-            next_obs=as_tree(
-                {key: leaf[n_samples:] for key, leaf in leaves.items()}, layout.has_obs_keys
-            ),
+            next_obs=as_tree({key: half[1] for key, half in halves.items()}, layout.has_obs_keys),
             indices=torch.from_numpy(indices).to(self._device),
             weights=None if weights is None else torch.from_numpy(weights).to(self._device),
         )
@@ -254,6 +248,11 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     def _walk(self, positions: Array) -> Walk:
         """Walk up to n steps from positions `[n]`."""
+        if len(self._steps) == 1:  # what is sampled is a step
+            indices = positions % self._memory.ring.size
+            flags = self._memory.flags.take(indices)
+            discounts = self._powers[1] * ((flags & TERMINATED) == 0)
+            return Walk(self._memory.rewards.take(indices), discounts, positions, flags)
         where, indices, flags, counts = self._steps_from(positions)
         rewards = self._memory.rewards.take(indices)
         return self._summed(where, counts, rewards, flags, flags & TERMINATED)
@@ -278,8 +277,6 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self, where: Array, counts: Array, rewards: Array, flags: Array, terminal: Array
     ) -> Walk:
         """Join the steps that count of walks; all arrays `[n_steps, n]`, first their positions."""
-        if len(counts) == 1:  # what is sampled is a step
-            return Walk(rewards[0], self._powers[1] * (terminal[0] == 0), where[0], flags[0])
         steps, samples = counts.sum(0), np.arange(counts.shape[1])
         sums = np.where(counts, rewards * self._powers[:-1, None], 0).sum(0)
         discounts = np.where(terminal[steps - 1, samples], 0, self._powers.take(steps))
@@ -377,10 +374,10 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         self._largest = state["largest"]
         self._progress = state["progress"]
 
-    def _add(self, rollout: Rollout) -> Array:
-        changed = super()._add(rollout)
+    def _add(self, rollout: Rollout) -> None:
+        super()._add(rollout)
+        changed = self._memory.changed
         self._tree.set(changed, (self._memory.flags[changed] & VALID) * self._largest)
-        return changed
 
     def _draw(self, n_samples: int) -> Array:
         shares = torch.rand(n_samples, dtype=torch.float64, generator=self._generator).numpy()

@@ -204,10 +204,14 @@ class Column:
                 return torch.from_numpy(np.memmap(file, spec.dtype, "r+", shape=shape))
         return torch.from_numpy(np.zeros(shape, spec.dtype))  # taken when it is written
 
-    def write(self, first: int, values: Tensor) -> None:
-        """Write rows `[k, num_envs, *shape]`, k <= num_slots, from a row on."""
-        for slots, rows in self.ring.slices(first, first + len(values)):
-            self._rows[slots].copy_(values[rows])
+    def write(self, first: int, values: Tensor, begin: int = 0) -> None:
+        """Write rows `[k, num_envs, *shape]` but for some at the beginning, from a row on."""
+        done, count = begin, values.shape[0]
+        while done < count:  # mostly once
+            slot = (first + done - begin) % self.ring.num_slots
+            length = min(self.ring.num_slots - slot, count - done)
+            self._rows[slot : slot + length].copy_(values[done : done + length])
+            done += length
 
     def gather(self, indices: Array) -> Tensor:
         """Entries at indices `[k]`, on the device of the column: `[k, *shape]`."""

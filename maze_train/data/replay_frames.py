@@ -62,7 +62,7 @@ class FrameColumn:
             self.kept.drop_from(first * num_envs)
         depths = numbers - np.maximum.accumulate(begin_numbers, axis=0)
         self._depths.write(first, torch.from_numpy(depths.clip(max=self.n - 1)))
-        self._frames.write(first, newest[begin:])
+        self._frames.write(first, newest, begin)
         whole = np.flatnonzero(begins)
         picked = torch.from_numpy(whole + begin * num_envs)
         kept = stacks.flatten(0, 1).index_select(0, picked).numpy()

@@ -81,6 +81,11 @@ class ReplayMemory:
             if column not in self._large:
                 column.resize(self.ring.num_slots)
         self._num_allocated = 0
+        self._shapes = {
+            name: {key: spec.shape for key, spec in specs.items()}
+            for name, specs in {"obs": layout.obs, "actions": layout.actions}.items()
+        }
+        self._changed = (range(0), range(0))
         self.flags: Array = self._columns["flags"].entries.numpy()
         self.rewards: Array = self._columns["rewards"].entries.numpy()
         self._actions = {key: self._columns[f"actions/{key}"] for key in layout.actions}
@@ -127,16 +132,13 @@ class ReplayMemory:
         """The first of these rows."""
         return self.head - self.num_rows
 
-    def write(self, rollout: Rollout, first: int, continues: bool) -> Array:
+    def write(self, rollout: Rollout, first: int, continues: bool) -> None:
         """Write a rollout; of one that is longer than the ring, the last rows.
 
         Args:
             rollout: T steps.
             first: The row of its first step: the head, or the row after.
             continues: Whether the head holds the first observation of the rollout already.
-
-        Returns:
-            Indices of the rows that became transitions, or ceased to be.
 
         Raises:
             ShapeError: If the rollout does not fit the columns, or lacks a final observation.
@@ -147,27 +149,27 @@ class ReplayMemory:
         begin = max(0, rollout.num_steps - self.ring.rows)
         head = first + rollout.num_steps
         self._make_room(head + 1)
-        old = self.oldest
         expired = self._expire(head)
         self._write_obs(leaves_by_key(rollout.obs), first + begin, begin, continues)
         for key, leaf in leaves_by_key(rollout.actions).items():
-            self._actions[key].write(first + begin, leaf[begin:])
-        self._columns["rewards"].write(first + begin, rollout.rewards[begin:])
-        self._columns["flags"].write(first + begin, torch.from_numpy(flags[begin:]))
-        num_envs = self.ring.num_envs
-        is_kept = positions >= begin * num_envs
-        leaves = {
-            key: leaf.numpy()[picked[is_kept]]
-            for key, leaf in leaves_by_key(rollout.final_obs).items()
-        }
-        self._final_obs.append(first * num_envs + positions[is_kept], leaves)
+            self._actions[key].write(first + begin, leaf, begin)
+        self._columns["rewards"].write(first + begin, rollout.rewards, begin)
+        self._columns["flags"].write(first + begin, torch.from_numpy(flags), begin)
+        if len(positions):
+            self._keep_final_obs(rollout, positions, picked, first, begin)
         self.head = head
-        self.num_valid += int((flags[begin:] & VALID).sum())
+        self.num_valid += np.count_nonzero(flags[begin:] & VALID)
         # Stacks that are dropped lie where the ring is written now.
-        self._touch(old, old + len(expired) // num_envs)
+        self._touch(expired.start, expired.stop)
         self._touch(first - 1, head + 1)
-        written = np.arange((first + begin) * num_envs, (head + 1) * num_envs) % self.ring.size
-        return np.concatenate([expired, written])
+        self._changed = (expired, range(first + begin, head + 1))
+
+    @property
+    def changed(self) -> Array:
+        """Indices of the rows that became transitions with the last `write`, or ceased to be."""
+        num_envs = self.ring.num_envs
+        parts = [np.arange(rows.start * num_envs, rows.stop * num_envs) for rows in self._changed]
+        return np.concatenate(parts) % self.ring.size
 
     @property
     def has_ended(self) -> bool:
@@ -196,9 +198,8 @@ class ReplayMemory:
             target = leaves[key]
             target.index_copy_(0, entries.to(target.device), leaf.to(target.device))
 
-    def actions(self, positions: Array) -> dict[str, Tensor]:
-        """Actions in the rows at positions `[k]`, by key."""
-        indices = positions % self.ring.size
+    def actions(self, indices: Array) -> dict[str, Tensor]:
+        """Actions in the entries at indices `[k]`, by key."""
         return {key: column.gather(indices) for key, column in self._actions.items()}
 
     def positions(self, indices: Array) -> Array:
@@ -244,15 +245,13 @@ class ReplayMemory:
         self.num_valid = int((self.flags & VALID).sum())
 
     def _check(self, rollout: Rollout) -> None:
-        trees = {"obs": self.layout.obs, "actions": self.layout.actions}
-        for name, specs in trees.items():
+        for name, expected in self._shapes.items():
             leaves = leaves_by_key(getattr(rollout, name))
-            found = {key: list(leaf.shape[2:]) for key, leaf in leaves.items()}
-            expected = {key: list(spec.shape) for key, spec in specs.items()}
+            found = {key: leaf.shape[2:] for key, leaf in leaves.items()}
             if found != expected:
+                got, wanted = ({k: list(s) for k, s in x.items()} for x in (found, expected))
                 raise ShapeError(
-                    f"one step of {name} has the shapes {found}, the replay buffer expects "
-                    f"{expected}"
+                    f"one step of {name} has the shapes {got}, the replay buffer expects {wanted}"
                 )
 
     def _write_obs(self, obs: dict[str, Any], row: int, begin: int, continues: bool) -> None:
@@ -261,19 +260,32 @@ class ReplayMemory:
         for key, column in self._whole.items():
             leaf = obs[key]
             rows = leaf if isinstance(leaf, torch.Tensor) else leaf.whole()
-            column.write(row, rows[begin:])
+            column.write(row, rows, begin)
 
-    def _expire(self, head: int) -> Array:
-        """Drop what the moving head overwrites; returns the indices of those rows."""
-        num_envs, new = self.ring.num_envs, max(0, head - self.ring.rows)
-        stop = min(new, self.head)
-        indices = np.arange(self.oldest * num_envs, stop * num_envs) % self.ring.size
-        self.num_valid -= int((self.flags[indices] & VALID).sum())
+    def _keep_final_obs(
+        self, rollout: Rollout, positions: Array, picked: Array, first: int, begin: int
+    ) -> None:
+        num_envs = self.ring.num_envs
+        is_kept = positions >= begin * num_envs
+        leaves = {
+            key: leaf.numpy()[picked[is_kept]]
+            for key, leaf in leaves_by_key(rollout.final_obs).items()
+        }
+        self._final_obs.append(first * num_envs + positions[is_kept], leaves)
+
+    def _expire(self, head: int) -> range:
+        """Drop what the moving head overwrites; returns those rows."""
+        num_envs, new = self.ring.num_envs, head - self.ring.rows
+        if new <= 0:
+            return range(0)
+        expired = range(self.oldest, min(new, self.head))
+        indices = np.arange(expired.start * num_envs, expired.stop * num_envs) % self.ring.size
+        self.num_valid -= np.count_nonzero(self.flags[indices] & VALID)
         self.flags[indices] = 0
         self._final_obs.drop_before(new * num_envs)
         for column in self._stacks.values():
             column.kept.drop_before((new - self.ring.margin) * num_envs)
-        return indices
+        return expired
 
     def _touch(self, first: int, stop: int) -> None:
         """Note that rows first..stop - 1 have changed."""
@@ -343,7 +355,7 @@ def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]
     shape = rollout.num_steps, rollout.num_envs
     flags, positions = np.zeros((shape[0] + 1, shape[1]), np.uint8), rollout.final_positions.numpy()
     terminated, truncated = rollout.terminated.numpy(), rollout.truncated.numpy()
-    has_ends = len(positions) > 0 or terminated.any() or truncated.any()
+    has_ends = len(positions) > 0 or np.count_nonzero(terminated) or np.count_nonzero(truncated)
     if rollout.valid is None and not has_ends:  # so are most rollouts of a few steps
         flags[:-1] = VALID
         return flags, NONE, NONE

@@ -30,16 +30,15 @@ class TurnReplayBuffer(UniformReplayBuffer):
     `at_end`.
     """
 
-    def _add(self, rollout: Rollout) -> Array:
+    def _add(self, rollout: Rollout) -> None:
+        super()._add(rollout)
         memory = self._memory
-        changed = super()._add(rollout)
         if rollout.valid is not None:
             waits = (~rollout.valid & ~rollout.truncated).numpy().flatten()
             first = (memory.head - rollout.num_steps) * self.num_envs
             where = first + np.flatnonzero(waits)
             where = where[where >= memory.oldest * self.num_envs]
             memory.flags[where % memory.ring.size] = WAITS
-        return changed
 
     def _following(self, positions: Array) -> Array:
         memory, where = self._memory, [positions]

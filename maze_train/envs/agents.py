@@ -106,11 +106,10 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     recording. `maze_train.spaces.agents` says what its observations and actions are, with agents in
     the order of `possible_agents`, which `metadata["agents"]` tells as well. Before its first
     observation an agent is shown something of its space (as near to 0 as it may be, all actions
-    legal). The
-    reward is the mean of the rewards over all possible agents, so one that is given to all of them
-    counts once. When nobody acts, the episode is truncated if the episode of an agent was,
-    otherwise it is terminated. Infos are under the names of their agents,
-    and `agent_returns` has the sum of rewards of each agent since the reset.
+    legal). The reward is the mean of the rewards over all possible agents, so one that is given to
+    all of them counts once. When nobody acts, the episode is truncated if the episode of an agent
+    was, otherwise it is terminated. Infos are under the names of their agents, and `agent_returns`
+    has the sum of rewards of each agent since the reset.
 
     Legal actions of an agent are the key `action_mask` of its own observation
     (`maze_train.spaces.masks`).
@@ -212,6 +211,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         return {**turn.infos, AGENT_RETURNS: dict(self._returns)}
 
     def _flags(self, chosen: Collection[str]) -> Array:
+        if not chosen:
+            return np.zeros(len(self.agents), np.int8)
         return np.array([agent in chosen for agent in self.agents], np.int8)
 
     def _check(self, turn: Turn, terminated: set[str], truncated: set[str]) -> None:

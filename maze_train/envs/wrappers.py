@@ -20,9 +20,8 @@ from maze_train.envs.buffers import column_writer
 from maze_train.envs.monitoring import FRAME_STACK, described_metadata
 from maze_train.errors import ConfigError, EnvError, SpaceError
 from maze_train.seeding import Seeds
-from maze_train.spaces.actions import masks_of_parts, random_action
+from maze_train.spaces.actions import LegalChoices, random_action
 from maze_train.spaces.describe import MASK_KEY, FlatView, is_mask_key, join_keys
-from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,8 +88,7 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.max_initial_steps = max_initial_steps
         self._actions = copy.deepcopy(env.action_space)
         self._action_view = FlatView(self._actions)
-        self._observation_view = FlatView(env.observation_space)
-        self._masks = mask_layout(env.observation_space, env.action_space)
+        self._masks = LegalChoices(env.observation_space, env.action_space)
         self._random = np.random.default_rng()
 
     def reset(
@@ -125,13 +123,12 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _legal(self, obs: Any, info: Mapping[str, Any]) -> Iterator[tuple[str, list[Array]]]:
         """The masks of all choices of each part that has some."""
-        if self._masks is None:
+        if not self._masks.has_masks:
             if MASK_KEY in info and isinstance(self._actions, spaces.Discrete):
                 yield "", [np.asarray(info[MASK_KEY])]
             return
-        leaves = {key: np.asarray(leaf) for key, leaf in self._observation_view.read(obs)}
         try:
-            yield from masks_of_parts(self._masks, leaves)
+            yield from self._masks.read(obs)
         except SpaceError as error:
             raise EnvError(str(error)) from error
 

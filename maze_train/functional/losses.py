@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import huber_loss, mse_loss
+from torch.nn.functional import mse_loss
 
 from maze_train.checks import check_same_shape
 
@@ -201,10 +201,11 @@ def critic_loss(
     if delta == math.inf:
         squares = errors.square() if weights is None else errors.square() * weights
         return 0.5 * squares.mean(1).sum(), errors.detach()
-    bounded = huber_loss(taken, targets.expand_as(taken), reduction="none", delta=delta)
+    bounded = errors.clamp(-delta, delta)
+    losses = bounded * (errors - 0.5 * bounded)
     if weights is not None:
-        bounded = bounded * weights
-    return bounded.mean(1).sum(), errors.detach()
+        losses = losses * weights
+    return losses.mean(1).sum(), errors.detach()
 
 
 def critic_loss_gradient(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError
 from maze_train.files import atomic_write
+from maze_train.learner.modules import FUNCTION
 from maze_train.targets import locate
 
 if TYPE_CHECKING:
@@ -100,6 +101,25 @@ def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
     """
     state = locate(STATE_FILES + ".loads")(Path(path).read_bytes(), path)
     return select(state, None if component is None else [component])
+
+
+def choose(learner: Any, state: Mapping[str, Any]) -> None:
+    """Have those modules of a learner learn that learned where a state comes from.
+
+    Raises:
+        ConfigError: If a function said it there, and here none does.
+    """
+    for module_id in learner.modules:
+        had = any(name.startswith(f"{module_id}/") for name in state["optimizers"])
+        if had and not learner.get_optimizers_for_module(module_id):
+            learner.freeze_module(module_id, frozen=False)
+    learner.frozen_modules = set(state["frozen_modules"])
+    chosen = state["policies_to_train"]
+    if chosen != FUNCTION:
+        learner.policies_to_train = chosen
+    elif not callable(learner.policies_to_train):
+        problem = "the state is that of a function, which it does not hold; set it before"
+        raise ConfigError("policies_to_train", problem, learner.policies_to_train)
 
 
 def _is_within(name: str, component: str) -> bool:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_choices, check_fields
 from maze_train.errors import ConfigError
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from typing_extensions import Self
 
 
 PREFIX = "linear_"
+
+REPLACED = "maze_train.config.conversion.replaced"
+"""Found where a module has settings of its own."""
 
 
 @dataclass(kw_only=True)
@@ -233,6 +238,11 @@ class Freeze:
 class GradientSettings:
     """Settings that every algorithm has which follows the gradient of a loss."""
 
+    module_settings: ClassVar[tuple[str, ...]] = (
+        *("lr", "lr_scheduler", "optimizer", "max_grad_norm", "grad_clip_by"),
+    )
+    """Settings, besides those of its bases, that a module may have of its own."""
+
     lr_scheduler: dict[str, Any] | None = None
     """Scheduler of PyTorch, called after each update, of a learning rate that is a number:
     `{_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: 100}`; null: none."""
@@ -253,10 +263,37 @@ class GradientSettings:
     """Type in which networks compute while losses are made; `float16`: losses are scaled, and steps
     whose gradient overflows are left out. Weights and moments keep their type."""
 
+    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of single modules by id, in place of those of all, such as `{opponent: {lr: 0.001,
+    gamma: 0.9}}`: those of optimizers and of losses."""
+
     def __post_init__(self) -> None:
         for key in ("loss_function", "lr_scheduler"):
             node = getattr(self, key)
             if node is not None and TARGET not in node:
                 raise ConfigError(key, f"expected the key {TARGET}", node)
+        for module_id in self.overrides:
+            self.for_module(module_id)
         for name, factor in self.lr_factors.items():
             check_at_least(f"lr_factors.{name}", factor, 0.0)
+
+    def for_module(self, module_id: str, overrides: Mapping[str, Any] | None = None) -> Self:
+        """The settings of a module.
+
+        Args:
+            module_id: Its id.
+            overrides: Settings of its own; None: those of `overrides`.
+
+        Raises:
+            ConfigError: If one is unknown, is none of a module, or has a wrong value.
+        """
+        own = self.overrides.get(module_id, {}) if overrides is None else overrides
+        key = f"overrides.{module_id}"
+        settings: Self = locate(REPLACED)(replace(self, overrides={}), own, key)
+        bases = reversed(type(self).__mro__)
+        known = [name for base in bases for name in vars(base).get("module_settings", ())]
+        for name in own:
+            if name not in known:
+                problem = f"is a setting of all modules; those of one are: {', '.join(known)}"
+                raise ConfigError(f"{key}.{name}", problem, own[name])
+        return settings

@@ -12,7 +12,7 @@ from maze_train.events import Statistics
 from maze_train.learner.modes import autocast, matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules
 from maze_train.learner.part import MadeFrom, Part
-from maze_train.learner.steps import GradientSteps, LearnerEvents, statistics_of
+from maze_train.learner.steps import GradientSteps, LearnerEvents, check_finite, statistics_of
 from maze_train.targets import function_of, locate
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         self.empty_updates = 0
         self.active: list[ModuleOptimizer] = []
         self.on_non_finite: str = config.on_non_finite
-        self.grad_clip_by: str = getattr(config, "grad_clip_by", "global_norm")
         self.precision: str = getattr(config, "matmul_precision", "highest")
         super().__init__(modules, config, device, seed)
         count: int = getattr(config, "gradient_accumulation", 1)
@@ -118,11 +117,12 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         statistics = Statistics()
         by_module = self._by_module(experience)
         self.before_gradient_based_update(progress, statistics)
-        prepared = {
-            module_id: self.preprocess(module_id, part, statistics_of(module_id, statistics))
-            for module_id, part in by_module.items()
-            if self.should_module_be_updated(module_id, part)
-        }
+        prepared = {}
+        for module_id, part in by_module.items():
+            if self.should_module_be_updated(module_id, part):
+                with self.settings_of(module_id):
+                    own = statistics_of(module_id, statistics)
+                    prepared[module_id] = self.preprocess(module_id, part, own)
         minibatches = self.minibatches(prepared, statistics)
         return self._learn(list(prepared), minibatches, statistics, progress)
 
@@ -212,11 +212,20 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             module.eval()
         steps.finish(statistics, progress)
 
+    def check_weights(self) -> None:
+        """Refuse weights that are not finite.
+
+        Raises:
+            TrainingError: If there is one, with its module and name.
+        """
+        check_finite(self.modules, f"update {self.weights_seq_no}")
+
     def forget_episodes(self, envs: Tensor) -> None:
         """Forget running episodes of environments, `[B]` bool, that were lost, if any are known."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
+        self.set_schedules(progress)
         self.hold_parameters(progress)
         for optimizer in self.optimizers.values():
             statistics.record(LearnerEvents.learning_rate, optimizer.set_lr(progress))
@@ -250,10 +259,12 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         self, minibatch: Mapping[str, Batch], statistics: Statistics
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
-        return {
-            module_id: self._loss_of(module_id, batch, statistics_of(module_id, statistics))
-            for module_id, batch in minibatch.items()
-        }
+        losses = {}
+        for module_id, batch in minibatch.items():
+            with self.settings_of(module_id):
+                own = statistics_of(module_id, statistics)
+                losses[module_id] = self._loss_of(module_id, batch, own)
+        return losses
 
     @property
     def may_differentiate_by_hand(self) -> bool:
@@ -317,7 +328,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         if self.loss_scaler is not None:
             for gradient in (g for optimizer in self.active for g in optimizer.gradients()):
                 gradient.div_(self.loss_scaler.scale)
-        norms = [o.clip(self.config.max_grad_norm, self.grad_clip_by) for o in self.active]
+        norms = [optimizer.clip() for optimizer in self.active]
         if not norms:
             return torch.zeros((), device=self.device)
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
 
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.errors import ConfigError, nearest
 from maze_train.learner.apis import HasOwnLoss, missing_names
 from maze_train.learner.config import GradientSettings, Progress, Schedule
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from maze_train.learner.accumulation import LossScaler
     from maze_train.types import Tensor
 
 
+# Found where a learner has them, and where a state is read.
+GROUPS = "maze_train.learner.parameter_groups"
+LOSS_SCALER = "maze_train.learner.accumulation.LossScaler"
+COMPONENTS = "maze_train.learner.components"
+
 DEFAULT_MODULE = "default"
 DEFAULT_OPTIMIZER = "default"
+
+FUNCTION = "<function>"
+"""Stands in a state for a function, which none holds."""
 
 ModuleSource: TypeAlias = "nn.Module | Callable[[], nn.Module] | Mapping[str, Tensor]"
 Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
@@ -48,6 +58,8 @@ class LearnerModules:
             modules = {DEFAULT_MODULE: modules}
         self.config = config
         self.settings = config if isinstance(config, GradientSettings) else GradientSettings()
+        self.own_settings = {key: self.settings.for_module(key) for key in self.settings.overrides}
+        self.progress = Progress()
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
         self.modules_with_modes: set[str] = set()
@@ -58,16 +70,17 @@ class LearnerModules:
         self.generator = torch.Generator().manual_seed(seed)
         self.loss_scaler: LossScaler | None = None
         if self.settings.autocast == "float16":
-            from maze_train.learner.accumulation import LossScaler
-
-            self.loss_scaler = LossScaler()
+            self.loss_scaler = locate(LOSS_SCALER)()
+        for module_id in self.own_settings:
+            if module_id not in modules:
+                close = ", ".join(nearest(module_id, modules) or modules)
+                problem = f"no such module; close ones: {close}; add_module takes settings as well"
+                raise ConfigError("algorithm.overrides", problem, module_id)
         for module_id, module in modules.items():
             self._place(module_id, module)
         self._has_groups = bool(self.settings.lr_factors or self.settings.freeze)
         if self._has_groups:
-            from maze_train.learner.parameter_groups import check_names
-
-            check_names(self.settings, self.modules)
+            locate(GROUPS + ".check_names")(self.settings, self.modules)
         self.configure_optimizers()
 
     @property
@@ -84,6 +97,7 @@ class LearnerModules:
         *,
         frozen: bool = False,
         like: str = DEFAULT_MODULE,
+        overrides: Mapping[str, Any] | None = None,
     ) -> nn.Module:
         """Add a module, between two updates at any time.
 
@@ -94,13 +108,14 @@ class LearnerModules:
             frozen: Whether it never learns, such as an opponent that stays as it is: it gets no
                 optimizer, and its experience is dropped.
             like: Id of the module that is copied, if weights are given.
+            overrides: Settings of its own, as in `algorithm.overrides`.
 
         Returns:
             The module, on the device of the learner.
 
         Raises:
-            ConfigError: If the id is taken or is none, the weights do not fit, or the module lacks
-                what this learner needs.
+            ConfigError: If the id is taken or is none, the weights do not fit, the module lacks
+                what this learner needs, or a setting is none of a module.
         """
         if isinstance(module, Mapping):
             weights, module = module, deepcopy(self._known(like))
@@ -111,9 +126,12 @@ class LearnerModules:
                 raise ConfigError("module", f"weights do not fit {like!r}: {problem}") from error
         elif not isinstance(module, nn.Module):
             module = module()
+        if overrides and module_id not in self.modules:
+            self.own_settings[module_id] = self.settings.for_module(module_id, overrides)
         self._place(module_id, module, frozen)
         try:
-            self.configure_optimizers_for_module(module_id)
+            with self.settings_of(module_id):
+                self.configure_optimizers_for_module(module_id)
         except ConfigError:
             self.remove_module(module_id)
             raise
@@ -129,7 +147,8 @@ class LearnerModules:
             module.requires_grad_(False)
             self.frozen_modules.add(module_id)
         else:
-            self.check_module(module_id, module)
+            with self.settings_of(module_id):
+                self.check_module(module_id, module)
         self.modules[module_id] = module.to(self.device)
         if has_modes(module):
             self.modules_with_modes.add(module_id)
@@ -146,6 +165,7 @@ class LearnerModules:
         for key in [key for key in self.optimizers if key[0] == module_id]:
             del self.optimizers[key]
         del self.modules[module_id]
+        self.own_settings.pop(module_id, None)
         for ids in (self.modules_with_modes, self.modules_with_loss, self.frozen_modules):
             ids.discard(module_id)
         return module
@@ -167,6 +187,23 @@ class LearnerModules:
                     module_id,
                 )
 
+    def freeze_module(self, module_id: str, frozen: bool = True) -> None:
+        """Have a module learn no more, or again; its optimizers stay as they are meanwhile.
+
+        Raises:
+            ConfigError: If there is no such module, or it lacks what this learner needs.
+        """
+        module = self._known(module_id)
+        if frozen:
+            self.frozen_modules.add(module_id)
+        elif module_id in self.frozen_modules:
+            with self.settings_of(module_id):
+                self.check_module(module_id, module)
+                if not self.get_optimizers_for_module(module_id):
+                    module.requires_grad_(True)
+                    self.configure_optimizers_for_module(module_id)
+            self.frozen_modules.remove(module_id)
+
     def should_module_be_updated(self, module_id: str, experience: Any) -> bool:
         """Whether a module learns from its experience, which is dropped otherwise."""
         if module_id in self.frozen_modules:
@@ -182,26 +219,32 @@ class LearnerModules:
             raise ConfigError("module_id", f"no such module; there are: {known}", module_id)
         return self.modules[module_id]
 
-    def check_weights(self) -> None:
-        """Refuse weights that are not finite.
+    @contextmanager
+    def settings_of(self, module_id: str) -> Iterator[None]:
+        """Have the settings of a module, see `algorithm.overrides`, as `config` in the block."""
+        shared = self.config, self.settings
+        if module_id not in self.own_settings:
+            yield
+            return
+        self.config = self.settings = self.own_settings[module_id]
+        self.set_schedules(self.progress)
+        try:
+            yield
+        finally:
+            self.config, self.settings = shared
+            self.set_schedules(self.progress)
 
-        Raises:
-            TrainingError: If there is one, with its module and name.
-        """
-        for module_id, module in self.modules.items():
-            for name, value in module.named_parameters():
-                if not bool(torch.isfinite(value).all()):
-                    raise TrainingError(
-                        f"update {self.weights_seq_no}: {name} of module {module_id!r} is not "
-                        "finite. A smaller algorithm.lr or an algorithm.max_grad_norm may help"
-                    )
+    def set_schedules(self, progress: Progress) -> None:
+        """Take values from schedules of `config` that hold in an update; here none."""
+        self.progress = progress
 
     # -- optimizers ------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> None:
         """Register the optimizers of all modules, once; override it or the one for a module."""
         for module_id in self.modules:
-            self.configure_optimizers_for_module(module_id)
+            with self.settings_of(module_id):
+                self.configure_optimizers_for_module(module_id)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Register the optimizers of a module; by default one over all its parameters."""
@@ -249,9 +292,7 @@ class LearnerModules:
             )
         groups = None
         if self._has_groups:
-            from maze_train.learner.parameter_groups import grouped
-
-            groups = grouped(params, self.modules[module_id], self.settings)
+            groups = locate(GROUPS + ".grouped")(params, self.modules[module_id], self.settings)
         if any(p.requires_grad for p in params):
             self.optimizers[key] = ModuleOptimizer(
                 params,
@@ -259,6 +300,10 @@ class LearnerModules:
                 lr_or_lr_schedule,
                 groups=groups,
                 lr_scheduler=self.settings.lr_scheduler,
+                clipping=(
+                    self.config.max_grad_norm,
+                    getattr(self.config, "grad_clip_by", "global_norm"),
+                ),
             )
 
     def get_optimizer(
@@ -285,9 +330,10 @@ class LearnerModules:
         """The parameters that stay as they are in the next update: those of `algorithm.freeze`."""
         if not self.settings.freeze:
             return []
-        from maze_train.learner.parameter_groups import frozen_parameters
-
-        return frozen_parameters(self.settings.freeze, progress.updates, self.modules)
+        held: list[nn.Parameter] = locate(GROUPS + ".frozen_parameters")(
+            self.settings.freeze, progress.updates, self.modules
+        )
+        return held
 
     def hold_parameters(self, progress: Progress) -> None:
         """Have optimizers leave `held_parameters` alone, and no others."""
@@ -314,10 +360,13 @@ class LearnerModules:
             self._known(module_id).load_state_dict(dict(state))
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, random generator and counters."""
-        state = {
+        """Weights, optimizers, who learns, random generator and counters."""
+        chosen = FUNCTION if callable(self.policies_to_train) else self.policies_to_train
+        state: dict[str, Any] = {
             "modules": self.get_weights(),
             "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
+            "policies_to_train": chosen if isinstance(chosen, str | None) else sorted(chosen),
+            "frozen_modules": sorted(self.frozen_modules),
             "generator": self.generator.get_state(),
             "weights_seq_no": self.weights_seq_no,
         }
@@ -329,7 +378,7 @@ class LearnerModules:
         """Continue from `state`.
 
         Raises:
-            ConfigError: If it is the state of other modules.
+            ConfigError: If it is the state of other modules, or a function said who learns.
         """
         if state["modules"].keys() != self.modules.keys():
             raise ConfigError(
@@ -338,9 +387,13 @@ class LearnerModules:
                 "and remove_module before it is loaded",
                 ", ".join(state["modules"]),
             )
+        if "frozen_modules" in state:  # older states do not say it
+            locate(COMPONENTS + ".choose")(self, state)
         self.set_weights(state["modules"])
-        for key, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"]["/".join(key)])
+        for (module_id, name), optimizer in self.optimizers.items():
+            # A module that was always frozen had none.
+            if module_id not in self.frozen_modules or f"{module_id}/{name}" in state["optimizers"]:
+                optimizer.load_state_dict(state["optimizers"][f"{module_id}/{name}"])
         self.generator.set_state(state["generator"])
         self.weights_seq_no = state["weights_seq_no"]
         if self.loss_scaler is not None:

@@ -13,6 +13,10 @@ from maze_train.learner.gradients import norm_of
 from maze_train.learner.modules import DEFAULT_MODULE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
     from maze_train.types import Tensor
@@ -77,7 +81,7 @@ class GradientSteps:
                 self.skipped.append(number)
             return
         self.norms.append(norm)
-        if learner.config.max_grad_norm > 0:
+        if any(optimizer.clipping[0] > 0 for optimizer in learner.active):
             self.clipped.append(norm_of([g for o in learner.active for g in o.gradients()]))
         learner.apply_gradients()
         if learner.loss_scaler is not None:
@@ -147,3 +151,14 @@ def _non_finite_error(
 def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
     """What records the statistics of a module: under its id, if it is one of several."""
     return statistics if module_id == DEFAULT_MODULE else OwnStatistics(statistics, module_id)
+
+
+def check_finite(modules: Mapping[str, nn.Module], where: str) -> None:
+    """Refuse weights that are not finite; see `Learner.check_weights`."""
+    for module_id, module in modules.items():
+        for name, value in module.named_parameters():
+            if not bool(torch.isfinite(value).all()):
+                raise TrainingError(
+                    f"{where}: {name} of module {module_id!r} is not finite. A smaller "
+                    "algorithm.lr or an algorithm.max_grad_norm may help"
+                )

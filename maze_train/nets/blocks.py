@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ def _tanh(x: Tensor) -> Tensor:
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": _tanh,
-    "relu": partial(F.relu, inplace=True),
+    "relu": torch.relu_,
     "elu": partial(F.elu, inplace=True),
     "leaky_relu": partial(F.leaky_relu, inplace=True),
     "gelu": F.gelu,
@@ -133,7 +133,8 @@ class MLP(nn.Module):
     def weights(self) -> list[tuple[Tensor, Tensor]]:
         """Weights and biases of each layer."""
         # Reading `layer.weight` goes through a slow attribute look-up of nn.Module.
-        return [(p["weight"], p["bias"]) for p in (layer._parameters for layer in self.layers)]  # type: ignore[misc]  # linear layers have both
+        layers: Any = self._modules["layers"]
+        return [(p["weight"], p["bias"]) for p in (x._parameters for x in layers._modules.values())]
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs, `[..., output_size]`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -18,9 +17,12 @@ from maze_train.nets.policy_model import (
     build_normalizer,
     input_space,
 )
-from maze_train.nets.target_networks import ModelWithTargets, refuse_settings
-from maze_train.nets.template import resolve
-from maze_train.spaces.describe import flat_space, holds_images
+from maze_train.nets.target_networks import (
+    ModelWithTargets,
+    refuse_settings,
+    resolve_with_targets,
+)
+from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
@@ -146,13 +148,4 @@ def resolve_policy_and_critics(config: ModelConfig, space: spaces.Space[Any]) ->
         config: Model settings; resolved ones stay as they are.
         space: Flat observation space.
     """
-    images = config.image_encoder != "flat" and holds_images(space)
-    sizes = config.hidden_sizes
-    own = replace(
-        config,
-        hidden_sizes=[256, 256] if sizes is None and not images else sizes,
-        activation=config.activation or "relu",
-        shared_trunk=False,
-        orthogonal_init=bool(config.orthogonal_init),
-    )
-    return resolve(own, space)
+    return resolve_with_targets(config, space, [256, 256])

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
     from maze_train.distributions.soft import SoftSample
     from maze_train.nets.config import ModelConfig
-    from maze_train.nets.critics import Critics
-    from maze_train.nets.masking import ActionMasking
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.policy_model import Policy
     from maze_train.types import Tensor
 
 
@@ -34,30 +30,21 @@ class SoftActorCriticModel(PolicyAndCritics):
     """A policy, critics of observations and actions, their targets, and temperatures.
 
     Args:
-        policy: The policy.
-        critics: The critics; their targets begin as a copy.
-        normalizer: Normalises observations, or None.
-        masking: Rules out illegal actions, which a part of the observations names, or None.
+        *parts: As for `PolicyAndCritics`.
+        **others: Likewise.
     """
 
     _continuous: Tensor
     _choices: Tensor
 
-    def __init__(
-        self,
-        policy: Policy,
-        critics: Critics,
-        *,
-        normalizer: ObservationNormalizer | None = None,
-        masking: ActionMasking | None = None,
-    ) -> None:
-        super().__init__(policy, critics, normalizer=normalizer, masking=masking)
+    def __init__(self, *parts: Any, **others: Any) -> None:
+        super().__init__(*parts, **others)
         self.log_temperatures = nn.Parameter(torch.zeros(len(self.actions.part_keys)))
         """Logarithm of the temperature of each part of the action."""
 
-        parts = list(zip(self.actions.parts, self.actions.is_discrete, strict=True))
-        continuous = [i for i, (_, is_discrete) in enumerate(parts) if not is_discrete]
-        choices = [i for i, (part, _) in enumerate(parts) for _ in range(part.num_choices)]
+        kinds = list(zip(self.actions.parts, self.actions.is_discrete, strict=True))
+        continuous = [i for i, (_, is_discrete) in enumerate(kinds) if not is_discrete]
+        choices = [i for i, (part, _) in enumerate(kinds) for _ in range(part.num_choices)]
         self.register_buffer("_continuous", torch.tensor(continuous).long(), persistent=False)
         self.register_buffer("_choices", torch.tensor(choices).long(), persistent=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +11,13 @@ from torch import nn
 
 from maze_train.errors import ConfigError
 from maze_train.nets.policy_model import readable
+from maze_train.nets.template import resolve
+from maze_train.spaces.describe import holds_images
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gymnasium import spaces
 
     from maze_train.nets.config import ModelConfig
     from maze_train.nets.masking import ActionMasking
@@ -84,6 +89,28 @@ class ModelWithTargets(nn.Module):
         """Move the targets: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
         for target in self._targets:
             target.update(tau)
+
+
+def resolve_with_targets(
+    config: ModelConfig, space: spaces.Space[Any], hidden_sizes: list[int]
+) -> ModelConfig:
+    """The same settings with the defaults of models with targets filled in.
+
+    Args:
+        config: Model settings; resolved ones stay as they are.
+        space: Flat observation space.
+        hidden_sizes: Default of this setting where there are no images.
+    """
+    images = config.image_encoder != "flat" and holds_images(space)
+    sizes = config.hidden_sizes
+    own = replace(
+        config,
+        hidden_sizes=hidden_sizes if sizes is None and not images else sizes,
+        activation=config.activation or "relu",
+        shared_trunk=False,
+        orthogonal_init=bool(config.orthogonal_init),
+    )
+    return resolve(own, space)
 
 
 def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -238,7 +238,8 @@ class TemplateNet(nn.Module):
 
     def forward(self, obs: TensorTree) -> Tensor:
         """Outputs, `[..., output_size]`."""
-        features: Tensor = self.layers(self.encoder(obs))
+        parts: Any = self._modules  # attributes of nn.Module are looked up slowly
+        features: Tensor = parts["layers"](parts["encoder"](obs))
         return features
 
 

@@ -17,9 +17,8 @@ from maze_train.envs.slots import EpisodeError
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.rollout.slot_agent import SlotAgent
 from maze_train.seeding import Seeds
-from maze_train.spaces.actions import masks_of_parts, random_action
+from maze_train.spaces.actions import LegalChoices, random_action
 from maze_train.spaces.describe import FlatView
-from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,8 +162,7 @@ class UniformPolicy:
     def __init__(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
     ) -> None:
-        self._masks = mask_layout(observation_space, action_space)
-        self._observation = FlatView(observation_space)
+        self._legal = LegalChoices(observation_space, action_space)
         self._action = FlatView(copy.deepcopy(action_space))
         self._generator = np.random.default_rng()
 
@@ -180,9 +178,7 @@ class UniformPolicy:
         Raises:
             SpaceError: If no action is legal.
         """
-        legal: Any = ()
-        if self._masks is not None:
-            legal = masks_of_parts(self._masks, dict(self._observation.read(observation)))
+        legal = self._legal.read(observation) if self._legal.has_masks else ()
         return random_action(self._action, legal, self._generator)
 
 

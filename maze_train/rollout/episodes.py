@@ -179,7 +179,7 @@ class EpisodeTracker:
         """
         finished = FinishedEpisodes()
         starts = np.zeros(len(self.returns), dtype=np.int64)
-        for t, b in np.argwhere(done if valid is None else done | ~valid):
+        for t, b in zip(*(done if valid is None else done | ~valid).nonzero(), strict=True):
             self._add(b, slice(starts[b], t + 1), rewards, valid)
             if done[t, b]:
                 finished.returns.append(float(self.returns[b]))

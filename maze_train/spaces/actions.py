@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
 from maze_train.errors import ShapeError, SpaceError
+from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
+from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from gymnasium import Space
 
-    from maze_train.spaces.describe import FlatView
+    from maze_train.spaces.agents import AgentSpaces
     from maze_train.spaces.mask_layouts import MaskLayout
 
     Array = npt.NDArray[Any]
@@ -64,6 +68,59 @@ def _limits(space: Space[Any]) -> tuple[Any, Any]:
         return 0, 1
     limits = np.finfo(np.float64)
     return limits.min, limits.max
+
+
+class LegalChoices:
+    """Reads in observations which actions are legal: of several agents, of those that act.
+
+    Args:
+        observation_space: Observation space of one environment, of one agent or of several
+            (`maze_train.spaces.agents`).
+        action_space: Its action space.
+
+    Attributes:
+        has_masks: Whether observations tell legal actions.
+
+    Raises:
+        SpaceError: If masks do not fit the actions.
+    """
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self._view = FlatView(observation_space)
+        each = agent_spaces(observation_space, action_space)
+        self._layouts: list[tuple[int | None, MaskLayout]] = []
+        if each is not None:
+            self._layouts += layouts_of_agents(each)
+        elif (found := mask_layout(observation_space, action_space)) is not None:
+            self._layouts = [(None, found)]
+        self.has_masks = bool(self._layouts)
+
+    def read(self, obs: Any) -> Iterator[tuple[str, list[Array]]]:
+        """Key and masks, one for each choice, of every masked part of the actions to be taken.
+
+        Raises:
+            SpaceError: If a choice has no legal action.
+        """
+        leaves = {key: np.asarray(leaf) for key, leaf in self._view.read(obs)}
+        for number, layout in self._layouts:
+            if number is None or leaves[ACTS][number]:
+                yield from masks_of_parts(layout, leaves)
+
+
+def layouts_of_agents(each: AgentSpaces) -> Iterator[tuple[int, MaskLayout]]:
+    """Number and legal actions of each agent that has some, in the keys of joint spaces."""
+    for number, agent in enumerate(each.agents):
+        layout = mask_layout(*each.of(agent))
+        if layout is not None:
+            parts = [
+                replace(
+                    part,
+                    part=f"{agent}/{part.part}" if part.part else agent,
+                    leaf=f"{AGENTS}/{agent}/{part.leaf}",
+                )
+                for part in layout.parts
+            ]
+            yield number, replace(layout, parts=tuple(parts))
 
 
 def masks_of_parts(

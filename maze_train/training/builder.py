@@ -304,6 +304,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if agent_spaces(*self.spaces) is None:
             return collector
         multiple = getattr(self.algorithm, "sequence_length", 0) or 1
+        learner_class = locate(self.algorithm.learner_class)
+        collector.records_log_probs = getattr(learner_class, "needs_old_log_probs", False)
         several: TurnCollector = locate(TURN_COLLECTOR)(
             collector, acting, multiple=multiple, at_end=at_end
         )

@@ -92,10 +92,11 @@ def test_several_environments(tmp_path: Path) -> None:
     row = comparison.rows[-1]
     assert (row["runs"], row["final_mean"]) == (4, (0.5 + 1.0 + 0.75 + 0.5) / 4)
     assert list(comparison.sections()) == ["CartPole-v1", "Pendulum-v1", "all environments"]
-    with pytest.raises(
-        ConfigError, match=r"bounds = 'X': no run is in this environment; there are"
-    ):
-        compared(tmp_path, bounds={"X": [0, 1]})
+    reached = [row.get("reached") for row in compared(tmp_path, threshold={"CartPole-v1": 50}).rows]
+    assert reached == [0, 2, None]
+    for wrong in ({"bounds": {"X": [0, 1]}}, {"threshold": {"X": 1}}):
+        with pytest.raises(ConfigError, match=r" = 'X': no run is in this environment; "):
+            compared(tmp_path, **wrong)
 
 
 def test_bounds_of_a_loss(tmp_path: Path) -> None:
@@ -153,16 +154,20 @@ def test_where_runs_are_found(tmp_path: Path) -> None:
 
 
 def test_jobs_of_a_sweep(tmp_path: Path) -> None:
-    """Failures without a run are listed; runs elsewhere are found; errors are those of the job."""
+    """Failures without a run are listed, runs elsewhere found; one that was continued counts."""
     sweep = tmp_path / "a sweep"
     write_run(sweep / "0", [1.0])
-    write_run(sweep / "2", [1.0], seed=2)
+    write_run(sweep / "2", [1.0], stop_reason="error", seed=2)
+    write_run(sweep / "4", [1.0], stop_reason=None, seed=4)
+    write_run(sweep / "5", [1.0], seed=5)
     elsewhere = write_run(tmp_path / "elsewhere", [3.0], seed=1)
-    failed = [str(sweep / "2"), str(sweep / "3")]
+    failed = [str(sweep / name) for name in "2345"]
     records = [
         JobRecord(2, "seed=2", str(sweep / "2"), error="the disk, it is full"),
         JobRecord(3, "seed=x", str(sweep / "3"), error="seed = 'x': expected an integer"),
         JobRecord(0, "seed=0", str(sweep / "0"), objective=1.0),
+        JobRecord(4, "seed=4", str(sweep / "4"), error="ended by SIGKILL"),
+        JobRecord(5, "seed=5", str(sweep / "5"), error="ended by SIGINT"),
         JobRecord(1, "seed=1", str(elsewhere), objective=0.1 + 0.2),
     ]
     write_jobs(sweep, records)
@@ -171,10 +176,11 @@ def test_jobs_of_a_sweep(tmp_path: Path) -> None:
     assert [job.objective for job in jobs[:2]] == [1.0, 0.1 + 0.2]
     assert "\n2,seed=2,2,," in (sweep / "jobs.csv").read_text()
     comparison = compared(tmp_path, "a sweep", "elsewhere")
-    assert comparison.rows[0]["seeds"] == "1 0"
+    assert comparison.rows[0]["seeds"] == "1 0 5"
     assert [(left.name, left.reason) for left in comparison.left_out] == [
         ("a sweep: job 3 (seed=x)", "seed = 'x': expected an integer"),
         (str(sweep / "2"), "the disk, it is full"),
+        (str(sweep / "4"), "ended by SIGKILL"),
     ]
     (sweep / "jobs.csv").write_text("job\n1,2\n")
     with pytest.raises(RunDirectoryError, match=r"jobs.csv is damaged"):
@@ -203,6 +209,7 @@ def test_the_metric(tmp_path: Path) -> None:
         ({"n_resamples": 5}, "n_resamples = 5: expected a number >= 100"),
         ({"bounds": {"X": [1, 1]}}, r"bounds.X = \[1.0, 1.0\]: expected two values that differ"),
         ({"threshold": math.nan}, "threshold = nan: expected a finite number"),
+        ({"threshold": {"X": math.inf}}, "threshold.X = inf: expected a finite number"),
         ({"mode": "best"}, "mode = 'best': "),
         ({"metrics": "x"}, "metrics = 'x': unknown; did you mean metric"),
         ({"output": ""}, "output = '': expected the name of a directory"),
@@ -251,10 +258,7 @@ def test_the_picture(tmp_path: Path) -> None:
     single, first, second, mean = by_steps.lines
     assert single.get_xydata().tolist() == [[1000.0, 7.0]]
     assert (list(first.get_xdata()), list(second.get_ydata())) == ([1e3, 2e3, 3e3], [2.0, 4.0])
-    assert (mean.get_xdata()[[0, -1]].tolist(), mean.get_ydata()[[0, -1]].tolist()) == (
-        [1e3, 2e3],
-        [1.0, 3.0],
-    )
+    assert mean.get_xydata().tolist() == [[1e3, 1.0], [2e3, 3.0]]
     assert by_time.lines[3].get_xdata()[-1] == 20.0
     assert by_time.get_xlabel() == "wall time (s)"
     assert (len(by_steps.collections), by_steps.get_title(loc="left")) == (1, "CartPole-v1")

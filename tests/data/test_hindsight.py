@@ -35,7 +35,7 @@ from maze_train import (
 )
 from maze_train.data.hindsight import HindsightReplayBuffer
 from maze_train.data.replay import UniformReplayBuffer
-from maze_train.errors import ConfigError, EnvError, MazeTrainError, TrainingError
+from maze_train.errors import ConfigError, EnvError, MazeTrainError, SpaceError, TrainingError
 
 GAMMA = 0.9
 GOAL = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -383,17 +383,18 @@ def test_demonstrations_are_relabelled_too(tmp_path):
     [
         ({"strategy": "futur"}, "strategy = 'futur': expected one of .* did you mean 'future'"),
         ({"relabelled_per_original": -1}, "relabelled_per_original = -1: expected a number >= 0"),
-        ({"observation_space": GOAL}, "observation_space = Box.*needs Dict observations"),
+        ({"observation_space": GOAL}, r"needs Dict observations.* is Box.*: take"),
         (
             {"observation_space": spaces.Dict({**SPACE, "desired_goal": spaces.Discrete(3)})},
-            "observation_space = Dict.* of one shape and data type",
+            r"of one shape and data type, the observation space is Dict.*: take an environment",
         ),
     ],
 )
 def test_wrong_settings_are_refused(change, message):
-    """The message names the setting and what is expected."""
+    """The message names the setting, or the space, and what is expected."""
     settings = {"buffer_size": 10, "observation_space": SPACE, "actions": BOX_ACTION, **change}
-    with pytest.raises(ConfigError, match=message):
+    error = SpaceError if "observation_space" in change else ConfigError
+    with pytest.raises(error, match=message):
         HindsightReplayBuffer(**settings)
 
 
@@ -469,8 +470,8 @@ FLAT = {"_target_": "gymnasium.wrappers.FlattenObservation"}
 @pytest.mark.parametrize(
     ("env", "error", "message"),
     [
-        ("Pendulum-v1", ConfigError, r"algorithm\.replay_buffer\.observation_space = Box"),
-        ({**GOALS, "wrappers": [FLAT]}, ConfigError, r"replay_buffer\.observation_space = Box"),
+        ("Pendulum-v1", ConfigError, r"replay_buffer = 'her': .* is Box.*: take an env"),
+        ({**GOALS, "wrappers": [FLAT]}, ConfigError, "^algorithm.replay_buffer = 'her': .* Box"),
         ({**GOALS, "training_wrappers": [SCALED]}, EnvError, "Leave out wrappers that change"),
         ({"_target_": "goal_envs.NoReward"}, EnvError, "compute_reward.* which NoReward does not"),
     ],

@@ -77,12 +77,14 @@ def test_zero_gradients_stay_zero(by):
 def test_an_optimizer_clips_its_parameters_one_by_one(name, by):
     """Clipping by norm is by parameter, also where the parameters lie in one flat vector."""
     params = [nn.Parameter(torch.zeros_like(g)) for g in gradients()]
-    optimizer = ModuleOptimizer(params, {"_target_": f"torch.optim.{name}"}, lr=0.1)
+    optimizer = ModuleOptimizer(
+        params, {"_target_": f"torch.optim.{name}"}, lr=0.1, clipping=(0.3, by)
+    )
     optimizer.zero_grad()
     sum((p * g).sum() for p, g in zip(params, gradients(), strict=True)).backward()
     expected = gradients()
     expected_norm = clip_gradients(expected, 0.3, by)
-    norm = optimizer.clip(0.3, by)
+    norm = optimizer.clip()
     assert float(norm) == pytest.approx(float(expected_norm), rel=1e-12)
     for param, grad in zip(params, expected, strict=True):
         torch.testing.assert_close(param.grad, grad, rtol=1e-12, atol=1e-15)

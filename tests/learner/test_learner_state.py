@@ -1,64 +1,187 @@
 from __future__ import annotations
 
-import io
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from practice_learner import LineLearner, make_data, make_module
+from gymnasium import spaces
+from practice_learner import ADAM, LineLearner, make_data, make_module
 
-from maze_train.learner.config import Progress, Schedule
+sys.path.append(str(Path(__file__).parents[1] / "algorithms"))
+from update_problems import (
+    BOX,
+    PROBLEMS,
+    make_learner,
+    make_model,
+    make_rollout,
+    make_transitions,
+    perturbed,
+)
+
+from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Freeze, Progress, Schedule
 from maze_train.learner.gradients import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.soft_actor_critic import build_soft_actor_critic
 
-OPTIMIZERS = ["Adam", "RMSprop", "Rprop", "NAdam"]
-
-
-def make_learner(name="Adam", seed=0):
-    """A learner with a schedule and shuffled minibatches."""
-    return LineLearner(
-        make_module(seed),
-        optimizer={"_target_": f"torch.optim.{name}"},
-        lr=Schedule(start=0.1, end=0.0),
-        max_grad_norm=0.5,
-        seed=seed + 5,
-    )
+DECAY = Schedule(start=0.1, end=0.0)
+ONE_CYCLE = {
+    "_target_": "torch.optim.lr_scheduler.OneCycleLR",
+    "max_lr": 0.2,
+    "total_steps": 11,
+}
 
 
-def train(learner, first, last):
-    """Updates with the numbers first to last - 1 of 6."""
-    for k in range(first, last):
-        learner.update(make_data(k), Progress(updates=k, fraction=k / 6))
+class TwoOptimizers(LineLearner):
+    """Weight and bias have an optimizer each, that of the bias from PyTorch."""
+
+    def configure_optimizers_for_module(self, module_id):
+        module, rate = self.modules[module_id], self.config.lr
+        for name, optimizer in (("weight", ADAM), ("bias", torch.optim.Rprop([module.bias]))):
+            params = [getattr(module, name)]
+            self.register_optimizer(
+                module_id, name, optimizer=optimizer, params=params, lr_or_lr_schedule=rate
+            )
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_restored_learner_continues_bit_for_bit(name):
-    """Three updates, state written to a file and read elsewhere, three more: as six in a row.
+def line(seed, learner_class=LineLearner, **settings):
+    """A learner with shuffled minibatches."""
+    settings = {"lr": DECAY, "max_grad_norm": 0.5, **settings}
+    return learner_class(make_module(seed), seed=seed + 5, **settings)
 
-    A group has the state of its learner.
-    """
-    straight = make_learner(name)
-    train(straight, 0, 6)
-    first = make_learner(name)
-    train(first, 0, 3)
-    file = io.BytesIO()
-    torch.save(LearnerGroup(first).state_dict(), file)
-    train(first, 3, 4)  # The saved state must not follow the learner.
-    file.seek(0)
-    second = make_learner(name, seed=1)
-    LearnerGroup(second).load_state_dict(torch.load(file, weights_only=True))
-    assert second.weights_seq_no == 3
-    train(second, 3, 6)
-    assert torch.equal(get_flat_parameters(second.module), get_flat_parameters(straight.module))
-    assert second.weights_seq_no == 6
+
+def modules(seed):
+    """A learner of a module that has settings of its own, one that waits, and one frozen later."""
+    overrides = {"default": {"lr": [[0, 0.1], [70, 0.01]], "optimizer": {**ADAM, "amsgrad": True}}}
+    learner = line(seed, overrides=overrides)
+    for number, module_id in enumerate(("waits", "frozen", "opponent"), start=1):
+        learner.add_module(module_id, make_module(seed + number), frozen=module_id == "opponent")
+    if seed == 0:
+        learner.policies_to_train = ["default", "frozen"]
+        learner.update({"default": make_data(), "frozen": make_data()}, Progress())
+        learner.freeze_module("frozen")
+    return learner
+
+
+def sac(seed):
+    """Target networks, three optimizers, and random numbers in losses."""
+    hand = spaces.Box(-1.0, 1.0, (2,))
+    model = perturbed(build_soft_actor_critic(ModelConfig(hidden_sizes=[6]), BOX, hand, seed))
+    freeze = [Freeze(params=["policy"], period=3, stop=1)]
+    config = SACAlgorithmConfig(lr=0.01, critic_lr=DECAY, target_update_interval=3, freeze=freeze)
+    return SACLearner(model, config, seed=seed)
+
+
+def ppo(seed):
+    """Scaled rewards, running statistics, schedules of the loss."""
+    normalization = ObservationNormalizationConfig(mode="running")
+    model = perturbed(make_model(*PROBLEMS["discrete"], normalization=normalization), seed).float()
+    schedules = {"clip_range": Schedule(start=0.3, end=0.1), "entropy_coef": DECAY}
+    learner = make_learner("ppo", model, reward_scaling=True, gradient_accumulation=2, **schedules)
+    learner.generator.manual_seed(seed)
+    return learner
+
+
+LEARNERS = {
+    **{
+        name: lambda seed, name=name: line(seed, optimizer={"_target_": f"torch.optim.{name}"})
+        for name in ("Adam", "RMSprop", "Rprop", "NAdam")
+    },
+    "factors and windows": lambda seed: line(
+        seed, lr_factors={"bias": 3.0}, freeze=[Freeze(params=["weight"], period=4, stop=2)]
+    ),
+    "scheduler of torch": lambda seed: line(seed, lr=0.1, lr_scheduler=ONE_CYCLE),
+    "scaled losses, gathered": lambda seed: line(seed, autocast="float16", gradient_accumulation=2),
+    "two optimizers": lambda seed: line(seed, TwoOptimizers),
+    "modules": modules,
+    "sac": sac,
+    "ppo": ppo,
+}
+EXPERIENCE = {
+    "sac": lambda k: make_transitions(BOX, spaces.Box(-1.0, 1.0, (2,)), k),
+    "ppo": lambda k: make_rollout(*PROBLEMS["discrete"], k),
+    "modules": lambda k: {key: make_data(k) for key in ("default", "waits", "frozen")},
+}
+
+
+def train(learner, experience, first, last):
+    """Updates with the numbers first to last - 1 of 10; their statistics."""
+    return [
+        learner.update(experience(k), Progress(10 * k, k, fraction=k / 10)).reduce()
+        for k in range(first, last)
+    ]
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_restored_learner_continues_bit_for_bit(name, tmp_path):
+    """Five updates, a file of the state, another learner, five more: as ten in a row."""
+    make, experience = LEARNERS[name], EXPERIENCE.get(name, make_data)
+    straight, first, second = make(0), make(0), make(1)
+    rows = train(straight, experience, 0, 10)
+    assert train(first, experience, 0, 5) == rows[:5]
+    first.save_to_path(tmp_path / "state")
+    train(first, experience, 5, 6)  # The saved state must not follow the learner.
+    second.restore_from_path(tmp_path / "state")
+    assert train(second, experience, 5, 10) == rows[5:]
+    assert second.weights_seq_no == straight.weights_seq_no
+    for key, module in straight.modules.items():
+        for ours, theirs in zip(
+            module.state_dict().values(), second.modules[key].state_dict().values(), strict=True
+        ):
+            assert torch.equal(ours, theirs)
+
+
+def test_who_learns_is_part_of_the_state():
+    """What was frozen or chosen is so again; moments of what is frozen go on where they were."""
+    source, target = modules(0), modules(1)
+    data = EXPERIENCE["modules"]
+    train(source, data, 0, 2)
+    target.load_state_dict(source.state_dict())
+    assert target.policies_to_train == ["default", "frozen"]
+    assert target.frozen_modules == {"frozen", "opponent"}
+    for learner in (source, target):
+        learner.policies_to_train = None
+        learner.freeze_module("frozen", frozen=False)
+        learner.freeze_module("frozen", frozen=False)
+        train(learner, data, 2, 4)
+    for key in source.modules:
+        ours, theirs = (get_flat_parameters(learner.modules[key]) for learner in (source, target))
+        assert torch.equal(ours, theirs)
+    source.freeze_module("opponent", frozen=False)
+    before = get_flat_parameters(source.modules["opponent"]).detach()
+    train(source, lambda k: {"opponent": make_data(k)}, 4, 5)
+    assert not torch.equal(get_flat_parameters(source.modules["opponent"]), before)
+    frozen = modules(1)
+    frozen.load_state_dict(source.state_dict())
+    assert frozen.frozen_modules == set()
+    assert frozen.get_optimizer("opponent").optimizer.state
+    state = {key: value for key, value in source.state_dict().items() if "frozen" not in key}
+    target.load_state_dict(state)  # of an older version
+    assert target.frozen_modules == {"opponent"}
+
+
+def test_a_function_that_says_who_learns_is_no_part_of_the_state():
+    """It is to be there again before the state is loaded."""
+    source, target = line(0), line(1)
+    source.policies_to_train = lambda module_id, experience: True
+    with pytest.raises(ConfigError, match=r"policies_to_train = None: the state is that of a func"):
+        target.load_state_dict(source.state_dict())
+    target.policies_to_train = source.policies_to_train
+    target.load_state_dict(source.state_dict())
+    assert target.policies_to_train is source.policies_to_train
 
 
 def test_weights_are_copies_and_are_written_in_place():
     """What was read does not change with training; writing keeps the tensors of the module."""
-    learner = make_learner()
+    learner = line(0)
     weights = learner.get_weights()
     kept = weights["default"]["weight"].clone()
     place = learner.module.weight.data_ptr()
-    train(learner, 0, 2)
+    train(learner, make_data, 0, 2)
     assert torch.equal(weights["default"]["weight"], kept)
     assert not torch.equal(learner.module.weight, kept)
     learner.set_weights(weights)
@@ -70,7 +193,7 @@ def test_weights_are_copies_and_are_written_in_place():
 
 def test_a_group_of_one_is_its_learner():
     """The group updates, reads and writes the learner that it was given."""
-    alone, learner = make_learner(), make_learner()
+    alone, learner = line(0), line(0)
     group = LearnerGroup(learner)
     row = group.update(make_data(), Progress()).reduce()
     assert row == alone.update(make_data(), Progress()).reduce()
@@ -78,5 +201,8 @@ def test_a_group_of_one_is_its_learner():
     assert group.foreach_learner(lambda x: x) == [learner]
     weights = group.get_weights()
     assert torch.equal(weights["default"]["weight"], alone.module.weight.detach())
-    group.set_weights(make_learner(seed=1).get_weights())
+    state = group.state_dict()
+    group.set_weights(line(1).get_weights())
     assert torch.equal(learner.module.weight, make_module(1).weight)
+    group.load_state_dict(state)
+    assert torch.equal(learner.module.weight, alone.module.weight)

@@ -32,6 +32,28 @@ def test_frozen_parts_and_factors_of_the_rate() -> None:
     assert rows("without")[-1] != rows("whole")[-1]
 
 
+def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
+    """They are those of the only module; a run goes on with them, without trust for PyTorch."""
+    own = {
+        "optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.9},
+        "lr_scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2},
+    }
+    given: dict[str, Any] = {"algorithm.lr": 0.01, "total_steps": 192}
+    short_run("plain", **given, **{f"algorithm.{key}": value for key, value in own.items()})
+    overrides = {f"algorithm.overrides.default.{key}": value for key, value in own.items()}
+    short_run("whole", **given, **overrides)
+    assert rows("whole") == rows("plain")
+    short_run("half", **given | {"total_steps": 128}, **overrides)
+    train(resume="half", total_steps=192, trust=["own_envs"], **QUIET)
+    assert rows("half") == rows("whole")
+    assert len({row["train/learning_rate"] for row in rows("whole")}) > 1
+    message = r"algorithm.overrides.default.gama = 1: unknown; did you mean .*default.gamma\?"
+    with pytest.raises(ConfigError, match=message):
+        short_run(**{"algorithm.overrides.default.gama": 1})
+    with pytest.raises(ConfigError, match=r"algorithm.overrides = 'defalt': .* ones: default"):
+        short_run(**{"algorithm.overrides.defalt.gamma": 1})
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
     """The saved policy is that of the start, whatever the critics learn."""

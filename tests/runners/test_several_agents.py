@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from agent_envs import Heaps
-from short_runs import FORK, rows, short_run, written_config
+from cases import everyday
+from short_runs import FORK, rows, settings, short_run, written_config
 
-from maze_train import JointEnv, load_policy, run_rollout
+from maze_train import JointEnv, load_policy, run_rollout, train
 from maze_train.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -22,18 +23,27 @@ RECURRENT = {
     "algorithm.n_rollout_steps": 12,
     "algorithm.sequence_length": 4,
 }
+NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 20}
+OFF_POLICY = {"algorithm.n_rollout_steps": 3, "algorithm.replay_buffer_size": 90}
+"""Buffers wrap."""
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
-    "a2c": {"model.normalization.mode": "running", "model.normalization.n_steps": 20},
-    "memory": RECURRENT,
+    "a2c": NORMALISED,
+    "ppo, memory": RECURRENT,
+    "sac": {**OFF_POLICY, "algorithm.n_step_returns": 3},
+    "dqn": {**OFF_POLICY, **NORMALISED, "algorithm.initial_action_repeat": 2},
+    "td3": {**OFF_POLICY, "env": {"_target_": "agent_envs.Pushers"}},
+    "impala": {"algorithm.broadcast_interval": 2},
+    "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
 }
 
 
 def run(name: str, case: str, **more: Any) -> Any:
     """A short run in which every turn of an episode may fall between two rollouts."""
-    algorithm = "a2c" if case == "a2c" else "ppo"
-    settings = {**HEAPS, "algorithm.n_rollout_steps": 13, **CASES[case], **more}
-    return short_run(name, algorithm, **settings)
+    algorithm = case.partition(",")[0]
+    like = "sac" if algorithm in ("dqn", "td3") else algorithm
+    given = {**HEAPS, "algorithm.n_rollout_steps": 13, **CASES[case], **more}
+    return train(**{**settings(like, **given), "algorithm": algorithm, "run_dir": name})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -45,12 +55,14 @@ def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: st
     run("part", case, **constant, **{"algorithm.n_epochs": 6, "total_steps": 0}, resume="part")
     assert rows("part") == rows("whole")
     assert len(rows("whole")) == 6
-    assert "train/referee/policy_loss" in rows("whole")[-1]
-    assert "eval/second/episode_return_mean" in rows("whole")[-1]
+    found = rows("whole")[-1].keys()
+    one = {name.split("/")[1] for name in found if name.startswith("train/") and "_loss" in name}
+    assert one == ({"left", "right"} if case == "td3" else {"first", "referee"})
+    assert any(name.startswith("eval/") and name.count("/") == 2 for name in found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if "impala" not in case])
 def test_processes_change_no_number(case: str) -> None:
     """Environments in worker processes give the numbers of those in this one."""
     run("dev", case)
@@ -61,10 +73,11 @@ def test_processes_change_no_number(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("has_connected")
-def test_several_learners_have_the_numbers_of_one() -> None:
+@pytest.mark.parametrize("case", everyday(1, ["ppo", "sac"]))
+def test_several_learners_have_the_numbers_of_one(case: str) -> None:
     """Policies are trained side by side by two learners."""
-    run("one", "ppo")
-    run("two", "ppo", **FORK, **{"learner_group.n_learners": 2})
+    run("one", case)
+    run("two", case, **FORK, **{"learner_group.n_learners": 2})
     for one, two in zip(rows("one"), rows("two"), strict=True):
         for name, cell in one.items():
             if cell and name != "epoch":
@@ -120,13 +133,24 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             {"policies.a.agents": ["*"], "policies.b.agents": ["first"]},
             r"policies\.b\.agents.*first has the policy a already",
         ),
-        ({"algorithm": "es"}, r"algorithm = 'es': learns for one agent, the environment has"),
+        ({"algorithm": "es"}, r"algorithm = 'es': learns for one agent, .* choose one of ppo, a2c"),
+        (
+            {"algorithm": "sac", "algorithm.replay_buffer": "prioritized"},
+            r"algorithm\.replay_buffer = .*: turns of several agents are drawn uniformly; expected",
+        ),
+        (
+            {"algorithm": "sac", "algorithm.initial_demonstration_trajectories": "data"},
+            r"initial_demonstration_trajectories = 'data': is for one agent.*expected null",
+        ),
         (
             {"env": {"id": "CartPole-v1"}, "policies.a.agents": ["first"]},
             r"policies = \['a'\]: the environment has one agent; leave it out",
         ),
     ],
-    ids=["typo", "left out", "none", "twice", "algorithm", "one agent"],
+    ids=[
+        *("typo", "left out", "none", "twice", "algorithm", "priorities", "demonstrations"),
+        "one agent",
+    ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
     """Key, value, what is expected."""

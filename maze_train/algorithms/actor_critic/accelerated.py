@@ -67,7 +67,12 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Look which modules can be accelerated: networks and methods may have changed."""
         super().before_gradient_based_update(progress, statistics)
-        self.accelerated = {key for key, model in self.modules.items() if accelerates(self, model)}
+        accelerated = set()
+        for key, model in self.modules.items():
+            with self.settings_of(key):
+                if accelerates(self, model):
+                    accelerated.add(key)
+        self.accelerated = accelerated
 
     def compute_losses(
         self, minibatch: Mapping[str, ActorCriticBatch], statistics: Statistics
@@ -80,7 +85,8 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
             if key in self.accelerated:
                 self.part.turn_to(key)
                 own = statistics_of(key, statistics)
-                losses[key], add_gradients = _loss_and_backward(self, key, batch, own)
+                with self.settings_of(key):
+                    losses[key], add_gradients = _loss_and_backward(self, key, batch, own)
                 backward.append(add_gradients)
         return losses
 

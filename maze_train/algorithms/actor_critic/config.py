@@ -19,6 +19,11 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.build.ActorCriticBuilder"
 
+    module_settings: ClassVar[tuple[str, ...]] = (
+        *("gamma", "gae_lambda", "reward_scaling", "scaled_reward_clip"),
+        *("policy_loss_coef", "value_loss_coef", "entropy_coef"),
+    )
+
     n_rollout_steps: int = 128
     """Steps of each environment per update. >= 1."""
 

@@ -80,7 +80,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         return module
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Set scheduled coefficients; while the critic burns in, it alone learns."""
+        """Set schedules; while the critic burns in, it alone learns."""
         burn_in_updates = self.config.critic_burn_in_epochs * self.config.epoch_length
         self.is_burning_in = progress.updates < burn_in_updates
         super().before_gradient_based_update(progress, statistics)
@@ -89,8 +89,12 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
             # its first steps would be several times too large.
             for optimizer in self.optimizers.values():
                 optimizer.reset()
-        self.entropy_coef = scheduled_value(self.config.entropy_coef, progress)
         statistics.record(ActorCriticEvents.entropy_coef, self.entropy_coef)
+
+    def set_schedules(self, progress: Progress) -> None:
+        """Set scheduled coefficients."""
+        super().set_schedules(progress)
+        self.entropy_coef = scheduled_value(self.config.entropy_coef, progress)
 
     def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
         """The parameters that stay as they are: frozen ones, and the policy during a burn-in."""
@@ -130,7 +134,8 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         rollout, model = prepared.rollout, self.model(module_id)
         evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.part)
         log_probs = prepared.old_log_probs
-        advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
+        with self.settings_of(module_id):
+            advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
         return prepared.with_columns(
             _columns(model, advantages, returns, evaluated.values, log_probs)
         )
@@ -307,7 +312,8 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         super().load_state_dict(state)
         self._reward_scalers = {}
         for module_id, scaler_state in state["reward_scalers"].items():
-            self._reward_scalers[module_id] = self._new_reward_scaler()
+            with self.settings_of(module_id):
+                self._reward_scalers[module_id] = self._new_reward_scaler()
             self._reward_scalers[module_id].load_state_dict(scaler_state)
 
     def _new_reward_scaler(self) -> RewardScaler:

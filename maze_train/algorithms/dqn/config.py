@@ -24,6 +24,8 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     model_builder: ClassVar[str] = "maze_train.algorithms.dqn.model.build_dqn"
     model_resolver: ClassVar[str] = "maze_train.algorithms.dqn.model.resolve_dqn"
 
+    module_settings: ClassVar[tuple[str, ...]] = ("double_q", "loss")
+
     epoch_length: int = 250
     n_rollout_steps: int = 4
     update_to_data_ratio: float = 0.25

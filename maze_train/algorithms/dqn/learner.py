@@ -79,8 +79,9 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         for key, batch in minibatch.items():
             self.part.turn_to(key)
             model = self.model(key)
-            by_hand = has_gradients_by_hand(model.policy)
-            losses[key] = self._loss(model, batch, statistics_of(key, statistics), by_hand)
+            with self.settings_of(key):
+                by_hand = has_gradients_by_hand(model.policy)
+                losses[key] = self._loss(model, batch, statistics_of(key, statistics), by_hand)
         return losses
 
     def compute_loss_for_module(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +18,12 @@ from maze_train.nets.policy_model import (
     build_normalizer,
     input_space,
 )
-from maze_train.nets.target_networks import ModelWithTargets, refuse_settings
-from maze_train.nets.template import TemplateNet, resolve
+from maze_train.nets.target_networks import (
+    ModelWithTargets,
+    refuse_settings,
+    resolve_with_targets,
+)
+from maze_train.nets.template import TemplateNet
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import mask_layout
 
@@ -128,7 +131,7 @@ class DQNModel(ModelWithTargets):
         With m legal actions, they are 0, and log(1 + m (1 - ε) / ε) for the best one: so the best
         action has the probability 1 - ε + ε / m, each other one ε / m.
         """
-        values = self.legal(self.policy(self.inputs(obs)), obs)
+        values: Tensor = self.legal(self.policy(self.inputs(obs)), obs)
         logits, best = torch.zeros_like(values), values.argmax(-1, keepdim=True)
         # A number: computing with a tensor of one element takes as long as the network.
         epsilon = float(self.epsilon)
@@ -201,10 +204,4 @@ def resolve_dqn(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
         config: Model settings; resolved ones stay as they are.
         space: Flat observation space.
     """
-    own = replace(
-        config,
-        activation=config.activation or "relu",
-        shared_trunk=False,
-        orthogonal_init=bool(config.orthogonal_init),
-    )
-    return resolve(own, space)
+    return resolve_with_targets(config, space, [64, 64])

@@ -25,6 +25,10 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.build.ImpalaBuilder"
     can_learn_meanwhile: ClassVar[bool] = True
 
+    module_settings: ClassVar[tuple[str, ...]] = (
+        *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold", "loss_reduction"),
+    )
+
     epoch_length: int = 50
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from maze_train.algorithms.off_policy.config import UNIFORM, OffPolicyConfig
+from maze_train.algorithms.off_policy.config import BUFFERS, UNIFORM, OffPolicyConfig
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.transitions import BaseReplayBuffer
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, SpaceError
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.notices import tell
 from maze_train.rollout.collector import RolloutCollector
@@ -309,6 +309,11 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                     type(buffer).__name__,
                 )
             buffer.reserve(source.size)
+        except SpaceError as error:
+            names = {target: name for name, target in BUFFERS.items()}
+            node = config.replay_buffer_node
+            value = names.get(node[TARGET], node)
+            raise ConfigError("algorithm.replay_buffer", str(error), value) from error
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise self._too_large(f"there is no room: {error}") from error
         except OSError as error:

@@ -51,6 +51,8 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     learns_for_several_agents: ClassVar[bool] = True
     builder_class: ClassVar[str] = "maze_train.algorithms.off_policy.build.OffPolicyBuilder"
 
+    module_settings: ClassVar[tuple[str, ...]] = ("tau",)
+
     epoch_length: int = 1000
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
 
@@ -202,6 +204,8 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 @dataclass(kw_only=True)
 class PolicyAndCriticsConfig(OffPolicyConfig):
     """Base of the settings of algorithms that learn a policy by critics of its actions."""
+
+    module_settings: ClassVar[tuple[str, ...]] = ("critic_lr",)
 
     lr: float | Schedule = 3e-4
     """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (falls to

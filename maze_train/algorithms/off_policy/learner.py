@@ -78,8 +78,10 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         """Move the targets, when it is their turn."""
         self.gradient_steps += 1
         if self.gradient_steps % self.target_update_interval == 0:
-            for key, model in self.modules.items():
-                if key not in self.frozen_modules:
+            for module_id, model in self.modules.items():
+                if module_id in self.frozen_modules:
+                    continue
+                with self.settings_of(module_id):
                     model.update_targets(self.config.tau)  # type: ignore[operator]  # see the class
 
     def observe(self, experience: Rollout | Mapping[str, Rollout]) -> None:
@@ -139,6 +141,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set learning rates, of which that of the policy is reported, and frozen parameters."""
+        self.set_schedules(progress)
         self.hold_parameters(progress)
         for (_, name), optimizer in self.optimizers.items():
             rate = optimizer.set_lr(progress)

@@ -19,6 +19,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPOLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.ppo.trainer.PPO"
 
+    module_settings: ClassVar[tuple[str, ...]] = ("clip_range", "value_clip_range")
+
     epoch_length: int = 5
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
 

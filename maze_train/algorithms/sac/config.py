@@ -25,6 +25,10 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     model_builder: ClassVar[str] = "maze_train.nets.soft_actor_critic.build_soft_actor_critic"
     model_resolver: ClassVar[str] = "maze_train.nets.soft_actor_critic.resolve_soft_actor_critic"
 
+    module_settings: ClassVar[tuple[str, ...]] = (
+        *("entropy_coef", "entropy_coef_lr", "entropy_tuning", "target_entropy_multiplier"),
+    )
+
     entropy_coef_lr: float | Schedule | None = None
     """Learning rate of the temperatures; null: that of the policy."""
 

@@ -23,6 +23,8 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     model_builder: ClassVar[str] = "maze_train.algorithms.td3.model.build_td3"
     model_resolver: ClassVar[str] = "maze_train.algorithms.td3.model.resolve_td3"
 
+    module_settings: ClassVar[tuple[str, ...]] = ("target_noise_stddev", "target_noise_clip")
+
     num_critics: int = 2
     """Critics, whose minimum is the target; the policy follows the first. >= 1."""
 

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
     from maze_train.nets.config import ModelConfig
-    from maze_train.nets.critics import Critics
-    from maze_train.nets.masking import ActionMasking
-    from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.nets.policy_model import Policy
     from maze_train.types import Tensor, TensorTree
 
@@ -35,22 +32,13 @@ class TD3Model(PolicyAndCritics):
     """A deterministic policy, critics of observations and actions, and targets of both.
 
     Args:
-        policy: The policy.
-        critics: The critics; the targets begin as copies.
-        normalizer: Normalises observations, or None.
-        masking: None: actions of a Box are all legal.
+        *parts: As for `PolicyAndCritics`.
+        **others: Likewise.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        critics: Critics,
-        *,
-        normalizer: ObservationNormalizer | None = None,
-        masking: ActionMasking | None = None,
-    ) -> None:
-        super().__init__(policy, critics, normalizer=normalizer, masking=masking)
-        self.target_policy = self.target_of(policy)
+    def __init__(self, *parts: Any, **others: Any) -> None:
+        super().__init__(*parts, **others)
+        self.target_policy = self.target_of(self.policy)
 
     def actions_of(self, policy: Policy, inputs: TensorTree) -> Tensor:
         """Actions of a policy, scaled to [-1, 1], `[n, D]`, for the `inputs` of observations."""

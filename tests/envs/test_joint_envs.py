@@ -13,8 +13,10 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from vector_cases import FORKS, PLACES, assert_equal_steps, assert_same, here, workers
 
-from maze_train import EnvConfig, EnvFactory, JointEnv, Turn
+from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
 from maze_train.errors import ConfigError, EnvError, SpaceError
+from maze_train.rollout.agents import UniformPolicy
+from maze_train.spaces.actions import LegalChoices
 from maze_train.spaces.describe import FlatView, flat_spaces
 from maze_train.spaces.masks import mask_layout
 
@@ -133,7 +135,7 @@ FIRST = Turn({"a": A, "b": B})
         ([Turn({"c": 7})], r"agent 'c': the observation is 7, which is not in Discrete\(5"),
         ([Turn({"b": NO_MOVE})], "agent 'b': no action is legal"),
     ],
-    ids=str,
+    ids=lambda value: "" if isinstance(value, list) else str(value),
 )
 def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> None:
     """The error names the agent, what is wrong, and what was expected."""
@@ -163,6 +165,23 @@ def test_masks_of_agents_are_not_those_of_joint_actions() -> None:
     script.action_spaces = {**Script.action_spaces, "b": spaces.Discrete(4)}
     with pytest.raises(SpaceError, match=r"the mask 'action_mask' has the shape \(3,\)"):
         JointEnv(script)
+
+
+def test_random_actions_are_legal() -> None:
+    """Those of agents that act are, after random resets as well; masks of others do not count."""
+    env, results = played(FIRST, Turn({"a": A, "b": NO_MOVE}, terminated="b"))
+    legal_of = LegalChoices(env.observation_space, env.action_space)
+    assert [
+        [(key, [mask.tolist() for mask in masks]) for key, masks in legal_of.read(result[0])]
+        for result in results
+    ] == [[("b", [[0, 1, 0]])], []]
+    game = RandomResetWrapper(JointEnv(Heaps(most=7)), 1, 3)  # It refuses to take too much.
+    policy = UniformPolicy(game.observation_space, game.action_space)
+    for seed in range(20):
+        policy.reset(seed)
+        obs, _ = game.reset(seed=seed)
+        while obs["acts"].any():
+            obs = game.step(policy.act(obs))[0]
 
 
 def heaps(**settings: Any) -> EnvFactory:

@@ -1,0 +1,184 @@
+"""Settings that one of several modules has of its own: each name, in each algorithm."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from gymnasium import spaces
+from update_problems import BOX, SEED, B, T, make_config, make_problem, make_transitions, normal
+from update_problems import perturbed as moved
+
+from maze_train.algorithms.a2c.learner import A2CLearner
+from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
+from maze_train.algorithms.dqn.learner import DQNLearner
+from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.impala.learner import ImpalaLearner
+from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.algorithms.td3.config import TD3AlgorithmConfig
+from maze_train.algorithms.td3.learner import TD3Learner
+from maze_train.algorithms.td3.model import build_td3
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Progress
+from maze_train.learner.gradients import get_flat_parameters
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
+SCHEDULER = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 1, "gamma": 0.5}
+
+# Each setting with another value, and with settings of all modules without which it does nothing.
+GRADIENTS = {
+    "lr": ([[0, 0.01], [100, 0.001]], {}),
+    "lr_scheduler": (SCHEDULER, {"lr": 0.01}),
+    "optimizer": ({"_target_": "torch.optim.SGD"}, {}),
+    "max_grad_norm": (0.001, {}),
+    "grad_clip_by": ("value", {"max_grad_norm": 0.001}),
+}
+ACTOR_CRITIC = {
+    **GRADIENTS,
+    "gamma": (0.5, {}),
+    "gae_lambda": (0.5, {}),
+    "policy_loss_coef": (2.0, {}),
+    "value_loss_coef": (2.0, {}),
+    "entropy_coef": ({"start": 0.5, "end": 0.0}, {}),
+}
+REWARDS = {
+    "reward_scaling": (True, {}),
+    "scaled_reward_clip": (0.5, {"reward_scaling": True}),
+}
+OFF_POLICY = {**GRADIENTS, "tau": (0.5, {"lr": 0.05})}
+SETTINGS = {
+    A2CLearner: {**ACTOR_CRITIC, **REWARDS},
+    PPOLearner: {
+        **ACTOR_CRITIC,
+        **REWARDS,
+        "clip_range": (0.001, {}),
+        "value_clip_range": (0.01, {}),
+    },
+    ImpalaLearner: {
+        **ACTOR_CRITIC,
+        "vtrace_clip_rho_threshold": (0.1, {}),
+        "vtrace_clip_pg_rho_threshold": (0.1, {}),
+        "loss_reduction": ("sum", {}),
+    },
+    DQNLearner: {
+        **OFF_POLICY,
+        "tau": (0.5, {"lr": 0.05, "target_update_interval": 1}),
+        "double_q": (False, {"lr": 0.05}),
+        "loss": ("squared", {}),
+    },
+    TD3Learner: {
+        **OFF_POLICY,
+        "critic_lr": (0.01, {}),
+        "target_noise_stddev": (1.0, {}),
+        "target_noise_clip": (0.01, {}),
+    },
+    SACLearner: {
+        **OFF_POLICY,
+        "critic_lr": (0.01, {}),
+        "entropy_coef": (0.1, {}),
+        "entropy_coef_lr": (0.1, {}),
+        "entropy_tuning": (False, {}),
+        "target_entropy_multiplier": (3.0, {}),
+    },
+}
+ON_POLICY = {A2CLearner: "a2c", PPOLearner: "ppo", ImpalaLearner: "impala"}
+REPLAY = {
+    DQNLearner: (DQNAlgorithmConfig, build_dqn, spaces.Discrete(3)),
+    TD3Learner: (TD3AlgorithmConfig, build_td3, spaces.Box(-1.0, 1.0, (2,))),
+    SACLearner: (SACAlgorithmConfig, build_soft_actor_critic, spaces.Box(-1.0, 1.0, (2,))),
+}
+
+
+def problem(learner_class, **settings):
+    """Settings of an algorithm, a model and its experience."""
+    if learner_class in ON_POLICY:
+        model, rollout, _ = make_problem()
+        rollout = replace(rollout, log_probs=normal(T, B) - 1.0)
+        return make_config(ON_POLICY[learner_class], **settings), model, rollout
+    config_class, build, action_space = REPLAY[learner_class]
+    model = moved(build(SMALL, BOX, action_space, 1, 2 if build is not build_dqn else True))
+    config = config_class(**{"lr": 0.003, **settings})
+    return config, model.double(), make_transitions(BOX, action_space)
+
+
+def learned(learner, module_id, experience):
+    """Parameters of a module after updates with its experience."""
+    for k in range(4):
+        learner.update({module_id: experience}, Progress(k * 20, k, 0, k / 4))
+    return get_flat_parameters(learner.modules[module_id]).detach().clone()
+
+
+@pytest.mark.parametrize(
+    ("learner_class", "key", "how"),
+    [
+        *((learner, key, "at once") for learner, settings in SETTINGS.items() for key in settings),
+        *((PPOLearner, "value_clip_range", "added"), (SACLearner, "critic_lr", "added")),
+    ],
+)
+def test_a_setting_of_a_module_is_that_of_a_learner_of_its_own(learner_class, key, how):
+    """To the bit; other modules have that of all."""
+    value, others = SETTINGS[learner_class][key]
+    config, model, experience = problem(learner_class, **others)
+
+    def make(config, *module_ids):
+        return learner_class({key: copy.deepcopy(model) for key in module_ids}, config, seed=SEED)
+
+    def both():
+        if how == "at once":
+            return make(replace(config, overrides={"own": {key: value}}), "all", "own")
+        learner = make(config, "all")
+        learner.add_module("own", copy.deepcopy(model), overrides={key: value})
+        return learner
+
+    found = learned(both(), "own", experience)
+    assert torch.equal(
+        found, learned(make(config.for_module("x", {key: value}), "own"), "own", experience)
+    )
+    without = learned(make(config, "all"), "all", experience)
+    assert torch.equal(learned(both(), "all", experience), without)
+    assert not torch.equal(found, without)
+
+
+def test_every_setting_of_modules_is_tried():
+    """The names that settings declare are those above."""
+    for learner_class, settings in SETTINGS.items():
+        bases = type(problem(learner_class)[0]).__mro__
+        declared = [name for base in bases for name in vars(base).get("module_settings", ())]
+        refused = REWARDS if learner_class is ImpalaLearner else {}
+        assert sorted(declared) == sorted({**settings, **refused})
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"gama": 0.5}, r"overrides.x.gama = 0.5: unknown; did you mean overrides.x.gamma\? allow"),
+        ({"gamma": 2.0}, r"overrides.x.gamma = 2.0: expected a number in \[0, 1\]"),
+        ({"gamma": "a"}, r"overrides.x.gamma = 'a': expected a number"),
+        ({"batch_size": 8}, r"overrides.x.batch_size = 8: is a setting of all modules; those of"),
+    ],
+)
+def test_settings_that_are_none_of_a_module(own, message):
+    """The message has the key, and what is meant or expected."""
+    config, model, _ = problem(PPOLearner)
+    with pytest.raises(ConfigError, match=message):
+        make_config("ppo", overrides={"x": own})
+    learner = PPOLearner(model, config)
+    with pytest.raises(ConfigError, match=message):
+        learner.add_module("x", copy.deepcopy(model), overrides=own)
+    assert list(learner.modules) == ["default"]
+
+
+def test_settings_of_a_module_that_is_not_there():
+    """The nearest id is named."""
+    config, model, _ = problem(PPOLearner)
+    message = r"algorithm.overrides = 'oponent': no such module; close ones: opponent"
+    with pytest.raises(ConfigError, match=message):
+        PPOLearner({"opponent": model}, replace(config, overrides={"oponent": {"gamma": 0.5}}))
