@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from maze_train.errors import ConfigError, ShapeError, nearest
+from maze_train.errors import ConfigError, ShapeError, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,9 +73,7 @@ def check_one_of(key: str, value: Any, allowed: Iterable[str]) -> None:
     names = list(allowed)
     if value in names:
         return
-    close = nearest(str(value), names, count=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(key, f"expected one of {', '.join(names)}{hint}", value)
+    raise ConfigError(key, one_of(str(value), names), value)
 
 
 def check_fields(settings: object, minimum: float, *keys: str) -> None:

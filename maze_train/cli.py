@@ -29,7 +29,7 @@ from maze_train.config.overrides import (
     normalise_completion,
     overrides_of,
 )
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.notices import tell
 from maze_train.training.outcome import Interrupted, Interruption
 
@@ -112,7 +112,7 @@ def _check_spelling(arguments: list[str]) -> None:
         name = word.partition("=")[0]
         if word.startswith("-") and name not in OPTIONS:
             close = [*nearest(name, OPTIONS, count=1), *ours_for(name.lstrip("-"))]
-            hint = f"did you mean {' or '.join(close)}? " if close else ""
+            hint = did_you_mean(close, "", " ")
             raise ConfigError(
                 name,
                 f"no such option; {hint}settings have no dashes, such as algorithm.lr=0.001; "

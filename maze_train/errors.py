@@ -7,6 +7,7 @@ MazeTrainError
 ├── EnvError             an environment could not be built, raised, or returned something invalid
 │   └── WorkerError      a process that steps environments raised, died or hung
 ├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
+│   └── CallbackError    a callback raised
 ├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken
 ├── DatasetError         a data set of trajectories is missing, damaged, foreign, or does not fit
 └── MissingExtraError    an optional dependency is not installed, or broken
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 
 class MazeTrainError(Exception):
@@ -73,6 +75,17 @@ class TrainingError(MazeTrainError):
     """Training can not go on."""
 
 
+class CallbackError(TrainingError):
+    """A callback raised.
+
+    Attributes:
+        checkpoint: From where the run can be continued, once it was saved.
+    """
+
+    at_once = False
+    checkpoint: Path | None = None
+
+
 class RunDirectoryError(MazeTrainError):
     """A run directory is missing, incomplete, damaged, or already taken."""
 
@@ -109,3 +122,16 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     for candidate in candidates:
         by_lower.setdefault(candidate.lower(), candidate)
     return [by_lower[m] for m in get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)]
+
+
+def did_you_mean(names: Iterable[object], before: str = "; ", after: str = "") -> str:
+    """The question whether one of some names was meant; empty without any."""
+    listed = " or ".join(map(str, names))
+    return f"{before}did you mean {listed}?{after}" if listed else ""
+
+
+def one_of(word: str, allowed: Iterable[str]) -> str:
+    """Name the words that are expected in place of `word`, and the nearest one."""
+    names = list(allowed)
+    meant = did_you_mean(map(repr, nearest(word, names, count=1)))
+    return f"expected one of {', '.join(names)}{meant}"

@@ -54,9 +54,14 @@ class Event:
 
         Statistics go by tags, so that a part may be named anew each time.
         """
-        event = Event(self.doc, self.reduce)
-        object.__setattr__(event, "name", f"{self.name}/{part}")
-        object.__setattr__(event, "tag", f"{self.tag}/{part}")
+        return Event.of_tag(f"{self.tag}/{part}", self.doc, self.reduce)
+
+    @classmethod
+    def of_tag(cls, tag: str, doc: str, reduce: Reduction = "mean") -> Event:
+        """A statistic that no interface declares, such as one that a user names."""
+        event = cls(doc, reduce)
+        object.__setattr__(event, "name", tag.partition("/")[2])
+        object.__setattr__(event, "tag", tag)
         return event
 
     def of_owner(self, owner: str) -> Event:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 
-WRITTEN = ("best", "checkpoints", "plots", "policies", "policies/*")
+WRITTEN = ("best", "checkpoints", "plots", "policies", "policies/*", "profile")
 """Directories below that of a run into which the run writes."""
 
 TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 
 def tell(text: str) -> None:
-    """Print a line; a reader who is gone, or a full disk, costs the line and not the run."""
-    with suppress(OSError):
+    """Print a line; a stream that is gone, or a full disk, costs the line and not the run."""
+    with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 

@@ -28,3 +28,5 @@ def test_lines_go_to_standard_error(
     assert capsys.readouterr() == ("", "a line\nwarning: look out\n")
     monkeypatch.setattr(sys, "stderr", Gone())
     tell("nobody reads this")
+    sys.stderr.close()
+    tell("nor this")

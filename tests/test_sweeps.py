@@ -126,6 +126,7 @@ def test_jobs_run_at_the_same_time(maze_run: CommandLine) -> None:
             running.value += 1
             most.value = max(most.value, running.value)
         together.wait(PATIENCE_S)
+        assert os.getpgrp() == os.getpid()  # Ctrl-C of a terminal reaches the sweep alone
         maze_run.write(f"gpu{config.seed}", os.environ["CUDA_VISIBLE_DEVICES"])
         with running:
             running.value -= 1
@@ -180,6 +181,28 @@ def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
     assert [f"job {i} (" in text for i in range(3)] == [True, True, False]
     assert text.count("ended by SIGTERM\n") == 2
     assert text.endswith("maze-run: terminated\n")
+
+
+def test_an_error_of_the_sweep_ends_all_jobs(
+    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No job goes on without one who knows of it."""
+    errors = [OSError("a full disk")]
+
+    def tell(*_: object) -> None:
+        if errors:
+            raise errors.pop()
+
+    def train(config: TrainConfig) -> float:
+        while config.seed == 0:
+            signal.pause()
+        return 1.0
+
+    maze_run.train = train
+    monkeypatch.setattr("maze_train.config.launcher._tell_end", tell)
+    assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 1
+    assert capfd.readouterr().err.endswith("maze-run: error: OSError: a full disk\n")
+    assert ",0,,ended by SIGTERM\n" in (maze_run.folder / "s/jobs.csv").read_text()
 
 
 def test_a_job_that_takes_no_signal_is_killed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from maze_train.comparison.table import (
     grouped,
     markdown_table,
     overall,
+    short,
     shown,
     text_table,
 )
@@ -61,7 +62,7 @@ class Comparison:
     left_out: list[LeftOut]
     """Runs that do not count, with the reasons."""
 
-    output: Path = field(default_factory=Path)
+    output: Path
     """Directory of the files."""
 
     @property
@@ -82,7 +83,7 @@ class Comparison:
         """The table in words, by environment."""
         sections: dict[str, list[dict[str, str]]] = {}
         for row in self.rows:
-            named = {key: str(row[key]) for key in ("algorithm", *self.settings)}
+            named = {key: short(row[key]) for key in ("algorithm", *self.settings)}
             sections.setdefault(row["environment"], []).append({**named, **shown(row)})
         return sections
 
@@ -194,7 +195,9 @@ def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
             left_out.append(LeftOut(str(directory), str(problem)))
     if not runs:
         reasons = "".join(f"\n  {left.name}: {left.reason}" for left in left_out)
-        raise RunDirectoryError(f"none of these runs can be compared:{reasons}")
+        hint = "\nunfinished=true counts runs that did not come to their end"
+        remedy = "" if config.unfinished else hint
+        raise RunDirectoryError(f"none of these runs can be compared:{reasons}{remedy}")
     return runs, left_out
 
 
@@ -263,6 +266,8 @@ def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str
     labels = {}
     for name in (group.name for group in comparison.groups):
         if name in drawn:
-            values = [f"{key}={value}" for key, value in zip(settings, name[1:], strict=True)]
+            values = [
+                f"{key}={short(value)}" for key, value in zip(settings, name[1:], strict=True)
+            ]
             labels[name] = " ".join([name[0], *values])
     return labels

@@ -197,6 +197,12 @@ def shown(row: Row) -> dict[str, str]:
     return texts
 
 
+def short(value: str) -> str:
+    """The value of a setting for people: a number with four significant digits."""
+    number = _number(value)
+    return f"{number:.4g}" if "." in value and math.isfinite(number) else value
+
+
 def _time(seconds: float) -> str:
     return ABSENT if math.isnan(seconds) else duration(seconds)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from maze_train.checks import check_one_of
 from maze_train.config.writing import TUPLE, field_of_key, join
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.targets import TARGET, locate
 
 ConfigT = TypeVar("ConfigT")
@@ -33,7 +33,7 @@ class UnknownKeyError(ConfigError):
         cls, key: str, value: Any, allowed: Iterable[str], meant: Iterable[str]
     ) -> UnknownKeyError:
         """The error with the settings that may have been meant."""
-        hint = f"did you mean {' or '.join(meant)}? " if meant else ""
+        hint = did_you_mean(meant, "", " ")
         error = cls(key, f"unknown; {hint}allowed: {', '.join(allowed)}", value)
         error.allowed = allowed
         return error
@@ -120,7 +120,7 @@ def subclass_named(target: Any, base: type[ConfigT], key: str) -> type[ConfigT]:
     Raises:
         ConfigError: If there is none, or it does not derive from `base`.
     """
-    found: Any = locate(str(target), key=key)
+    found: Any = locate(target, key=key)
     if isinstance(found, type) and issubclass(found, base) and is_dataclass(found):
         return cast("type[ConfigT]", found)
     raise ConfigError(

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from multiprocessing.connection import Connection, wait
@@ -30,10 +31,11 @@ from maze_train.config.sweep_jobs import JobRecord
 from maze_train.errors import TrainingError
 from maze_train.notices import tell
 from maze_train.tracking.formatting import duration, readable
+from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import available_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from multiprocessing.context import ForkProcess
 
     from hydra.types import HydraContext, TaskFunction
@@ -44,6 +46,9 @@ PROGRAM = "maze-run"
 FAILURE = 1
 LAUNCHER = "hydra_plugins.maze_train.LocalLauncher"
 """Name of the launcher for Hydra, which takes plug-ins from this namespace only."""
+
+STOP = signal.SIGTERM
+"""Signal for jobs whose sweep has failed, or is gone."""
 
 PARENT_CHECK_S = 1.0
 """Seconds between two checks of a job that the process of the sweep lives."""
@@ -123,12 +128,14 @@ class LocalLauncher(Launcher):
         try:
             while waiting or running:
                 while waiting and free:
-                    job = self._start(*waiting.popleft(), free.popleft())
-                    running[job.conn] = job
+                    with _signals_later():
+                        job = self._start(*waiting.popleft(), free.popleft())
+                        running[job.conn] = job
                 for job in self._collect(running, ended):
                     free.append(job.slot)
-        except KeyboardInterrupt as stop:
-            self._end(running, getattr(stop, "number", signal.SIGINT))
+        except BaseException as error:
+            is_signal = isinstance(error, KeyboardInterrupt)
+            self._end(running, getattr(error, "number", signal.SIGINT if is_signal else STOP))
             raise
         return [ended[number] for number in sorted(ended)]
 
@@ -159,6 +166,7 @@ class LocalLauncher(Launcher):
 
     def _run(self, config: DictConfig, log: Path, slot: int, sender: Connection) -> None:
         """Run a job in its process, and send its record."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.setsid()  # Ctrl-C of the terminal reaches the sweep, which hands it on once.
         threading.Thread(target=_follow, args=(self._pid,), daemon=True).start()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -190,18 +198,18 @@ class LocalLauncher(Launcher):
         """Wait until at least one job has ended, and take in what became of it."""
         jobs = [running[conn] for conn in wait(list(running)) if isinstance(conn, Connection)]
         for job in jobs:
-            record = job.record
-            try:
-                record = job.conn.recv()
-            except EOFError:
-                job.process.join()
-                record = _lost(job.record, job.process.exitcode or 0)
+            with _signals_later():
+                try:
+                    record: JobRecord = job.conn.recv()
+                except EOFError:
+                    job.process.join()
+                    record = _lost(job.record, job.process.exitcode or 0)
+                job.conn.close()
+                del running[job.conn]
+                self._task.note(record)
+                _tell_end(record, job)
+                ended[record.number] = self._returned(record)
             job.process.join()
-            job.conn.close()
-            del running[job.conn]
-            self._task.note(record)
-            _tell_end(record, job)
-            ended[record.number] = self._returned(record)
         return jobs
 
     def _returned(self, record: JobRecord) -> JobReturn:
@@ -226,11 +234,21 @@ class LocalLauncher(Launcher):
                 continue
 
 
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Within this block no signal comes between a job and its place in the books."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
 def _follow(parent: int) -> None:
     """End this process when that of the sweep is gone; a run saves a checkpoint."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), STOP)
 
 
 def _signal(job: _Running, number: int) -> None:

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from maze_train.config.loading import unknown_option
 from maze_train.config.options import group_names, list_options, shipped_root
 from maze_train.config.overrides import as_typed, config_folders
-from maze_train.errors import ConfigError, SpaceError, nearest
+from maze_train.errors import ConfigError, SpaceError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
         return ConfigError("env", str(missing), env_id)
     own = [name for name in list_options("env", folders) if name != "default"]
     close = list(dict.fromkeys([*nearest(env_id, own), *nearest_ids(env_id)]))
-    hint = f"; did you mean {' or '.join(close)}?" if close else "."
+    hint = did_you_mean(close) or "."
     return ConfigError(
         "env",
         f"no such environment{hint} Give a registered gymnasium id, `my_module:MyEnv-v0` to "

@@ -18,6 +18,13 @@ CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or fac
 DEFAULT_CONCURRENCY = 8
 
 
+ONLY_FOR_TRAINING = (
+    *("max_wall_time_s", "dataset", "fast_dev_run"),
+    *("deterministic", "detect_anomaly"),
+)
+"""Settings of a runner that a rollout does not have."""
+
+
 @dataclass(kw_only=True)
 class RolloutConfig:
     """Everything that defines a rollout: a policy, an environment, and the episodes to play."""
@@ -35,7 +42,7 @@ class RolloutConfig:
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
     """Place of the episodes: `runner=dev` in this process, `runner=local` in several.
-    `max_wall_time_s`, `dataset` and `fast_dev_run` are for training, and refused here."""
+    Settings for training, such as `max_wall_time_s`, are refused here."""
 
     n_episodes: int = 50
     """Episodes to play, >= 1."""
@@ -152,7 +159,7 @@ class RolloutConfig:
                 setattr(self, name, absolute_path(name, value))
 
     def _check_runner(self) -> None:
-        for name in ("max_wall_time_s", "dataset", "fast_dev_run"):
+        for name in ONLY_FOR_TRAINING:
             value = getattr(self.runner, name)
             if value:
                 problem = "is for training: leave it out (n_episodes sets the length of a rollout)"

@@ -17,7 +17,7 @@ from maze_train.config.stored import (
     read_settings,
 )
 from maze_train.config.writing import CONFIG_FILE
-from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean
 from maze_train.targets import TARGET
 
 BEST = "best"
@@ -100,7 +100,7 @@ def policy_nearby(directory: Path) -> str:
     """Suggest the best policy of a run above the directory; empty: there is none."""
     for parent in directory.parents[:2]:
         if (parent / BEST / WEIGHTS_FILE).is_file():
-            return f"; did you mean {parent / BEST}?"
+            return did_you_mean([parent / BEST])
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -27,6 +26,7 @@ from maze_train.data.trajectory_parts import (
     joined_parts,
 )
 from maze_train.errors import DatasetError, MazeTrainError
+from maze_train.notices import warn
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
                             f"{error}; leave damaged parts out with on_damaged=skip"
                         ) from error
                     damaged += 1
-                    message = f"warning: {error}; {file.name} is left out"
-                    print(message, file=sys.stderr, flush=True)
+                    warn(f"{error}; {file.name} is left out")
         except OSError as error:
             raise DatasetError(f"{path} can not be read: {error}{_remedy(error)}") from error
         if not parts:

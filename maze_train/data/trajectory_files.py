@@ -22,7 +22,7 @@ from maze_train.data.trajectory_parts import (
     check_content,
     check_part,
 )
-from maze_train.errors import DatasetError, MazeTrainError
+from maze_train.errors import DatasetError, MazeTrainError, did_you_mean
 from maze_train.files import atomic_write, fsync_directory, read_regular
 from maze_train.sealed import seal, unseal
 from maze_train.spaces.serialize import space_from_dict, space_to_dict
@@ -173,7 +173,7 @@ def nearby(directory: Path) -> str:
         found = [path for path in (directory.parent, *below) if (path / DATASET).is_file()]
     except OSError:
         return ""
-    return f"; did you mean {' or '.join(map(str, found[:3]))}?" if found else ""
+    return did_you_mean(found[:3])
 
 
 # -- parts ---------------------------------------------------------------------------------------

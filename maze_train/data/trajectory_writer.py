@@ -6,7 +6,6 @@ docs/trajectories.md describes the format.
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
@@ -28,6 +27,7 @@ from maze_train.data.trajectory_parts import PART_NBYTES, joined
 from maze_train.errors import DatasetError, RunDirectoryError
 from maze_train.files import remove_leftovers
 from maze_train.locks import exclusive
+from maze_train.notices import warn
 
 if TYPE_CHECKING:
     from maze_train.data.trajectories import Trajectory
@@ -142,8 +142,8 @@ class TrajectoryWriter:
                 pair = [{k: x[name][k] for k in keys if k in x[name]} for x in (found, content)]
                 changes.append(f"{name} {pair[0]}, now {pair[1]}")
         if changes:
-            message = f"warning: the data set {self.directory} began with {'; '.join(changes)}"
-            print(f"{message} (each part has its own)", file=sys.stderr, flush=True)
+            began = f"the data set {self.directory} began with {'; '.join(changes)}"
+            warn(f"{began} (each part has its own)")
 
     def add(self, trajectory: Trajectory) -> None:
         """Add one episode; its arrays are copied.

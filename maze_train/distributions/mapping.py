@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gymnasium.spaces import Dict, Tuple
 
 from maze_train.distributions.base import Distribution
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, one_of
 from maze_train.spaces.describe import flat_spaces
 from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from gymnasium import Space
 
 
@@ -118,7 +116,7 @@ def _check_keys(overrides: Mapping[str, Override], spaces: Mapping[str, Space[An
         if key not in allowed:
             raise ConfigError(
                 f"{KEY}.{key}",
-                "there is no such action or type of space; " + _expected(key, allowed),
+                "there is no such action or type of space; " + one_of(key, allowed),
             )
 
 
@@ -126,14 +124,6 @@ def _type_name(space: Space[Any]) -> str:
     """The name in `DEFAULTS` of a leaf's type, also for subclasses."""
     names = [base.__name__ for base in type(space).__mro__]
     return next(name for name in names if name in DEFAULTS)
-
-
-def _expected(word: str, allowed: Iterable[str]) -> str:
-    """Name the words allowed instead of `word`, with the nearest one."""
-    names = list(allowed)
-    close = nearest(word, names, count=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"expected one of {', '.join(names)}{hint}"
 
 
 def _check_override(key: str, override: Any) -> None:
@@ -157,7 +147,7 @@ def _check_name(key: str, name: str) -> None:
     if name in REMOVED:
         raise ConfigError(key, REMOVED[name], name)
     if name not in FAMILIES:
-        raise ConfigError(key, f"there is no such family; {_expected(name, FAMILIES)}", name)
+        raise ConfigError(key, f"there is no such family; {one_of(name, FAMILIES)}", name)
 
 
 def _build_family(key: str, override: Override, space: Space[Any]) -> Distribution:
@@ -176,7 +166,7 @@ def _build_family(key: str, override: Override, space: Space[Any]) -> Distributi
     known = list(inspect.signature(family).parameters)[1:]
     for setting, value in settings.items():
         if setting not in known:
-            problem = _expected(setting, known) if known else "it has no settings"
+            problem = one_of(setting, known) if known else "it has no settings"
             raise ConfigError(f"{key}.{setting}", f"{name} has no such setting; {problem}", value)
     try:
         return family(space, **settings)  # type: ignore[call-arg]  # signatures differ by family

@@ -270,7 +270,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
     def may_differentiate_by_hand(self) -> bool:
         """Whether all losses are those of the algorithm, computed in the type of the weights."""
         replaced = self.loss_function is not None or self.modules_with_loss
-        return not replaced and self.settings.autocast == "none"
+        return not (replaced or torch.is_anomaly_enabled()) and self.settings.autocast == "none"
 
     def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
@@ -384,7 +384,12 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """A new learner, made from the arguments, with the state of a file of `save_to_path`."""
-        learner = cls(*args, **kwargs)
-        learner.restore_from_path(path)
+        """A learner of a run or a checkpoint, see `load_learner`, which takes the arguments.
+
+        Or a new one, made from the arguments, with the state of a file of `save_to_path`.
+
+        Raises:
+            ConfigError: If the run has a learner of another class.
+        """
+        learner: Self = locate(COMPONENTS + ".learner_from")(cls, path, *args, **kwargs)
         return learner

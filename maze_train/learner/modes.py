@@ -1,4 +1,4 @@
-"""Modes of PyTorch: precision of matrix products, training and evaluation of modules."""
+"""Modes of PyTorch: those of the process, precision of matrix products, those of modules."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from maze_train.checks import check_one_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""Variable that lets products of matrices on a GPU be deterministic, and its value."""
 
 OWN = ("maze_train.nets.", "maze_train.algorithms.")
 INDIFFERENT = (

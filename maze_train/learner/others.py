@@ -15,7 +15,14 @@ from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.parcels import Parcels
 from maze_train.learner.part import Part
 from maze_train.learner.shard import PeersLostError, Shard
-from maze_train.learner.worker import LearnerWorker, copy_maker, join, leave, meeting_place
+from maze_train.learner.worker import (
+    LearnerWorker,
+    ProcessModes,
+    copy_maker,
+    join,
+    leave,
+    meeting_place,
+)
 from maze_train.workers.places import LocalProcesses
 from maze_train.workers.pool import WorkerFailedError
 
@@ -179,10 +186,12 @@ class OtherLearners:
         """What `LearnerWorker.begin` takes, of the first learner as it is."""
         learner, modules = self._learner, None
         if list(learner.modules.items()) != list(self._built.items()):
-            frozen = learner.frozen_modules
-            modules = {k: (deepcopy(m), k in frozen) for k, m in learner.modules.items()}
-        threads = self._threads or torch.get_num_threads()
-        return learner.state_dict(), threads, modules, learner.policies_to_train
+            frozen, own = learner.frozen_modules, learner.own_settings
+            modules = {
+                k: (deepcopy(m), k in frozen, own.get(k)) for k, m in learner.modules.items()
+            }
+        modes = ProcessModes.here(self._threads)
+        return learner.state_dict(), modes, modules, learner.policies_to_train
 
     def _check_threads(self) -> None:
         """Refuse a fork that would have several threads, for which it would wait forever."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from maze_train.learner.modes import CUBLAS, REPEATABLE
 from maze_train.learner.parcels import unpack
 from maze_train.learner.shard import PeersLostError, Shard
 from maze_train.workers.places import Portable
@@ -23,6 +25,37 @@ if TYPE_CHECKING:
     from maze_train.learner.learner import Learner
     from maze_train.workers.memory import SharedMemory
     from maze_train.workers.pool import WorkerContext
+
+
+@dataclass(frozen=True)
+class ProcessModes:
+    """Modes of a process, which other processes can take on."""
+
+    threads: int
+    deterministic: bool
+    warn_only: bool
+    """Whether an operation that is not deterministic makes a warning, instead of an error."""
+
+    detect_anomaly: bool
+
+    @classmethod
+    def here(cls, threads: int = 0) -> ProcessModes:
+        """The modes of this process, with another number of threads if that is not 0."""
+        return cls(
+            threads or torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.is_anomaly_enabled(),
+        )
+
+    def take_on(self) -> None:
+        """Give this process these modes."""
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        if self.deterministic:
+            os.environ.setdefault(CUBLAS, REPEATABLE)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.autograd.set_detect_anomaly(self.detect_anomaly)
 
 
 class LearnerWorker:
@@ -54,19 +87,20 @@ class LearnerWorker:
         return unpack(self._memory, content, sizes)
 
     def begin(self, *parcel: Any) -> None:
-        """Become equal to the first learner: its modules and state, and as many threads."""
+        """Become equal to the first learner: its modules, its state, modes of its process."""
         # Copied, since they are kept and the memory is written again.
-        state, threads, modules, chosen = deepcopy(self._unpack(*parcel))
+        state, modes, modules, chosen = deepcopy(self._unpack(*parcel))
         learner = self._learner
         if modules is not None:
             for module_id in list(learner.modules):
                 learner.remove_module(module_id)
-            for module_id, (module, is_frozen) in modules.items():
+            for module_id, (module, is_frozen, own) in modules.items():
+                if own is not None:
+                    learner.own_settings[module_id] = own
                 learner.add_module(module_id, module, frozen=is_frozen)
         learner.policies_to_train = chosen
         learner.load_state_dict(state)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        modes.take_on()
 
     def connect(self, port: int) -> bool:
         """Join the learners that meet at a port of this machine; whether they came."""

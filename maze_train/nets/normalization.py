@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.errors import ConfigError, TrainingError, nearest
+from maze_train.errors import ConfigError, TrainingError, did_you_mean, nearest
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
 from maze_train.spaces.describe import is_image
 
@@ -193,8 +193,8 @@ def _check_excluded(excluded: list[str], keys: list[str]) -> None:
         expected = f"expected keys of the observation space, {keys}"
         if keys == [""]:
             expected = "the observation space has no keys, it is a single Box: leave it empty"
-        elif close := nearest(key, keys, 1):
-            expected += f"; did you mean {close[0]!r}?"
+        else:
+            expected += did_you_mean(map(repr, nearest(key, keys, 1)))
         raise ConfigError("model.normalization.exclude", expected, key)
 
 

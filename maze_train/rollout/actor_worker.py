@@ -16,7 +16,7 @@ from maze_train.targets import locate
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -92,6 +92,9 @@ class ActorPolicy:
 
     allow_new_episodes: bool
     """See `RolloutCollector`."""
+
+    info_keys: Sequence[str] = ()
+    """Likewise."""
 
     @classmethod
     def of(cls, model: Any, **settings: Any) -> ActorPolicy:
@@ -181,11 +184,12 @@ class ActorWorker:
             action_seed=action_seed,
             allow_new_episodes=policy.allow_new_episodes,
             records_log_probs=True,
+            info_keys=policy.info_keys,
             on_step=partial(self._context.count, env.num_envs),
         )
         if policy.members:
-            collector, model = self._collector, self._model
-            self._collector = locate(TURN_COLLECTOR)(collector, model, as_steps=True)
+            settings = {"records_log_probs": True, "as_steps": True}
+            self._collector = locate(TURN_COLLECTOR)(self._collector, self._model, **settings)
 
     def collect(self, slot: int) -> tuple[int, int, FinishedEpisodes, float]:
         """Collect a rollout with the newest weights into a slot.

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.data.joining import join_rollouts
 from maze_train.errors import ConfigError
+from maze_train.notices import warn
 from maze_train.rollout.actor_worker import ActorPolicy, ActorWorker
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.targets import locate
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, check_spaces, warn, worker_names
+from maze_train.workers.pool import WorkerFailedError, check_spaces, worker_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -111,6 +112,7 @@ class DistributedActors:
         queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
             actor; each actor may have a further one under way.
         allow_new_episodes: See `RolloutCollector`.
+        info_keys: Likewise.
 
     Raises:
         SpaceError: If the environments differ in their spaces.
@@ -128,13 +130,14 @@ class DistributedActors:
         *,
         queue_size: int = 0,
         allow_new_episodes: bool = False,
+        info_keys: Sequence[str] = (),
     ) -> None:
         self.num_actors, self.num_envs, self.num_steps = num_actors, num_envs, num_steps
         self.num_slots = 1 + -(-queue_size // num_actors)
         self.counts = StepCounts()
         self.has_weights = False
         self._seed_of = seed_of
-        self._allow_new_episodes = allow_new_episodes
+        self._allow_new_episodes, self._info_keys = allow_new_episodes, info_keys
         self._writer: WeightsWriter | None = None
         # How often each actor began anew, with other random numbers.
         self._generations = [0] * num_actors
@@ -185,6 +188,7 @@ class DistributedActors:
             make_model=Portable(make_model, "model"),
             num_steps=self.num_steps,
             allow_new_episodes=self._allow_new_episodes,
+            info_keys=self._info_keys,
         )
         layout = self._policy.layout(self._envs, self.num_envs)
         for _ in range(self.num_actors):

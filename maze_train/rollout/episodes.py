@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from maze_train.types import Array
 
 
+SUCCESS = "is_success"
+"""Key of an info that says whether an episode was a success."""
+
+
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
     """Episodes that ended during an epoch of training; absent when none did."""
 
@@ -30,6 +34,7 @@ class TrainingEpisodeEvents(EventInterface, prefix="train"):
     episode_length_mean = Event("Mean number of steps.")
     episodes = Event("Number of episodes that ended.", reduce="sum")
     success_rate = Event("Share of successes among those whose last info has `is_success`.")
+    info = Event("Mean of a key of `tracking.info_keys` over last infos, `train/info/<key>`.")
     lost_episodes = Event("Number of episodes lost with a worker or a bad number.", reduce="sum")
     worker_restarts = Event("Number of workers that were started again.", reduce="sum")
 
@@ -47,6 +52,8 @@ class FinishedEpisodes:
     successes: list[float] = field(default_factory=list)
     """1.0 or 0.0 for those whose last info has `is_success`."""
 
+    infos: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of those whose last info has them, by the keys that were asked for."""
     agent_returns: dict[str, list[float]] = field(default_factory=dict)
     """Sums of rewards of each agent, where there are several."""
 
@@ -64,6 +71,8 @@ class FinishedEpisodes:
         self.returns += others.returns
         self.lengths += others.lengths
         self.successes += others.successes
+        for key, values in others.infos.items():
+            self.infos.setdefault(key, []).extend(values)
         self.add_agents(others.agent_returns)
         self.lost += others.lost
         self.worker_restarts += others.worker_restarts
@@ -93,6 +102,8 @@ class FinishedEpisodes:
         statistics.record(events.episodes, float(len(self.returns)))
         if self.successes:
             statistics.record_many(events.success_rate, self.successes)
+        for key, values in self.infos.items():
+            statistics.record_many(events.info.of_part(key), values)
         for agent, returns in self.agent_returns.items():
             statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
 
@@ -103,14 +114,24 @@ def successes_of(infos: dict[str, Any]) -> dict[int, float]:
     Args:
         infos: Infos of a step of vector environments.
     """
+    return final_numbers(infos, SUCCESS)
+
+
+def final_numbers(infos: dict[str, Any], key: str) -> dict[int, float]:
+    """Numbers by environment, of episodes whose last info has them under a key.
+
+    Args:
+        infos: Infos of a step of vector environments.
+        key: The key.
+    """
     final_info = infos.get("final_info", {})
-    if "is_success" not in final_info:
+    if f"_{key}" not in final_info:
         return {}
     found: dict[int, float] = {}
-    for env in np.flatnonzero(final_info["_is_success"]):
+    for env in np.flatnonzero(final_info[f"_{key}"]):
         # Anything but a single number is for the user, and no reason to end training.
         with suppress(TypeError, ValueError):
-            found[int(env)] = float(np.asarray(final_info["is_success"][env]).item())
+            found[int(env)] = float(np.asarray(final_info[key][env]).item())
     return found
 
 

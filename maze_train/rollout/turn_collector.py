@@ -25,13 +25,27 @@ class TurnCollector:
     Args:
         collector: Collects rollouts of all agents.
         model: The policies, and who acts with which.
+        records_log_probs: See `RolloutCollector`.
         **settings: All other arguments of `TurnSplitter`.
     """
 
-    def __init__(self, collector: RolloutCollector, model: JointModel, **settings: Any) -> None:
+    def __init__(
+        self,
+        collector: RolloutCollector,
+        model: JointModel,
+        *,
+        records_log_probs: bool = False,
+        **settings: Any,
+    ) -> None:
         collector.keeps_terminal_obs = True
+        collector.records_log_probs = records_log_probs
         self._collector = collector
         self._splitter = TurnSplitter(model.members, model.state_sizes, **settings)
+
+    @property
+    def env_s(self) -> float:
+        """See `RolloutCollector`."""
+        return self._collector.env_s
 
     def collect(
         self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None

@@ -65,7 +65,7 @@ class TrainingResult:
         return self.summary.best_metric
 
 
-BEST, METRICS = "best", "metrics.csv"
+BEST, METRICS, SUMMARY = "best", "metrics.csv", "summary.json"
 
 
 def check_is_free(run_dir: str | Path | None) -> None:

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import load_config
+from maze_train.config.loading import load_config, values_by_field
 from maze_train.config.rollout_loading import WEIGHTS_FILE, policy_nearby
-from maze_train.config.stored import PARTS_OF_POLICY, check_trust, read_settings
-from maze_train.config.writing import CONFIG_FILE
-from maze_train.errors import RunDirectoryError
-from maze_train.training.models import make_model
-from maze_train.training.policy_files import read_score, read_spaces, read_weights
+from maze_train.config.stored import (
+    PARTS_OF_POLICY,
+    check_trust,
+    parsed_settings,
+    read_settings,
+)
+from maze_train.config.train_config import TrainConfig
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
+from maze_train.errors import RunDirectoryError, one_of
+from maze_train.targets import locate
+from maze_train.training.models import make_model, model_weights
+from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
     from gymnasium import spaces
     from torch import nn
 
-    from maze_train.config.train_config import TrainConfig
+    from maze_train.training.checkpoints import Checkpoint
 
 
-BEST, POLICIES = "best", "policies"
+BEST, FINAL, POLICIES = "best", "final", "policies"
+
+# Imported where a policy is read from a checkpoint.
+CHECKPOINT_STORE = "maze_train.training.checkpoints.CheckpointStore"
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class SavedPolicy:
         """Directory of the run that saved it, as far as its own directory's name says."""
         if self.directory.name == BEST:
             return self.directory.parent
-        if self.directory.parent.name == POLICIES:
+        if self.directory.parent.name in (POLICIES, CHECKPOINTS):
             return self.directory.parent.parent
         return self.directory
 
@@ -102,29 +113,32 @@ def read_saved_policy(
     trust: Sequence[str] = (),
     own: Any = None,
     uses: Collection[str] = PARTS_OF_POLICY,
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> SavedPolicy:
-    """The best policy of a run.
+    """The best policy of a run, or another one.
 
     Args:
-        run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`).
+        run_dir: Directory of a run, of one of its checkpoints, or of one saved policy
+            (`<run dir>/policies/epoch_<n>`); or `<run dir>@<version>`, see `policy_versions`.
         trust: Modules that its configuration may name, see `check_trust`, as for the next two.
         own: Settings of the user, who trusts what they name.
         uses: Parts of its configuration that are going to be built.
+        objects: Parts that were given in Python, by their keys.
 
     Raises:
         ConfigError: If its configuration names a class that is not there, or not trusted.
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
-    directory = Path(run_dir)
-    if (directory / BEST).is_dir():
-        directory = directory / BEST
+    directory, given = _directory_of(run_dir), values_by_field(TrainConfig, objects)
+    if directory.parent.name == CHECKPOINTS:
+        return _read_checkpoint(directory, trust, own or given, uses, objects)
     if not (directory / WEIGHTS_FILE).exists():
         problem = f"there is no {WEIGHTS_FILE}{policy_nearby(directory)}"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
-    settings = read_settings(directory)
-    check_trust(settings, directory / CONFIG_FILE, trust, own, uses)
+    settings = values_by_field(TrainConfig, {**read_settings(directory), **objects})
+    check_trust(settings, directory / CONFIG_FILE, trust, own or given, uses)
     return SavedPolicy(
         directory,
         load_config(settings),
@@ -132,4 +146,65 @@ def read_saved_policy(
         action_space,
         weights,
         read_score(directory),
+    )
+
+
+def _directory_of(run_dir: str | Path) -> Path:
+    """The directory of a policy that was named, with its version or without."""
+    path, (run, at, version) = Path(run_dir), str(run_dir).rpartition("@")
+    if (path / BEST).is_dir():
+        return path / BEST
+    if path.exists() or not at:
+        return path
+    found = policy_versions(Path(run))
+    if version not in found:
+        problem = one_of(version, found) if found else "it has none"
+        raise RunDirectoryError(f"{run} holds no saved policy {version!r}: {problem}")
+    return found[version]
+
+
+def policy_versions(run_dir: Path) -> dict[str, Path]:
+    """Directories of the policies of a run by their version.
+
+    `best` is the best one, `final` that of the newest checkpoint, at which the run ended or was
+    stopped; `epoch_<n>` are regular dumps and checkpoints.
+    """
+    infos = locate(CHECKPOINT_STORE)(run_dir / CHECKPOINTS).list()
+    found = {BEST: run_dir / BEST} if (run_dir / BEST).is_dir() else {}
+    if infos:
+        found[FINAL] = infos[-1].path
+    of_epochs = {info.path.name: info.path for info in infos}
+    of_epochs |= {path.name: path for path in (run_dir / POLICIES).glob("epoch_*")}
+    return found | dict(sorted(of_epochs.items()))
+
+
+def _read_checkpoint(
+    directory: Path,
+    trust: Sequence[str],
+    own: Any,
+    uses: Collection[str],
+    objects: Mapping[str, Any],
+) -> SavedPolicy:
+    """The policy of a checkpoint; spaces are those of the saved policies of its run."""
+    run_dir = directory.parent.parent
+    places = (run_dir / BEST, *sorted((run_dir / POLICIES).glob("epoch_*")))
+    with_spaces = next((place for place in places if (place / SPACES).exists()), None)
+    if with_spaces is None:
+        problem = f"{run_dir} has no {SPACES} yet: go on with the run until its first evaluation"
+        raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
+    observation_space, action_space = read_spaces(with_spaces)
+    checkpoint: Checkpoint = locate(CHECKPOINT_STORE)(directory.parent).load(directory.name)
+    path, text = checkpoint.path, checkpoint.settings
+    # Those of an older version are in the directory of the run.
+    settings = parsed_settings(text, path) if text else read_settings(run_dir)
+    settings = values_by_field(TrainConfig, {**settings, **objects})
+    check_trust(settings, path, trust, own, uses)
+    modules = checkpoint.state["learners"]["learner"]["modules"]
+    return SavedPolicy(
+        directory,
+        load_config(settings),
+        observation_space,
+        action_space,
+        model_weights(modules, observation_space, action_space),
+        {"score": checkpoint.score, "epoch": checkpoint.epoch},
     )

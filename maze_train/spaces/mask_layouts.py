@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze_train.errors import SpaceError, nearest
+from maze_train.errors import SpaceError, did_you_mean, nearest
 from maze_train.spaces.describe import MASK_KEY, choice_sizes, flat_spaces
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ def separate_parts(
                 f"the mask {leaf!r} is for {actions[key]}, which can not be masked: expected masks "
                 f"of Discrete and MultiDiscrete parts only ({', '.join(maskable)})"
             )
-        close = nearest(key, maskable, count=1)
-        hint = f"; did you mean {MASK_KEY}/{close[0]!s}?" if close else ""
+        hint = did_you_mean(f"{MASK_KEY}/{part}" for part in nearest(key, maskable, count=1))
         raise SpaceError(
             f"the mask {leaf!r} is for no part of the action space: expected one of "
             f"{', '.join(f'{MASK_KEY}/{part}' for part in maskable)}{hint}"

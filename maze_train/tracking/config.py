@@ -30,12 +30,25 @@ class TrackingConfig:
     plot: bool = True
     """Whether plots/learning_curve.png is drawn at the end of the run."""
 
+    profile: list[int] | None = None
+    """First and last update, from 1, that are profiled, such as `[11, 20]`: where their time goes
+    is written to profile/updates_<first>_<last>.json, for chrome://tracing or ui.perfetto.dev."""
+
     writers: list[dict[str, Any]] = field(default_factory=list)
     """Further writers, each `{_target_: my_package.MyWriter, key: value}`; for example
     `{_target_: maze_train.WandbWriter, project: my_project}`."""
 
+    info_keys: list[str] = field(default_factory=list)
+    """Keys of the info of the last step of episodes, whose means become the metrics
+    `train/info/<key>` and `eval/info/<key>`, where they hold numbers. (ES: evaluations only.)"""
+
     def __post_init__(self) -> None:
         check_choices(self)
+        if self.profile is not None and not (
+            len(self.profile) == 2 and 1 <= self.profile[0] <= self.profile[1]
+        ):
+            problem = "expected the first and the last update, from 1, such as [11, 20]"
+            raise ConfigError("profile", problem, self.profile)
         for i, node in enumerate(self.writers):
             if not is_target(node):
                 raise ConfigError(f"writers[{i}]", "expected the key _target_", node)

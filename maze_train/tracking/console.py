@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from maze_train.tracking.disagreement import DISAGREEMENT, Disagreement
@@ -14,6 +15,7 @@ from maze_train.tracking.tracker import (
     EPOCH,
     EVAL_RETURN,
     EVAL_RETURN_STD,
+    TOTAL_S,
     TRAIN_RETURN,
     MetricsWriter,
     RunInfo,
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.console import Console
+
+
+TIMES = tuple(
+    f"time/{name}_s" for name in ("env", "collect", "update", "evaluate", "checkpoint", "epoch")
+)
+"""Metrics of the time that parts of a run took; the whole comes last."""
 
 
 class ConsoleWriter(MetricsWriter):
@@ -102,7 +110,7 @@ class ConsoleWriter(MetricsWriter):
         self._has_more = False
         description = self._status.epoch_text()
         status = self._status.text(now, self._display.room(description))
-        self._display.show(now, description, self._status.share(), status)
+        self._display.show(now, description, self._status.share(now), status)
 
 
 class _Status:
@@ -116,17 +124,20 @@ class _Status:
         self.latest: dict[str, float] = {}
         self.best: tuple[float, int] | None = None
         self._disagreement = Disagreement(run.config)
+        self._seconds: Counter[str] = Counter()
         for row in run.past_rows:
             self.take(row)
         self.started_at = now
         self.started_with = self.env_steps
-        self.started_share = self.share() or 0.0
+        self.seconds_before = run.past_rows[-1].get(TOTAL_S, 0.0) if run.past_rows else 0.0
+        self.started_share = self.share(now) or 0.0
 
     def take(self, row: Mapping[str, float]) -> bool:
         """Note the numbers of an epoch that ended; returns whether to report a disagreement."""
         self.epoch = int(row[EPOCH])
         self.env_steps = int(row[ENV_STEPS])
         self.fraction = 0.0
+        self._seconds.update({n: row[n] for n in TIMES if n in row})
         names = (TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD)
         self.latest.update({n: row[n] for n in names if math.isfinite(row.get(n, math.nan))})
         score = row.get(self.run.metric, math.nan)
@@ -134,13 +145,16 @@ class _Status:
             self.best = (score, self.epoch)
         return self._disagreement.take(row)
 
-    def share(self) -> float | None:
+    def share(self, now: float) -> float | None:
         """Share of the run that is done, in [0, 1]; None if nothing is known to end it."""
         shares = []
         if self.run.total_env_steps:
             shares.append(self.env_steps / self.run.total_env_steps)
         if self.run.n_epochs:
             shares.append((self.epoch + self.fraction) / self.run.n_epochs)
+        if self.run.max_wall_time_s:
+            elapsed = self.seconds_before + now - self.started_at
+            shares.append(elapsed / self.run.max_wall_time_s)
         return min(max(shares), 1.0) if shares else None
 
     def speed(self, now: float) -> float:
@@ -150,7 +164,7 @@ class _Status:
 
     def remaining_s(self, now: float) -> float:
         """Expected seconds to the end of the run; NaN if unknown."""
-        share = self.share()
+        share = self.share(now)
         if share is None or share <= self.started_share:
             return math.nan
         return (now - self.started_at) * (1 - share) / (share - self.started_share)
@@ -173,7 +187,7 @@ class _Status:
         speed, remaining = self.speed(now), self.remaining_s(now)
         rate = f"{compact(speed) if math.isfinite(speed) else '-':>5}/s"
         parts = {"steps": f"{steps} steps" if room is None else steps, "rate": rate}
-        if self.share() is not None:
+        if self.share(now) is not None:
             parts["eta"] = f"eta {duration(remaining)}"
         for label, name in (("train", TRAIN_RETURN), ("eval", EVAL_RETURN)):
             if name in self.latest:
@@ -199,12 +213,35 @@ class _Status:
             ("wall time", duration(elapsed)),
             ("speed", f"{compact(speed) if math.isfinite(speed) else '-'} steps/s"),
         ]
+        shares = time_shares(self._seconds)
+        if shares:
+            lines.append(("time", shares))
         if self.best is not None:
             name = "best return" if self.run.metric == EVAL_RETURN else f"best {self.run.metric}"
             lines.append((name, f"{readable(self.best[0])} at epoch {self.best[1]:,}"))
         if final is not None:
             spread = "" if final_std is None else f" ± {readable(final_std)}"
             lines.append(("final evaluation", readable(final) + spread))
+        for name, test in found.get("final_test", {}).items():
+            mean, std = (readable(test[f"episode_return_{key}"]) for key in ("mean", "std"))
+            text = f"{mean} ± {std} ({int(test['episodes']):,} episodes)"
+            lines.append((f"test, {name} policy", text))
         if self.run.run_dir is not None:
             lines.append(("run directory", str(self.run.run_dir)))
         return lines
+
+
+def time_shares(seconds: Mapping[str, float]) -> str:
+    """The parts of the time of a run in percent; empty: it is not known.
+
+    Args:
+        seconds: Sums of `TIMES` over the run.
+    """
+    env, collect, update, evaluate, checkpoint, whole = (seconds.get(name, 0.0) for name in TIMES)
+    if not whole:
+        return ""
+    first = {"environment": env, "policy": collect - env} if env else {"experience": collect}
+    parts = {**first, "update": update, "evaluation": evaluate, "writing": checkpoint}
+    parts["other"] = whole - sum(parts.values())
+    shares = {name: round(100 * part / whole) for name, part in parts.items()}
+    return ", ".join(f"{name} {share} %" for name, share in shares.items() if share > 0)

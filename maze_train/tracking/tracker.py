@@ -25,6 +25,7 @@ UPDATES = "updates"
 ENV_STEPS = "env_steps"
 TRAIN_RETURN = "train/episode_return_mean"
 EVAL_RETURN = "eval/episode_return_mean"
+TOTAL_S = "time/total_s"
 EVAL_RETURN_STD = "eval/episode_return_std"
 
 
@@ -46,6 +47,9 @@ class RunInfo:
 
     n_epochs: int | None = None
     """Epochs after which training ends; None: not limited."""
+
+    max_wall_time_s: float | None = None
+    """Seconds after which training ends; None: not limited."""
 
     step_label: str = "environment steps"
     """Unit of `env_steps`, for people."""
@@ -169,8 +173,8 @@ class Tracker:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Forward the outcome of the run: plain values by name.
 
-        Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s` and
-        `steps_per_second`; best and last returns it takes from the rows.
+        Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`,
+        `steps_per_second` and `final_test`; best and last returns it takes from the rows.
         """
         self._forward("finish", summary)
 

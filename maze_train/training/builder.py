@@ -24,11 +24,11 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
-from maze_train.training.environments import build_vector_env, close_quietly
+from maze_train.training.environments import build_vector_env, close_quietly, times_of
 from maze_train.training.models import make_model, modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -77,6 +77,7 @@ class BuildContext(Generic[Config]):
         evaluation: Settings of evaluations.
         checkpoint: Settings of checkpoints.
         total_steps: Environment steps after which training stops; 0: no limit.
+        info_keys: Keys of last infos whose numbers are metrics.
         dataset: Recorded episodes, for algorithms that learn from them.
         is_trial: Whether the run is a short trial of everything.
         has_checkpoint: Whether the run goes on from a checkpoint, which brings the experience.
@@ -98,6 +99,7 @@ class BuildContext(Generic[Config]):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
+    info_keys: Sequence[str] = ()
     dataset: str | dict[str, Any] | None = None
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     is_trial: bool = False
@@ -148,6 +150,7 @@ class BuildContext(Generic[Config]):
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
             allow_new_episodes=self.checkpoint.allow_new_episodes,
+            info_keys=self.info_keys,
         )
 
 
@@ -271,26 +274,33 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     def build_evaluators(self) -> list[Evaluator]:
         """Build the evaluators of the policy, without those of the user."""
+        n_episodes = self.context.evaluation.n_episodes
+        return [self._build_evaluator(n_episodes, "evaluation")] if n_episodes else []
+
+    def build_final_evaluator(self) -> Evaluator | None:
+        """Build what tests policies after training; None: there is no test.
+
+        Raises:
+            ConfigError: If there is nothing to play in.
+        """
+        n_episodes = self.context.evaluation.final_episodes
+        return self._build_evaluator(n_episodes, "final test") if n_episodes else None
+
+    def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
+        """What plays so many episodes with the seeds of a named stream."""
         config = self.context.evaluation
-        if not config.n_episodes:
-            return []
-        return [
-            locate(EVALUATOR)(
-                lambda num_envs: self.context.make_env(num_envs, training=False),
-                config.n_episodes,
-                concurrency=config.concurrency,
-                seed=self.context.seeds.integer("evaluation"),
-                deterministic=config.deterministic,
-            )
-        ]
+        evaluator: Evaluator = locate(EVALUATOR)(
+            lambda num_envs: self.context.make_env(num_envs, training=False),
+            n_episodes,
+            concurrency=config.concurrency,
+            seed=self.context.seeds.integer(stream),
+            deterministic=config.deterministic,
+            info_keys=self.context.info_keys,
+        )
+        return evaluator
 
     def make_collector(
-        self,
-        num_steps: int,
-        acting: ActingModel | RecurrentModel,
-        stream: str = "",
-        *,
-        at_end: bool = False,
+        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
     ) -> RolloutCollector | TurnCollector:
         """A collector on the environments of this process.
 
@@ -298,17 +308,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_steps: Steps of each environment per rollout; fewer in a trial.
             acting: Chooses the actions, of one agent or of several.
             stream: Name that gives the collector random numbers of its own.
-            at_end: Where turns of several agents lie, see `TurnSplitter`.
+            **turns: Arguments of `TurnCollector`, where there are several agents.
         """
         collector = self.context.make_collector(self.env, num_steps, stream)
         if agent_spaces(*self.spaces) is None:
             return collector
-        multiple = getattr(self.algorithm, "sequence_length", 0) or 1
-        learner_class = locate(self.algorithm.learner_class)
-        collector.records_log_probs = getattr(learner_class, "needs_old_log_probs", False)
-        several: TurnCollector = locate(TURN_COLLECTOR)(
-            collector, acting, multiple=multiple, at_end=at_end
-        )
+        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, **turns)
         return several
 
     @property
@@ -317,6 +322,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if self._env is None:
             self._env = self.context.make_env(self.num_envs)
         return self._env
+
+    def env_times(self) -> tuple[float, int] | None:
+        """Seconds for which workers stepped `env`, summed up, and their number; None: none do."""
+        return times_of(self._env)
 
     def close_env(self) -> None:
         """Close `env`; its next use makes new ones."""

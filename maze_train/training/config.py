@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_choices, check_fields, check_positive
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import TARGET
@@ -176,6 +176,11 @@ class EvaluationConfig:
     """Steps after which an episode of an evaluation is cut, and counts as it is: a policy that
     stands still would never end an episode without a time limit of its own. 0: never."""
 
+    final_episodes: int = 0
+    """Episodes that the last and the best policy play each after training, with seeds of their own,
+    for the numbers that one reports: those of the best evaluation are too good, since it was
+    chosen. 0: none."""
+
     deterministic: bool = True
     """Whether the most likely action is taken; false: actions are sampled."""
 
@@ -195,7 +200,7 @@ class EvaluationConfig:
     keys and called with the policy; the numbers that it returns appear among the metrics."""
 
     def __post_init__(self) -> None:
-        check_fields(self, 0, "n_episodes", "max_episode_steps", "dump_interval")
+        check_fields(self, 0, "n_episodes", "final_episodes", "max_episode_steps", "dump_interval")
         check_fields(self, 1, "interval", "concurrency")
         check_choices(self)
         self._check_metric()
@@ -210,8 +215,7 @@ class EvaluationConfig:
         known = [f"eval/{name}" for name in EVALUATION_METRICS] if self.n_episodes else []
         if self.metric.startswith(("train/", "validation/")) or self.metric in known:
             return
-        close = nearest(self.metric, known, count=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(nearest(self.metric, known, count=1), "", " ")
         reported = ", ".join(known) or "train/... only, without evaluation episodes"
         raise ConfigError("metric", f"not reported; {hint}reported: {reported}", self.metric)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from maze_train.nets.config import ModelConfig
     from maze_train.training.config import AlgorithmConfig, PolicyConfig
+    from maze_train.types import Tensor
 
 
 BUILD_JOINT_MODEL = "maze_train.training.policies.build_joint_model"
@@ -28,6 +29,21 @@ def modules_of(model: nn.Module) -> dict[str, Any]:
     """The modules of a model by id: the policies of several agents, or the model itself."""
     by_policy: dict[str, Any] = getattr(model, "by_policy", {DEFAULT_MODULE: model})
     return by_policy
+
+
+def model_weights(
+    modules: Mapping[str, dict[str, Tensor]],
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+) -> dict[str, Tensor]:
+    """The weights of a model from those of its modules by id, as `make_model` would build it."""
+    if agent_spaces(observation_space, action_space) is None:
+        return modules[DEFAULT_MODULE]
+    return {
+        f"policies.{policy}.{name}": value
+        for policy, weights in modules.items()
+        for name, value in weights.items()
+    }
 
 
 def make_model(

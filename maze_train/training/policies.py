@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.nets.joint import JointModel
 from maze_train.seeding import Seeds
 from maze_train.spaces.serialize import space_to_dict
@@ -61,8 +61,7 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
 def _matching(pattern: str, key: str, spaces: AgentSpaces) -> list[str]:
     found = [agent for agent in spaces.agents if fnmatchcase(agent, pattern)]
     if not found:
-        close = nearest(pattern, spaces.agents, count=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(nearest(pattern, spaces.agents, count=1), "", " ")
         problem = f"no such agent; {hint}there are: {', '.join(spaces.agents)}"
         raise ConfigError(key, problem, pattern)
     return found

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -341,12 +339,6 @@ class InlinePool(WorkerPool):
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
-
-
-def warn(message: str) -> None:
-    """Tell something on stderr, if there is one."""
-    with suppress(OSError, ValueError):
-        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def check_spaces(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.files import process_runs
+from maze_train.notices import warn
 from maze_train.workers.pipes import (
     CALL,
     DEFINE,
@@ -26,7 +27,7 @@ from maze_train.workers.pipes import (
     receive_message,
 )
 from maze_train.workers.places import dumps
-from maze_train.workers.pool import CallCancelledError, WorkerContext, warn
+from maze_train.workers.pool import CallCancelledError, WorkerContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

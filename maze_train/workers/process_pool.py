@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import WorkerError
+from maze_train.notices import warn
 from maze_train.workers.memory import SharedMemory
-from maze_train.workers.pool import CLOSED, WorkerFailedError, WorkerPool, warn
+from maze_train.workers.pool import CLOSED, WorkerFailedError, WorkerPool
 from maze_train.workers.process import PAGE_NBYTES, STEPS
 from maze_train.workers.worker_process import WorkerProcess, end_all
 

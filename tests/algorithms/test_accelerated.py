@@ -173,6 +173,10 @@ def test_other_families_and_settings_are_left_to_autograd():
         make_learner("ppo", loss_function={"_target_": f"{__name__}.own_loss"}),
     ):
         assert not accelerates(other, other.module)
+    learner = make_learner("ppo")
+    with torch.autograd.set_detect_anomaly(True):  # else it would see nothing
+        assert not accelerates(learner, learner.module)
+    assert accelerates(learner, learner.module)
 
 
 @pytest.mark.parametrize("method", OWN_METHODS)

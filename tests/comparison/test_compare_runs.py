@@ -68,13 +68,14 @@ def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
 
 def test_settings_that_differ_are_columns(tmp_path: Path) -> None:
     """Those of one algorithm in one environment, but for seeds and what is only written."""
-    for i, lr in enumerate((0.01, 0.001, 0.01)):
+    for i, lr in enumerate((0.0123456, 0.001, 0.0123456)):
         write_run(tmp_path / f"a{i}", [i], seed=i, algorithm__lr=lr, tracking__plot=i == 0)
     write_run(tmp_path / "b", [5], algorithm="a2c", total_steps=7)
     comparison = compared(tmp_path)
     assert comparison.settings == ["algorithm.lr"]
     found = [(row["algorithm"], row["algorithm.lr"], row["runs"]) for row in comparison.rows]
-    assert found == [("a2c", "0.0007", 1), ("ppo", "0.001", 1), ("ppo", "0.01", 2)]
+    assert found == [("a2c", "0.0007", 1), ("ppo", "0.001", 1), ("ppo", "0.0123456", 2)]
+    assert "  ppo             0.01235     2" in str(comparison)
     assert len(compared(tmp_path, ignore=["algorithm"]).groups) == 2
 
 
@@ -131,7 +132,9 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         assert all(reason in text for reason in reasons.values())
     assert [row["runs"] for row in comparison.rows] == [1]
     assert [row["seeds"] for row in compared(tmp_path, unfinished=True).rows] == ["0 1 3 2"]
-    with pytest.raises(RunDirectoryError, match=r"none of these runs can be compared:\n.*empty: "):
+    with pytest.raises(
+        RunDirectoryError, match=r"none of these runs can be compared:\n.*\nunfinished=true"
+    ):
         compared(tmp_path, "empty")
 
 

@@ -47,8 +47,10 @@ SHARED = {
     "algorithm.n_epochs",
     "algorithm.on_non_finite",
     "algorithm.patience",
+    "callbacks",
     "evaluation.concurrency",
     "evaluation.dump_interval",
+    "evaluation.final_episodes",
     "learner_group.device",
     "learner_group.n_cpus_per_learner",
     "learner_group.drop_when_full",
@@ -125,10 +127,18 @@ def test_tuples_were_once_stored_as_lists(run_dir):
 
 
 def test_several_changes_are_all_named(run_dir):
-    """One message is enough to put all of them right."""
-    values = {**BASE, "algorithm.gamma": 0.5, "algorithm.clip_range": 0.3, "seed": 9}
-    with pytest.raises(ConfigError, match=r"also changed: algorithm\.gamma, seed"):
+    """One message is enough to put all of them right, and says which ones need not be."""
+    values = {**BASE, "algorithm.gamma": 0.5, "total_steps": 7, "seed": 9, "run_dir": str(run_dir)}
+    with pytest.raises(ConfigError) as caught:
         continued(load_config(values), run_dir)
+    assert caught.value.problem.splitlines() == [
+        f"the run in {run_dir} has 0.99, and this setting changes its numbers: leave it as it was, "
+        "or start a new run; all that differ:",
+        "  setting          before  now",
+        "  algorithm.gamma  0.99    0.5  refused",
+        "  seed             3       9    refused",
+        "  total_steps      100000  7",
+    ]
 
 
 def test_where_a_run_is_looked_for(run_dir, tmp_path):

@@ -427,6 +427,7 @@ REFUSED = [
     ("native", "Acrobot-v1", {}, r"no vector .* under it: use env.backend=gymnasium.*CartPole-v1"),
     ("native", "Pendulum-v1", {}, r"nearest first: phys2d/Pendulum-v0"),
     ("native", "phys2d/CartPol-v0", {}, r"nearest ids: phys2d/CartPole"),
+    ("native", "pettingzoo:classic/go_v5", {}, r"env\.backend = 'native'.*use env.backend=gymn"),
     ("gymnasium", CART, {}, r"env\.backend = 'gymnasium'"),
     ("envpool", "ALE/Pung-v5", {}, r"env\.id = 'ALE/Pung-v5'.*nearest ids: Pong-v5"),
     ("envpool", CART, {"kwargs": {"gravity": 3.0}}, r"env\.kwargs = .*take these.*gravity"),

@@ -49,16 +49,9 @@ PROBLEMS = {
     "masked": Problem(0, (4,), masked=True),
     "masked hybrid": Problem(2, (4, 3), masked=True),
 }
+pytestmark = pytest.mark.usefixtures("float64")
 SIZES = sweep("size", [1, 3])
 ALL = pytest.mark.parametrize("name", PROBLEMS)
-
-
-@pytest.fixture(autouse=True)
-def _double_precision():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def legal_of(problem):

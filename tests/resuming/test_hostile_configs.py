@@ -92,6 +92,11 @@ PLANTS = [
     Plant("algorithm.optimizer", SHELL),
     Plant("algorithm.optimizer", nested("torch.optim.Adam", betas=SHELL),
           key="algorithm.optimizer.betas._target_"),
+    Plant("algorithm.lr_scheduler", SHELL),
+    Plant("algorithm.overrides", {"default": {"optimizer": SHELL}},
+          key="algorithm.overrides.default.optimizer._target_"),
+    Plant("algorithm.overrides", {"default": {"lr": OWN}}, "hostile.Part",
+          "algorithm.overrides.default.lr._target_"),
     Plant("algorithm", nested(SAC, replay_buffer=SHELL), key="algorithm.replay_buffer._target_"),
     Plant("algorithm", nested(SAC, initial_sampling_policy=SHELL),
           key="algorithm.initial_sampling_policy._target_"),
@@ -143,6 +148,7 @@ del BASE_RUN["model.hidden_sizes"]
 COMMANDS = {
     "load_policy": Command(PARTS_OF_POLICY, lambda: load_policy("run")),
     "load_policy epoch": Command(PARTS_OF_POLICY, lambda: load_policy("run/policies/epoch_000001")),
+    "load_policy final": Command(PARTS_OF_POLICY, lambda: load_policy("run@final")),
     "run_rollout": Command(
         (*PARTS_OF_POLICY, *PARTS_OF_ENV),
         lambda: run_rollout(run="run", n_episodes=1, progress="quiet"),
@@ -222,7 +228,8 @@ def rewrite(run_dir: Path, changed: Callable[[str], str]) -> None:
 
 def part_of(key: str) -> str | None:
     """The part of `PARTS` to which a key belongs."""
-    found = [part for part in PARTS if f"{key}.".replace("[", ".").startswith(f"{part}.")]
+    key = f"{key}.".replace("[", ".").replace("overrides.default.", "")  # those of a module
+    found = [part for part in PARTS if key.startswith(f"{part}.")]
     return max(found, key=len, default=None)
 
 

@@ -15,6 +15,7 @@ from short_runs import ALGORITHMS, QUIET, SMALL, short_run
 from maze_train import load_policy, train
 from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.errors import ConfigError
+from maze_train.training.checkpoints import CheckpointStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ def cloned(tmp_path: Path, action: str = "discrete", name: str = "bc", **changes
 
 
 def started(
-    tmp_path: Path, base: Path, algorithm: str, action: str = "box", **changes: Any
+    tmp_path: Path, base: Path | str, algorithm: str, action: str = "box", **changes: Any
 ) -> Path:
     """The directory of a run that starts from a base, and makes no update that counts.
 
@@ -253,6 +254,42 @@ def test_no_policy_there(tmp_path):
     for name in (".", "nowhere"):
         with pytest.raises(ConfigError, match=r"base_run.*holds no saved policy"):
             started(tmp_path, tmp_path / name, "ppo", "discrete")
+
+
+def test_versions_of_the_base(tmp_path):
+    """The best policy, the last one, one of an epoch; the error lists those that there are."""
+    base = tmp_path / "base"
+    dumped = {"evaluation.dump_interval": 2, "evaluation.mode": "min", "total_steps": 256}
+    short_run(base, **NETS, **dumped)
+    assert "epoch_000004" not in (base / "best" / "score.json").read_text()
+    store = CheckpointStore(base / "checkpoints")
+    states = {name: store.load(name).state for name in ("epoch_000003", "epoch_000004")}
+    weights = {
+        name: state["learners"]["learner"]["modules"]["default"] for name, state in states.items()
+    }
+    weights["epoch_000002"] = torch.load(base / "policies" / "epoch_000002" / "policy.pt")
+    weights["best"] = torch.load(base / "best" / "policy.pt")
+    weights["final"] = weights["epoch_000004"]
+    weights["no version"] = weights["best"]
+    places = {name: f"{base}@{name}" for name in weights} | {"no version": str(base)}
+    places |= {"epoch_000003": f"{base}/checkpoints/epoch_000003"}
+    for name, place in places.items():
+        run_dir = started(tmp_path, place, "ppo", "discrete", run_dir=tmp_path / name)
+        found = policy_weights(tmp_path / name)
+        assert found
+        assert all(torch.equal(found[key], weights[name][key]) for key in found), run_dir
+    with pytest.raises(ConfigError) as caught:
+        started(tmp_path, f"{base}@epoch_000001", "ppo", "discrete", run_dir=tmp_path / "no")
+    assert str(caught.value) == (
+        f"base_run = '{base}@epoch_000001': {base} holds no saved policy 'epoch_000001': expected "
+        "one of best, final, epoch_000002, epoch_000003, epoch_000004; did you mean 'epoch_000004'?"
+    )
+    shutil.rmtree(base / "best")
+    shutil.rmtree(base / "policies")
+    with pytest.raises(ConfigError, match=r"has no spaces.json yet: go on with the run"):
+        started(tmp_path, f"{base}@final", "ppo", "discrete", run_dir=tmp_path / "no")
+    with pytest.raises(ConfigError, match=r"no saved policy 'final': it has none"):
+        started(tmp_path, f"{tmp_path}/nowhere@final", "ppo", "discrete", run_dir=tmp_path / "no")
 
 
 def test_critics_are_taken_over_where_there_is_one(tmp_path, capsys):

@@ -62,7 +62,8 @@ def test_columns_of_the_metrics() -> None:
     assert {
         "eval/episode_return_mean", "train/policy_loss", "train/value_loss", "train/grad_norm",
         "train/explained_variance", "train/policy_entropy", "train/approximate_kl",
-        "time/collect_s", "time/update_s", "time/evaluate_s", "time/epoch_s", "time/total_s",
+        "time/collect_s", "time/env_s", "time/update_s", "time/evaluate_s", "time/epoch_s",
+        "time/total_s",
     } <= set(columns)  # fmt: skip
     assert [row["env_steps"] for row in table] == ["64", "128", "192"]
     read = [{name: float(cell) for name, cell in row.items() if cell} for row in table]
@@ -322,6 +323,27 @@ def test_the_closing_summary_tells_when_the_best_return_was(
     assert int(found[1]) == 1 + returns.index(min(returns)) == result.summary.best_epoch
 
 
+def test_modes_of_the_settings_hold_for_the_run_only() -> None:
+    """In training, statistics before it included, and in the test after it; updates leave a trace.
+
+    Autograd looks for NaN in training alone.
+    """
+    seen: list[tuple[bool, bool]] = []
+
+    class Looking(SpacesEnv):
+        def step(self, action: Any) -> Any:
+            seen.append((torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled()))
+            return super().step(action)
+
+    modes = {"runner.deterministic": True, "runner.detect_anomaly": True}
+    more = {"tracking.profile": [2, 3], "evaluation.final_episodes": 1}
+    short_run(env=Looking, **modes, **more, **{"model.normalization.mode": "estimated"})
+    assert list(dict.fromkeys(seen)) == [(True, True), (True, False)]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_anomaly_enabled()
+    assert '"update 3"' in Path("run/profile/updates_2_3.json").read_text()
+
+
 def test_threads_of_torch_are_set_for_the_run_only() -> None:
     """`runner.torch_threads` holds during the run; 0 leaves them; they are put back afterwards."""
     seen: list[int] = []
@@ -336,3 +358,25 @@ def test_threads_of_torch_are_set_for_the_run_only() -> None:
         short_run(f"run{count}", env=Looking, total_steps=1, **{"runner.torch_threads": count})
         assert seen[-1] == (count or before)
         assert torch.get_num_threads() == before
+
+
+class Telling(SpacesEnv):
+    """Says in its infos how far it is."""
+
+    def step(self, action: Any) -> Any:
+        *result, info = super().step(action)
+        return *result, {**info, "way": [0.5 * self.t], "name": "x"}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac", "impala", "es"])
+def test_keys_of_infos_become_metrics(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Means over last infos; a key without numbers is told; nothing else is another number."""
+    keys = {"tracking.info_keys": ["way", "name"]}
+    told = short_run("told", algorithm, env=lambda: Telling(length=4), **keys)
+    for prefix in ("train", "eval") if algorithm != "es" else ("eval",):
+        assert [row[f"{prefix}/info/way"] for row in told.history] == [2.0] * len(told.history)
+    assert not any("info/name" in name for row in told.history for name in row)
+    assert "no episode ended with a number under 'name' in its info" in capsys.readouterr().err
+    short_run("plain", algorithm, env=lambda: Telling(length=4))
+    without = [{k: v for k, v in row.items() if "/info/" not in k} for row in rows("told")]
+    assert without == rows("plain")

@@ -91,6 +91,17 @@ def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
     assert "200/s  eta 0:04:00  eval 25.00  best 25.00" in output(console)
 
 
+def test_a_limit_of_time_counts_too() -> None:
+    """Also alone, and with the seconds before the run was continued."""
+    for before, expected in ((0.0, "0:01:15"), (50.0, "0:00:25")):
+        past = ({**make_row(1), "time/total_s": before},)
+        run = RunInfo(max_wall_time_s=100.0, total_env_steps=10**9, past_rows=past)
+        writer, clock, console = started(run)
+        clock.now += 25
+        writer.write(make_row(2))
+        assert f"eta {expected}" in output(console)
+
+
 def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing where it is to be quiet, plain lines where there is no terminal, no other modes."""
     lines = "PPO on [CartPole]\nepoch  1/50     2k/100k steps"
@@ -108,6 +119,24 @@ def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
         ConsoleWriter("quit")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({}, ""),
+        ({"epoch": 10, "collect": 6, "env": 4.5, "update": 3, "evaluate": 0.6, "checkpoint": 0.2},
+         "environment 45 %, policy 15 %, update 30 %, evaluation 6 %, writing 2 %, other 2 %"),
+        ({"epoch": 10, "collect": 6, "update": 4}, "experience 60 %, update 40 %"),
+    ],
+)  # fmt: skip
+def test_where_the_time_went(seconds: dict[str, float], expected: str) -> None:
+    """In percent of all epochs, those before a run was continued included."""
+    halves = {f"time/{name}_s": value / 2 for name, value in seconds.items()}
+    past = RunInfo(past_rows=({**make_row(1), **halves},))
+    writer, clock, _ = started(past)
+    writer.write({**make_row(2), **halves})
+    assert dict(writer._status.outcome({}, clock.now)).get("time", "") == expected
+
+
 def test_the_summary_is_aligned_and_says_what_happened() -> None:
     """Numbers of the summary win; the others come from the rows and the clock."""
     writer, clock, console = started(RunInfo(run_dir=Path("runs/" + "x" * 100)), line_interval_s=0)
@@ -116,7 +145,9 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
     clock.now += 65
     writer.write({**make_row(49, eval=480.0), "eval/episode_return_std": 12.3})
     writer.write({**make_row(50, eval=470.0), "eval/episode_return_std": 9.0})
-    writer.finish({"stop_reason": "total_steps reached"})
+    test = {"epoch": 50, "episode_return_mean": 468.0, "episode_return_std": 11.5, "episodes": 100}
+    tests = {"last": test, "best": {**test, "episode_return_mean": 475.25}}
+    writer.finish({"stop_reason": "total_steps reached", "final_test": tests})
     assert output(console).splitlines()[2:] == [
         "",
         "  stopped            total_steps reached",
@@ -126,6 +157,8 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
         "  speed              1.5k steps/s",
         "  best return        480.0 at epoch 49",
         "  final evaluation   470.0 ± 9.00",
+        "  test, last policy  468.0 ± 11.50 (100 episodes)",
+        "  test, best policy  475.2 ± 11.50 (100 episodes)",
         "  run directory      runs/" + "x" * 100,
     ]
 
@@ -156,7 +189,7 @@ def test_the_bar_moves_within_an_epoch_but_not_too_often() -> None:
     clock.now += 1
     writer.advance(0.5, 1500)
     assert "1.5k" in output(console)[before:]
-    assert writer._status.share() == pytest.approx(0.05)
+    assert writer._status.share(clock.now) == pytest.approx(0.05)
     writer.close()
 
 

@@ -14,6 +14,7 @@ from maze_train import SequentialVectorEnv
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.algorithms.ppo.trainer import PPO
+from maze_train.events import Statistics
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
@@ -105,6 +106,9 @@ class NoLearners:
 
     def foreach_learner(self, function):
         return []
+
+    def wait(self):
+        return Statistics()
 
     def state_dict(self):
         return {}

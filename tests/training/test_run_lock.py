@@ -71,7 +71,9 @@ def test_a_lock_that_is_no_file(tmp_path, kind):
     assert not other.exists() or other.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["best", "checkpoints", "plots", "policies", "policies/epoch_1"])
+@pytest.mark.parametrize(
+    "name", ["best", "checkpoints", "plots", "policies", "policies/epoch_1", "profile"]
+)
 def test_a_run_writes_into_its_own_directory_only(tmp_path, name):
     """A link in the place of a directory is refused; the run directory itself may be one."""
     (tmp_path / "run" / name).parent.mkdir(parents=True)

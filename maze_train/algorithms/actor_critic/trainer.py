@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.errors import TrainingError
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.events import Statistics
@@ -47,6 +48,7 @@ class ActorCritic(Trainer):
             )
         statistics.merge(self.learners.update(experience, progress))
         statistics.record(TimeEvents.collect_s, collected - started)
+        statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, time.perf_counter() - collected)
         return episodes.steps
 

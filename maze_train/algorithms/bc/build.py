@@ -18,7 +18,7 @@ from maze_train.algorithms.bc.recorded import fingerprints, kept_parts, open_rec
 from maze_train.data.batch_loader import BatchLoader
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.envs.factory import env_name
-from maze_train.errors import ConfigError, nearest
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.learner.steps import LearnerEvents
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.notices import warn
@@ -200,8 +200,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         if self.has_env and config.n_episodes:
             known += [f"eval/{name}" for name in EVALUATION_METRICS]
         if config.metric not in known:
-            close = nearest(config.metric, known, count=1)
-            hint = f"did you mean {close[0]}? " if close else ""
+            hint = did_you_mean(nearest(config.metric, known, count=1), "", " ")
             problem = f"not reported; {hint}reported: {', '.join(known)}"
             raise ConfigError("evaluation.metric", problem, config.metric)
 
@@ -234,6 +233,14 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         if self._validation is not None:
             found.append(BCValidationEvaluator(self._validation, self._loss, self._metrics))
         return [*found, *(super().build_evaluators() if self.has_env else ())]
+
+    def build_final_evaluator(self) -> Evaluator | None:
+        """The test in the environment, where there is one."""
+        n_episodes = self.context.evaluation.final_episodes
+        if n_episodes and not self.has_env:
+            problem = "the test is played in an environment: set env, or leave it out"
+            raise ConfigError("evaluation.final_episodes", problem, n_episodes)
+        return super().build_final_evaluator()
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """A loader of minibatches."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.algorithms.bc.metrics import parts_of, split_parts
+from maze_train.algorithms.bc.metrics import parts_of
 from maze_train.checks import check_at_least, check_one_of
 from maze_train.errors import ConfigError, ShapeError
 
@@ -93,7 +93,8 @@ class BCLoss:
             return total
         if self.box_loss == "nll":
             return self.entropy_coef * self.distribution.entropy(params)
-        for _, part, own_params in split_parts(self.distribution, params):
+        parts = self.distribution.parts.values()
+        for part, own_params in zip(parts, self.distribution.split(params), strict=True):
             if not self._is_squared_error(part):
                 total = total + part.entropy(own_params)
         return self.entropy_coef * total

@@ -8,7 +8,6 @@ import torch
 from gymnasium.spaces import Box, MultiBinary
 
 from maze_train.algorithms.bc.events import ImitationEvents
-from maze_train.distributions.joint import JointDistribution
 from maze_train.spaces.describe import choice_sizes, flat_spaces
 from maze_train.types import Tensor, TensorTree, leaves_by_key
 
@@ -27,18 +26,9 @@ def parts_of(
     distribution: Distribution, params: Tensor, actions: TensorTree
 ) -> list[tuple[str, Distribution, Tensor, Tensor]]:
     """Key, distribution, parameters and actions of each part; the key of a lone one is empty."""
-    by_key, pieces = leaves_by_key(actions), split_parts(distribution, params)
-    return [(key, part, own, by_key[key]) for key, part, own in pieces]
-
-
-def split_parts(
-    distribution: Distribution, params: Tensor
-) -> list[tuple[str, Distribution, Tensor]]:
-    """Key, distribution and parameters of each part; the key of a lone one is empty."""
-    if not isinstance(distribution, JointDistribution):
-        return [("", distribution, params)]
+    by_key = leaves_by_key(actions)
     pieces = zip(distribution.parts.items(), distribution.split(params), strict=True)
-    return [(key, part, own) for (key, part), own in pieces]
+    return [(key, part, own, by_key[key]) for (key, part), own in pieces]
 
 
 class ImitationMetrics:

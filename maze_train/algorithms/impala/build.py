@@ -56,6 +56,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
             context.place,
             queue_size=config.queue_size,
             allow_new_episodes=context.checkpoint.allow_new_episodes,
+            info_keys=context.info_keys,
         )
         context.closing.callback(close_quietly, actors)
         return actors

@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.impala.events import ActorEvents, ActorTimeEvents
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig

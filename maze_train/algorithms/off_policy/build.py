@@ -230,8 +230,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     @property
     def _buffer_nbytes(self) -> int:
         """Bytes of the replay buffers in the end."""
-        target = str(self._buffer_node[TARGET])
-        buffer_class = locate(target, f"algorithm.replay_buffer.{TARGET}")
+        key = f"algorithm.replay_buffer.{TARGET}"
+        buffer_class = locate(self._buffer_node[TARGET], key)
         entry_nbytes, nbytes = int(getattr(buffer_class, "entry_nbytes", 0)), 0
         for source in self._sources.values():
             layout = ReplayLayout(

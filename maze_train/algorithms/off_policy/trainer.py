@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.algorithms.off_policy.config import OffPolicyConfig
@@ -83,6 +84,7 @@ class OffPolicy(Trainer):
         self.learners.foreach_learner(lambda learner: learner.observe(rollout))  # type: ignore[attr-defined]  # an OffPolicyLearner
         statistics.record(ReplayEvents.size, float(len(self.replay_buffer)))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
+        statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, update_s)
         return steps
 

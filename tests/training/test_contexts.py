@@ -1,0 +1,140 @@
+"""Contexts of training and of tests: modes of PyTorch, and the profiler."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from maze_train.errors import ConfigError, TrainingError
+from maze_train.learner.modes import CUBLAS
+from maze_train.tracking.config import TrackingConfig
+from maze_train.training.contexts import RunContexts
+from maze_train.training.services import Contexts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODES = ("deterministic", "detect_anomaly")
+
+
+def contexts(path: Path, profile: list[int] | None = None, **modes: bool) -> RunContexts:
+    """Contexts with the modes that are named."""
+    return RunContexts(path, **{**dict.fromkeys(MODES, False), **modes}, profile=profile)
+
+
+def modes_now() -> tuple[object, ...]:
+    """The modes of this process."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.is_anomaly_enabled(),
+        os.environ.get(CUBLAS),
+    )
+
+
+@pytest.fixture(params=[None, ":16:8"], ids=["all off", "own modes"])
+def own_value(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str | None]:
+    """Modes from before: those of PyTorch, or warnings and a variable of the user."""
+    monkeypatch.delenv(CUBLAS, raising=False)
+    if request.param is not None:
+        monkeypatch.setenv(CUBLAS, request.param)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("part", ["training", "testing"])
+def test_modes_hold_inside_and_are_put_back(
+    tmp_path: Path, own_value: str | None, part: str, fails: bool
+) -> None:
+    """Also those that were on before, and after an exception, which comes out as it was raised."""
+    before = modes_now()
+    repeats, looks = {"deterministic": True}, {"detect_anomaly": True}
+    variable = own_value or ":4096:8"
+    looking = (*before[:2], part == "training", own_value)
+    for context, inside in (
+        (Contexts(), before),
+        (contexts(tmp_path), before),
+        (contexts(tmp_path, **looks), looking),
+        (contexts(tmp_path, **repeats), (True, False, False, variable)),
+        (contexts(tmp_path, **repeats, **looks), (True, False, looking[2], variable)),
+    ):
+        with ExitStack() as stack:
+            if fails:
+                stack.enter_context(pytest.raises(RuntimeError, match=r"\Asomething else\Z"))
+            stack.enter_context(getattr(context, part)())
+            assert modes_now() == inside
+            if fails:
+                raise RuntimeError("something else")
+        assert modes_now() == before
+
+
+def root_of_one_below_zero() -> None:
+    """Take its gradient, which is no number."""
+    torch.sqrt(torch.tensor(-1.0, requires_grad=True)).backward()
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in SqrtBackward0")  # the forward pass
+def test_operations_that_are_refused_are_errors_with_the_setting(tmp_path: Path) -> None:
+    """The words are those of PyTorch, which names the operation."""
+    both = contexts(tmp_path, **dict.fromkeys(MODES, True))
+    index = torch.tensor([0, 0])
+    for context in (both.training(), both.testing()):
+        text = r"runner.deterministic = True: put_ does not have .*; choose other"
+        with pytest.raises(TrainingError, match=text), context:
+            torch.zeros(3).put_(index, torch.ones(2))
+    text = r"runner.detect_anomaly = True: Function 'SqrtBackward0' returned nan .*; the warning"
+    with pytest.raises(TrainingError, match=text), both.training():
+        root_of_one_below_zero()
+
+
+@pytest.mark.parametrize(
+    ("profile", "made", "expected"),
+    [([2, 3], 4, [2, 3]), ([2, 9], 3, [2, 3]), ([1, 1], 2, [1]), ([5, 6], 4, None)],
+    ids=str,
+)
+def test_the_trace_has_the_updates_that_are_named(
+    tmp_path: Path, profile: list[int], made: int, expected: list[int] | None
+) -> None:
+    """And what they computed; updates that never come leave no file."""
+    found = contexts(tmp_path, profile)
+    with found.training():
+        for number in range(1, made + 1):
+            with found.update(number):
+                torch.ones(3).cumsum(0)
+    file = tmp_path / "profile" / f"updates_{profile[0]}_{profile[1]}.json"
+    if expected is None:
+        assert not file.exists()
+        return
+    names = [event.get("name") for event in json.loads(file.read_text())["traceEvents"]]
+    updates = {name for name in names if str(name).startswith("update ")}
+    assert updates == {f"update {number}" for number in expected}
+    assert names.count("aten::cumsum") == len(expected)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_trace_that_can_not_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training is worth more."""
+    (tmp_path / "profile").write_text("")
+    found = contexts(tmp_path, [1, 1])
+    with found.training(), found.update(1):
+        pass
+    assert "updates_1_1.json could not be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [[], [3], [0, 2], [3, 2], [1, 2, 3]], ids=str)
+def test_updates_that_are_no_range(value: Any) -> None:
+    """The first and the last one, from 1."""
+    with pytest.raises(ConfigError, match=r"profile = .*such as \[11, 20\]"):
+        TrackingConfig(profile=value)
