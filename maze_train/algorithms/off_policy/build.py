@@ -116,7 +116,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     def _prepare_for_agents(self, model: Any) -> None:
         """Build the learner of all policies, and a replay buffer for each of them."""
         config = self.algorithm
-        if self._buffer_node[TARGET] != UNIFORM:
+        if locate(self._buffer_node[TARGET]) is not locate(UNIFORM):
             problem = "turns of several agents are drawn uniformly; expected uniform"
             raise ConfigError("algorithm.replay_buffer", problem, self._buffer_node)
         for key in ("initial_demonstration_trajectories", "initial_sampling_policy"):
