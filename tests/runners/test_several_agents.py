@@ -159,6 +159,29 @@ def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> 
         short_run("run", algorithm, **{**HEAPS, "total_steps": 100, **overrides})
 
 
+@pytest.mark.parametrize("base", ["ppo", "sac"])
+def test_a_run_begins_with_the_policies_of_another(
+    base: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights and networks of all policies are taken over; policies of other names do not fit."""
+    run("base", base, **{"model.hidden_sizes": [6, 5], "model.activation": "relu"})
+    more = {"base_run": "base", "algorithm.lr": 1e-12, "trust": ["agent_envs"]}
+    given = settings("impala", **HEAPS, **more, run_dir="run")
+    del given["model.hidden_sizes"]
+    train(**given)
+    assert "took over policies.first.policy" in capsys.readouterr().err
+    weights, wanted = (
+        torch.load(f"{name}/best/policy.pt", weights_only=True) for name in ("run", "base")
+    )
+    policies = [name for name in wanted if ".policy." in name]
+    assert {name.split(".")[1] for name in policies} == {"first", "referee"}
+    for name in policies:
+        assert torch.allclose(weights[name], wanted[name], atol=1e-6)
+    with pytest.raises(ConfigError, match=r"base_run = .*policies\.first\.policy.*nothing here"):
+        train(**{**given, "run_dir": "other", "policies.one.agents": ["referee"],
+                 "policies.all.agents": ["first", "second"]})  # fmt: skip
+
+
 def test_a_policy_may_have_networks_of_its_own() -> None:
     """What `policies.<id>.model` names is built for that policy, and written to config.yaml."""
     policies = {
