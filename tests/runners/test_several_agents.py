@@ -84,9 +84,10 @@ def test_several_learners_have_the_numbers_of_one(case: str) -> None:
                 assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
 
 
-def test_a_saved_policy_acts_for_all_agents() -> None:
+@pytest.mark.parametrize("case", ["ppo", "sac"])
+def test_a_saved_policy_acts_for_all_agents(case: str) -> None:
     """What is saved plays whole episodes, alone and in rollouts."""
-    run("run", "ppo")
+    run("run", case)
     policy, env = load_policy("run"), JointEnv(Heaps())
     obs, _ = env.reset(seed=3)
     while obs["acts"].any():
