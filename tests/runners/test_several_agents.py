@@ -61,6 +61,18 @@ def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: st
     assert any(name.startswith("eval/") and name.count("/") == 2 for name in found)
 
 
+@pytest.mark.parametrize("case", ["impala", "impala, memory", "ppo"])
+def test_whoever_acted_learns(case: str) -> None:
+    """With weights that stay, the recorded log-probabilities of each turn are those of now."""
+    run("run", case, **{"algorithm.lr": 1e-12})
+    for policy in ("first", "referee"):
+        last = {name: float(cell) for name, cell in rows("run")[-1].items() if cell}
+        if case == "ppo":
+            assert last[f"train/{policy}/approximate_kl"] == pytest.approx(0.0, abs=1e-9)
+        else:
+            assert last[f"train/{policy}/rho_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if "impala" not in case])
 def test_processes_change_no_number(case: str) -> None:
