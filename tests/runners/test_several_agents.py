@@ -11,7 +11,7 @@ from agent_envs import Heaps
 from short_runs import FORK, rows, short_run, written_config
 
 from maze_train import JointEnv, load_policy, run_rollout
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -133,6 +133,24 @@ def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> 
     algorithm = str(overrides.pop("algorithm", "ppo"))
     with pytest.raises(ConfigError, match=problem):
         short_run("run", algorithm, **{**HEAPS, "total_steps": 100, **overrides})
+
+
+def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its statistics are taken before training; that somebody never acts is an error."""
+    norm = {"mode": "estimated", "n_steps": 20}
+    policies = {
+        "players": {"agents": ["first", "second"]},
+        "judge": {"agents": ["referee"], "model": {"normalization": norm}},
+    }
+    run("run", "ppo", policies=policies)
+    weights = torch.load("run/best/policy.pt", weights_only=True)
+    found = {name: leaf for name, leaf in weights.items() if "normalizer" in name}
+    assert found["policies.judge.normalizer.frozen"]
+    assert found["policies.judge.normalizer.count"] >= 20
+    assert not any(".players." in name for name in found)
+    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
+        run("idle", "ppo", policies=policies, **{"algorithm.n_rollout_steps": 2})
 
 
 def test_a_policy_may_have_networks_of_its_own() -> None:
