@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from agent_envs import Heaps
+from own_parts import OwnNet
 from short_runs import FORK, rows, short_run, written_config
 
 from maze_train import JointEnv, load_policy, run_rollout
@@ -165,4 +166,8 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
     assert (5, 2) in shapes
     assert (4, 5) in shapes
     assert written_config("run")["policies"]["judge"]["model"]["hidden_sizes"] == [5, 4]
+    policies["judge"]["model"] = {"policy": OwnNet}
+    run("own", "ppo", policies=policies)
+    policy = load_policy("own", trust=["agent_envs", "own_parts"])
+    assert isinstance(policy.model.by_policy["judge"].policy.net, OwnNet)
     assert np.isfinite(float(rows("run")[-1]["train/judge/value_loss"]))
