@@ -126,8 +126,20 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             {"env": {"id": "CartPole-v1"}, "policies.a.agents": ["first"]},
             r"policies = \['a'\]: the environment has one agent; leave it out",
         ),
+        (
+            {"env.wrappers": [{"_target_": "gymnasium.wrappers.NormalizeReward"}]},
+            r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, and agents",
+        ),
+        (
+            {
+                "env.training_wrappers": [
+                    {"_target_": "maze_train.RewardScalingWrapper", "scale": 2}
+                ]
+            },
+            r"env\.training_wrappers\[0\] = 'maze_train.*': changes the mean of the rewards",
+        ),
     ],
-    ids=["typo", "left out", "none", "twice", "algorithm", "one agent"],
+    ids=["typo", "left out", "none", "twice", "algorithm", "one agent", "rewards", "scale"],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
     """Key, value, what is expected."""
