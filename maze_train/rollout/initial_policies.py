@@ -158,6 +158,7 @@ class _UniformActions:
         """Steps for which they were held."""
         self._repeat = repeat
         self._family = distribution
+        self.param_size = distribution.param_size
         self._parts = distribution.parts
         spaces = flat_spaces(action_space)
         self._boxes = {k: _UniformBox(leaf) for k, leaf in spaces.items() if isinstance(leaf, Box)}
@@ -165,6 +166,7 @@ class _UniformActions:
             self._boxes[key].size if key in self._boxes else part.noise_size
             for key, part in self._parts.items()
         ]
+        self.noise_size = sum(self._noise_sizes)
 
     def draw_noise(
         self,
@@ -219,9 +221,7 @@ class _UniformActions:
 
     def mode(self, params: Tensor) -> TensorTree:
         """One of the actions, which all are as probable as each other: the middle of intervals."""
-        return self.sample(
-            params, params.new_full((*params.shape[:-1], sum(self._noise_sizes)), 0.5)
-        )
+        return self.sample(params, params.new_full((*params.shape[:-1], self.noise_size), 0.5))
 
     def to_env(self, actions: Any) -> TensorTree:
         """As the family does it."""

@@ -303,7 +303,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return evaluator
 
     def make_collector(
-        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = ""
+        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
     ) -> RolloutCollector | TurnCollector:
         """A collector on the environments of this process.
 
@@ -311,12 +311,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_steps: Steps of each environment per rollout; fewer in a trial.
             acting: Chooses the actions, of one agent or of several.
             stream: Name that gives the collector random numbers of its own.
+            **turns: Arguments of `TurnCollector`, where there are several agents.
         """
         collector = self.context.make_collector(self.env, num_steps, stream)
         if agent_spaces(*self.spaces) is None:
             return collector
-        multiple = getattr(self.algorithm, "sequence_length", 0) or 1
-        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, multiple)
+        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, **turns)
         return several
 
     @property
