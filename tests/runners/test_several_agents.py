@@ -9,6 +9,7 @@ import pytest
 import torch
 from agent_envs import Heaps
 from cases import everyday
+from own_parts import OwnNet
 from short_runs import FORK, rows, settings, short_run, written_config
 
 from maze_train import JointEnv, load_policy, run_rollout, train
@@ -159,10 +160,22 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             {"env": {"id": "CartPole-v1"}, "policies.a.agents": ["first"]},
             r"policies = \['a'\]: the environment has one agent; leave it out",
         ),
+        (
+            {"env.wrappers": [{"_target_": "gymnasium.wrappers.NormalizeReward"}]},
+            r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, and agents",
+        ),
+        (
+            {
+                "env.training_wrappers": [
+                    {"_target_": "maze_train.RewardScalingWrapper", "scale": 2}
+                ]
+            },
+            r"env\.training_wrappers\[0\] = 'maze_train.*': changes the mean of the rewards",
+        ),
     ],
     ids=[
         *("typo", "left out", "none", "twice", "algorithm", "priorities", "demonstrations"),
-        "one agent",
+        *("one agent", "rewards", "scale"),
     ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
@@ -209,8 +222,8 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
     assert found["policies.judge.normalizer.count"] >= 20
     assert not any(".players." in name for name in found)
     monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
     with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
-        small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
         run("idle", "ppo", policies=policies, **small)
 
 
@@ -226,4 +239,8 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
     assert (5, 2) in shapes
     assert (4, 5) in shapes
     assert written_config("run")["policies"]["judge"]["model"]["hidden_sizes"] == [5, 4]
+    policies["judge"]["model"] = {"policy": OwnNet}
+    run("own", "ppo", policies=policies)
+    policy = load_policy("own", trust=["agent_envs", "own_parts"])
+    assert isinstance(policy.model.by_policy["judge"].policy.net, OwnNet)
     assert np.isfinite(float(rows("run")[-1]["train/judge/value_loss"]))
