@@ -58,10 +58,15 @@ class AgentsDistribution:
         return found
 
     def log_prob(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities of the actions of A agents, `[..., A]`."""
+        """Log-probabilities of the actions of A agents, `[..., A]`.
+
+        Zeros where actions have none, as those of policies that act at random and never learn.
+        """
         split = torch.split(params, self._param_sizes, dim=-1)
         found = [
             part.log_prob(own, part_of(actions, agent))
+            if hasattr(part, "log_prob")
+            else own.new_zeros(own.shape[:-1])
             for (agent, part), own in zip(self.parts.items(), split, strict=True)
         ]
         return torch.stack(found, dim=-1)
