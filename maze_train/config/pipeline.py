@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.nets.config import ModelConfig
     from maze_train.training.checkpoints import CheckpointInfo
 
 
@@ -120,5 +121,13 @@ def shortened(config: TrainConfig) -> TrainConfig:
             final_episodes=min(2, config.evaluation.final_episodes),
             max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
         ),
-        model=replace(config.model, normalization=replace(config.model.normalization, n_steps=1)),
+        model=_begins_soon(config.model),
+        policies={
+            key: replace(policy, model=policy.model and _begins_soon(policy.model))
+            for key, policy in config.policies.items()
+        },
     )
+
+
+def _begins_soon(model: ModelConfig) -> ModelConfig:
+    return replace(model, normalization=replace(model.normalization, n_steps=1))

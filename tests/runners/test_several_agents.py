@@ -12,7 +12,7 @@ from cases import everyday
 from short_runs import FORK, rows, settings, short_run, written_config
 
 from maze_train import JointEnv, load_policy, run_rollout, train
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -193,6 +193,25 @@ def test_a_run_begins_with_the_policies_of_another(
     with pytest.raises(ConfigError, match=r"base_run = .*policies\.first\.policy.*nothing here"):
         train(**{**given, "run_dir": "other", "policies.one.agents": ["referee"],
                  "policies.all.agents": ["first", "second"]})  # fmt: skip
+
+
+def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its statistics are taken before training; that somebody never acts is an error."""
+    norm = {"mode": "estimated", "n_steps": 20}
+    policies = {
+        "players": {"agents": ["first", "second"]},
+        "judge": {"agents": ["referee"], "model": {"normalization": norm}},
+    }
+    run("run", "ppo", policies=policies)
+    weights = torch.load("run/best/policy.pt", weights_only=True)
+    found = {name: leaf for name, leaf in weights.items() if "normalizer" in name}
+    assert found["policies.judge.normalizer.frozen"]
+    assert found["policies.judge.normalizer.count"] >= 20
+    assert not any(".players." in name for name in found)
+    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
+        small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
+        run("idle", "ppo", policies=policies, **small)
 
 
 def test_a_policy_may_have_networks_of_its_own() -> None:

@@ -75,14 +75,13 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         return self.config.target_update_interval
 
     def after_gradient_step(self) -> None:
-        """Move the targets, when it is their turn."""
+        """Move the targets of the modules that took the step, when it is their turn."""
         self.gradient_steps += 1
         if self.gradient_steps % self.target_update_interval == 0:
-            for module_id, model in self.modules.items():
-                if module_id in self.frozen_modules:
-                    continue
+            learned = {key for (key, _), own in self.optimizers.items() if own in self.active}
+            for module_id in learned:
                 with self.settings_of(module_id):
-                    model.update_targets(self.config.tau)  # type: ignore[operator]  # see the class
+                    self.modules[module_id].update_targets(self.config.tau)  # type: ignore[operator]  # see the class
 
     def observe(self, experience: Rollout | Mapping[str, Rollout]) -> None:
         """Take the observations of a rollout into the running statistics of its module.

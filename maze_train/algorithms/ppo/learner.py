@@ -70,6 +70,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set schedules."""
         super().before_gradient_based_update(progress, statistics)
+        self._divergences.clear()  # an update before may have failed
         statistics.record(ActorCriticEvents.clip_range, self.clip_range)
 
     def old_log_probs(
