@@ -71,9 +71,9 @@ class PolicyReplayBuffers:
         return sum(map(len, self.buffers.values()))
 
     def add_rollout(self, rollouts: Mapping[str, Rollout]) -> None:
-        """Store a rollout of each policy that made a turn."""
-        for policy, rollout in rollouts.items():
-            self.buffers[policy].add_rollout(rollout)
+        """Store a rollout of each policy that made a turn and has a buffer."""
+        for policy in rollouts.keys() & self.buffers.keys():
+            self.buffers[policy].add_rollout(rollouts[policy])
 
     def interrupt(self) -> None:
         """Say that all environments begin new episodes before the next rollouts."""

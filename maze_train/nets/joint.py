@@ -27,8 +27,8 @@ class AgentsDistribution:
 
     def __init__(self, parts: Mapping[str, Distribution]) -> None:
         self.parts = dict(parts)
-        self._param_sizes = [part.param_size for part in parts.values()]
-        self.param_size = sum(self._param_sizes)
+        self.param_sizes = [part.param_size for part in parts.values()]
+        self.param_size = sum(self.param_sizes)
         self._noise_sizes = [part.noise_size for part in parts.values()]
 
     def draw_noise(
@@ -58,10 +58,15 @@ class AgentsDistribution:
         return found
 
     def log_prob(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities of the actions of A agents, `[..., A]`."""
-        split = torch.split(params, self._param_sizes, dim=-1)
+        """Log-probabilities of the actions of A agents, `[..., A]`.
+
+        Zeros where actions have none, as those of policies that act at random and never learn.
+        """
+        split = torch.split(params, self.param_sizes, dim=-1)
         found = [
             part.log_prob(own, part_of(actions, agent))
+            if hasattr(part, "log_prob")
+            else own.new_zeros(own.shape[:-1])
             for (agent, part), own in zip(self.parts.items(), split, strict=True)
         ]
         return torch.stack(found, dim=-1)
@@ -70,7 +75,7 @@ class AgentsDistribution:
         self, params: Tensor, function: Callable[[Any, Tensor], TensorTree]
     ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        split = torch.split(params, self._param_sizes, dim=-1)
+        split = torch.split(params, self.param_sizes, dim=-1)
         for (agent, part), own in zip(self.parts.items(), split, strict=True):
             found.update(with_name(agent, function(part, own)))
         return found

@@ -158,7 +158,6 @@ class _UniformActions:
         """Steps for which they were held."""
         self._repeat = repeat
         self._family = distribution
-        self.param_size = distribution.param_size
         self._parts = distribution.parts
         spaces = flat_spaces(action_space)
         self._boxes = {k: _UniformBox(leaf) for k, leaf in spaces.items() if isinstance(leaf, Box)}
@@ -166,7 +165,7 @@ class _UniformActions:
             self._boxes[key].size if key in self._boxes else part.noise_size
             for key, part in self._parts.items()
         ]
-        self.noise_size = sum(self._noise_sizes)
+        self.param_size, self.noise_size = distribution.param_size, sum(self._noise_sizes)
 
     def draw_noise(
         self,

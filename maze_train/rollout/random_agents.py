@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class RandomAgents:
     """An `ActingModel` in which each agent acts as a `RandomPolicy`.
 
+    Agents whose policy never learns, and has no part that rules out actions, act with it.
+
     Args:
         model: The policies that will act later, and who acts with which.
         spaces: Spaces of the agents.
@@ -26,13 +28,13 @@ class RandomAgents:
     def __init__(self, model: JointModel, spaces: AgentSpaces, repeat: int = 1) -> None:
         self.members = model.members
         self.state_sizes = dict.fromkeys(spaces.agents, 0)
-        self._policies: dict[str, RandomPolicy] = {}
+        self._policies: dict[str, Any] = {}
         for agent, policy in model.agents.items():
             own: Any = model.by_policy[policy]
-            space = spaces.actions[agent]
-            self._policies[agent] = RandomPolicy(
-                own.distribution, space, own.masking, repeat=repeat
-            )
+            if hasattr(own, "masking"):
+                space = spaces.actions[agent]
+                own = RandomPolicy(own.distribution, space, own.masking, repeat=repeat)
+            self._policies[agent] = own
         parts: dict[str, Any] = {
             agent: policy.distribution for agent, policy in self._policies.items()
         }

@@ -39,13 +39,13 @@ class TurnCollector:
     ) -> None:
         collector.keeps_terminal_obs = True
         collector.records_log_probs = records_log_probs
-        self._collector = collector
-        self._splitter = TurnSplitter(model.members, model.state_sizes, **settings)
+        self.collector = collector
+        self.splitter = TurnSplitter(model.members, model.state_sizes, **settings)
 
     @property
     def env_s(self) -> float:
         """See `RolloutCollector`."""
-        return self._collector.env_s
+        return self.collector.env_s
 
     def collect(
         self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
@@ -56,16 +56,16 @@ class TurnCollector:
             model: Acts for all agents.
             meanwhile: See `RolloutCollector.collect`.
         """
-        rollout, episodes = self._collector.collect(model, meanwhile)
-        return self._splitter.split(rollout), episodes
+        rollout, episodes = self.collector.collect(model, meanwhile)
+        return self.splitter.split(rollout), episodes
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environments and of the turns that have not ended."""
-        return {**self._collector.state_dict(), "turns": self._splitter.state_dict()}
+        return {**self.collector.state_dict(), "turns": self.splitter.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
         """Continue from `state`; see `RolloutCollector`."""
-        lost = self._collector.load_state_dict(state)
-        self._splitter.load_state_dict(state["turns"])
-        self._splitter.forget(torch.from_numpy(lost))
+        lost = self.collector.load_state_dict(state)
+        self.splitter.load_state_dict(state["turns"])
+        self.splitter.forget(torch.from_numpy(lost))
         return lost

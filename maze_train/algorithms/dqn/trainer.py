@@ -24,6 +24,7 @@ class DQN(OffPolicy):
         """Set epsilon, step the environments, and learn meanwhile."""
         epsilon = scheduled_value(self.algorithm_config.exploration, progress)
         for module in modules_of(self.model).values():
-            module.epsilon.fill_(epsilon)
+            if hasattr(module, "epsilon"):  # all but those that never learn
+                module.epsilon.fill_(epsilon)
         statistics.record(DQNEvents.epsilon, epsilon)
         return super().update_once(progress, statistics)

@@ -134,7 +134,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 self._reached_size(None, len(agents)),
             )
             for policy, agents in model.members.items()
-            if agents
+            if agents and hasattr(model.by_policy[policy], "update_targets")  # else it never learns
         }
         self._check_buffers_fit()
         super().prepare(model)

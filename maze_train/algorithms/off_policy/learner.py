@@ -90,7 +90,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
             experience: Rollout of the only module, or of modules by id.
         """
         for key, rollout in self._by_module(experience).items():
-            normalizer: Any = self.modules[key].normalizer
+            normalizer: Any = getattr(self.modules[key], "normalizer", None)
             if normalizer is not None and key not in self.frozen_modules:
                 normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
 
