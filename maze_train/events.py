@@ -263,12 +263,12 @@ class OwnStatistics(Statistics):
         self._owner = owner
         self._events: dict[str, Event] = {}
 
-    def record(self, event: Event, value: float | Tensor, weight: float = 1.0) -> None:
-        """Add one value, see `Statistics.record`."""
+    def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
+        """Add one value, see `Statistics.record`; without a weight it has the usual one."""
         own = self._events.get(event.tag)
         if own is None:
             own = self._events[event.tag] = event.of_owner(self._owner)
-        self._base.record(own, value, weight)
+        self._base.record(own, value, *(() if weight is None else (weight,)))
 
 
 def _to_numbers(pending: list[tuple[Event, float | Tensor, float]]) -> list[float]:

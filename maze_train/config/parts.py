@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import MappingProxyType
@@ -42,6 +43,12 @@ they are needed; all other nodes with a target are settings, and built when they
 OF_SEVERAL = ("model.distributions", "evaluation.opponents")
 """Parts that are mappings of nodes by name."""
 
+OF_ONE = re.compile(
+    r"^policies\.[^.]+\.(?=model\b)|(?<=^policies)\.[^.]+(?=\.source\b)"
+    r"|(?<=^algorithm)\.overrides\.[^.]+"
+)
+"""What stands in keys of the settings of one policy or one module."""
+
 PLAIN = (str, bool, int, float, os.PathLike)
 
 
@@ -64,9 +71,14 @@ def named(node: Any, key: str = "") -> Any:
         return node
     if key.endswith(f".{TARGET}"):
         return Given(node)
-    place = key.partition("[")[0]
+    place = place_of(key).partition("[")[0]
     if place == "env" and not callable(node):
         return node  # one environment can not be many
     if place in PARTS or place.rpartition(".")[0] in OF_SEVERAL:
         return {TARGET: Given(node)}
     return node
+
+
+def place_of(key: str) -> str:
+    """The key of a setting of one policy or module, as it is where it is that of all."""
+    return OF_ONE.sub("", key)

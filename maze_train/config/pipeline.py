@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.nets.config import ModelConfig
     from maze_train.training.checkpoints import CheckpointInfo
 
 
 # By name, since both need PyTorch: an error in a configuration is reported before it is imported.
 RUN_CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
+POLICY_SOURCE = "maze_train.runners.policy_sources.PolicySource"
 BASE_POLICY = "maze_train.runners.base_policy.SavedBasePolicy"
 
 
@@ -96,7 +98,8 @@ def prepare(config: TrainConfig) -> PreparedRun:
     directory, bases = run_to_resume(config), []
     sources = [policy for policy, own in config.policies.items() if own.run is not None]
     for policy in [*[None] * (config.base_run is not None), *sources]:
-        base: BasePolicy = locate(BASE_POLICY)(config, policy)
+        named = (config,) if policy is None else (config, policy)
+        base: BasePolicy = locate(BASE_POLICY if policy is None else POLICY_SOURCE)(*named)
         config = base.with_networks(directory)
         bases.append(base)
     config, checkpoint = shortened(config), None
@@ -122,5 +125,13 @@ def shortened(config: TrainConfig) -> TrainConfig:
             final_episodes=min(2, config.evaluation.final_episodes),
             max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
         ),
-        model=replace(config.model, normalization=replace(config.model.normalization, n_steps=1)),
+        model=_begins_soon(config.model),
+        policies={
+            key: replace(policy, model=policy.model and _begins_soon(policy.model))
+            for key, policy in config.policies.items()
+        },
     )
+
+
+def _begins_soon(model: ModelConfig) -> ModelConfig:
+    return replace(model, normalization=replace(model.normalization, n_steps=1))

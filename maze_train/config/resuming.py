@@ -16,6 +16,7 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, TUPLE, config_to
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.notices import tell
 from maze_train.targets import TARGET, Given, has_no_name
+from maze_train.tracking.formatting import aligned
 from maze_train.training.config import RANDOM
 
 if TYPE_CHECKING:
@@ -180,9 +181,7 @@ def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str
         rows.append(
             (key.removesuffix(f".{TARGET}"), repr(before.get(key)), repr(now.get(key)), note)
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "".join(f"\n  {line}" for line in lines)
+    return "".join(f"\n  {line}" for line in aligned(rows, left=range(4)))
 
 
 def _without_sections(changed: list[str]) -> list[str]:

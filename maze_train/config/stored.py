@@ -8,7 +8,6 @@ or trusts it.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import ModuleType
@@ -18,7 +17,7 @@ import yaml
 
 from maze_train.config.conversion import convert
 from maze_train.config.loading import load_config
-from maze_train.config.parts import PARTS
+from maze_train.config.parts import PARTS, place_of
 from maze_train.config.writing import (
     CONFIG_FILE,
     LOADER,
@@ -227,7 +226,8 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(env_id, str) and (":" in env_id or env_id in COMPATIBILITY):
             yield "env.id", env_id
         for name, value in node.items():
-            yield from _targets_in(value, join(key, str(name)))
+            # An id with dots must not look like several keys, of which the last are another part.
+            yield from _targets_in(value, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
             yield from _targets_in(value, f"{key}[{i}]")
@@ -235,9 +235,7 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def _part_of(key: str) -> str | None:
     """The part to which a key belongs; None: it is one of the settings."""
-    key = re.sub(r"^algorithm\.overrides\.[^.]+", "algorithm", key)  # those of one module
-    key = re.sub(r"^policies\.[^.]+\.source", "policies.source", key)
-    key = re.sub(r"^policies\.[^.]+\.model", "model", key)
+    key = place_of(key)
     found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
     return max(found, key=len, default=None)
 

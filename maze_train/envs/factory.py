@@ -11,7 +11,8 @@ import gymnasium
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.targets import Given, build_target, locate, maker_of
+from maze_train.spaces.agents import agent_spaces
+from maze_train.targets import TARGET, Given, build_target, locate, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,8 @@ REGISTER = "maze_train.envs.registered.register_installed"
 
 OTHER_KINDS, JOINED = "maze_train.envs.agents.other_kinds", "maze_train.envs.agents.joined"
 """Environments with several agents, found where one is no `gymnasium.Env`."""
+
+REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
 
 PETTINGZOO = "maze_train.envs.pettingzoo.maker_named"
 """Environments of PettingZoo, found where one is asked for."""
@@ -245,6 +248,14 @@ def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnas
         raise
     except BaseException as error:
         raise EnvError(f"{key} failed: {explained(error)}") from error
+    if isinstance(wrapped, REWARD_WRAPPERS) and agent_spaces(
+        env.observation_space, env.action_space
+    ):
+        problem = (
+            "changes the mean of the rewards, and agents learn from their own: let the environment "
+            "change these"
+        )
+        raise ConfigError(key, problem, node[TARGET])
     return wrapped
 
 

@@ -190,6 +190,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         for module in modules:
             module.train()
         steps = GradientSteps(self)
+        if self.accumulation is not None:
+            self.accumulation.clear()  # an update before may have failed
         number = 0
         own = self.part.begin(statistics)
         for number, minibatch in enumerate(minibatches):

@@ -82,7 +82,7 @@ class RolloutCollector:
         self.generator = torch.Generator().manual_seed(action_seed)
         self._env_seed = env_seed
         self._allow_new_episodes = allow_new_episodes
-        self._records_log_probs = records_log_probs
+        self.records_log_probs = records_log_probs
         self._info_keys = info_keys
         self._on_step = on_step or (lambda: None)
         self.env_s = 0.0
@@ -132,7 +132,7 @@ class RolloutCollector:
             if actor.state_size:
                 storage.write_hidden_state(step, actor.hidden_state)
             params = actor.params(obs)
-            if self._records_log_probs:
+            if self.records_log_probs:
                 kept_params.append(params)
             actions = distribution.sample(params, noise_rows[step])
             storage.write_actions(step, actions)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze_train.errors import TrainingError
 from maze_train.events import Event, EventInterface
 from maze_train.spaces.agents import AGENT_RETURNS
 
@@ -65,6 +66,18 @@ class FinishedEpisodes:
 
     steps: int = 0
     """Number of steps that the environments made meanwhile."""
+
+    def check_steps(self, when: str = "") -> None:
+        """Refuse a rollout of which nothing is left.
+
+        Raises:
+            TrainingError: If every step was lost.
+        """
+        if self.lost and not self.steps:
+            raise TrainingError(
+                f"every step of a rollout was lost{when}: the environments return numbers that are "
+                "not finite, or their workers fail, at the beginning of each episode"
+            )
 
     def extend(self, others: FinishedEpisodes) -> None:
         """Add episodes that ended later, or in other environments."""

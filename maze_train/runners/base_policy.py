@@ -25,14 +25,12 @@ from maze_train.runners.saved_policies import (
     SavedPolicy,
     load_weights,
     read_saved_policy,
-    read_source,
 )
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.spaces.describe import flat_space, flat_spaces
 from maze_train.targets import locate
 from maze_train.training.models import modules_of
-from maze_train.training.policies import policies_of_agents
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,26 +61,30 @@ CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
 FREE_SETTINGS = ("orthogonal_init",)
 """Settings of how weights begin: here they begin with those of the base."""
 
+OWNER = re.compile(r"policies\.[^.]+\.")
+"""Beginning of the names of weights that belong to one of several policies."""
+
 PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 """Text that needs no quotes on the command line of `maze-run`."""
 
 
 class SavedBasePolicy:
-    """The policy of the run that `base_run` names, or the source of one of several policies.
+    """The policy of the run that `base_run` names.
 
     Args:
-        config: Configuration of the new run; what names the base is set.
-        policy: Id of the policy whose source it is; None: `base_run` names it.
+        config: Configuration of the new run; `base_run` is set, unless a subclass names another.
+
+    Attributes:
+        key: Setting that names the run.
+        directory: The run.
+        is_frozen: Whether the policy stays as it is.
     """
 
-    def __init__(self, config: TrainConfig, policy: str | None = None) -> None:
-        self.config, self.policy = config, policy
-        own = None if policy is None else config.policies[policy]
-        self.key = KEY if policy is None else f"policies.{policy}.source"
-        directory = config.base_run if own is None else own.run
-        assert directory is not None
-        self.directory: str = directory
-        self.is_frozen = own is not None and own.frozen
+    key = KEY
+    is_frozen = False
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config, self.directory = config, str(config.base_run)
 
     @cached_property
     def saved(self) -> SavedPolicy:
@@ -92,9 +94,7 @@ class SavedBasePolicy:
             ConfigError: If there is none, or its configuration can not be read.
         """
         try:
-            if self.policy is None:
-                return read_saved_policy(self.directory, self.config.trust, self.config)
-            return read_source(self.directory, self.config.trust, self.config)
+            return self.read()
         except RunDirectoryError as error:
             raise self._refusal(str(error)) from error
         except ConfigError as error:
@@ -116,7 +116,7 @@ class SavedBasePolicy:
             ConfigError: If there is no policy, a setting is another one there, or the algorithm can
                 not learn with it.
         """
-        given, defaults = self._model_of(self.config), ModelConfig()
+        given, defaults = self.model_of(self.config), ModelConfig()
         named = {
             name: value
             for name in POLICY_SETTINGS
@@ -124,33 +124,28 @@ class SavedBasePolicy:
         }
         if resumed_dir is not None:
             stored = settings_of_run(resumed_dir / CONFIG_FILE, self.config, PARTS_OF_POLICY)
-            own = {name: getattr(self._model_of(stored), name) for name in POLICY_SETTINGS}
+            own = {name: getattr(self.model_of(stored), name) for name in POLICY_SETTINGS}
         else:
             config = self.saved.config
             own = policy_settings(config.model, config.algorithm, self.saved.spaces)
             self._check_can_learn(own)
             self._check_settings(named, own)
         try:
-            return self._with_model(replace(given, **{**own, **named}))
+            return self.with_model(replace(given, **{**own, **named}))
         except ConfigError as error:
             raise error.below("model") from None
 
-    def _model_of(self, config: TrainConfig) -> ModelConfig:
-        """The settings of the networks, in a configuration, that get the weights."""
-        if self.policy is None:
-            return config.model
-        own, defaults = config.policies[self.policy].model, ModelConfig()
-        # Settings that all policies share are not said of this one.
-        unsaid = {name: getattr(defaults, name) for name in POLICY_SETTINGS}
-        return replace(config.model, **unsaid) if own is None else own
+    def read(self) -> SavedPolicy:
+        """Read the policy, see `saved`."""
+        return read_saved_policy(self.directory, self.config.trust, self.config)
 
-    def _with_model(self, model: ModelConfig) -> TrainConfig:
+    def model_of(self, config: TrainConfig) -> ModelConfig:
+        """The settings of the networks, in a configuration, that get the weights."""
+        return config.model
+
+    def with_model(self, model: ModelConfig) -> TrainConfig:
         """The configuration with other settings of these networks."""
-        if self.policy is None:
-            return replace(self.config, model=model)
-        policies = self.config.policies
-        changed = replace(policies[self.policy], model=model)
-        return replace(self.config, policies={**policies, self.policy: changed})
+        return replace(self.config, model=model)
 
     def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
         """Refuse a base with other spaces, before a model is built for those of the environment.
@@ -162,14 +157,6 @@ class SavedBasePolicy:
             ConfigError: If there is no policy, or its spaces are others.
         """
         problem = "its policy has the {kind} space {found}, the environment has {wanted}"
-        if self.policy is not None:
-            several = agent_spaces(*own_spaces)
-            if several is None:
-                return  # building the model refuses policies of one agent
-            owners = policies_of_agents(several, self.config.policies)
-            agent = next(agent for agent, owner in owners.items() if owner == self.policy)
-            own_spaces = several.of(agent)
-            problem = f"its policy has the {{kind}} space {{found}}, {agent} has {{wanted}}"
         check_same_spaces(self.key, problem, self.saved.spaces, own_spaces, self.directory)
 
     def take_over(self, model: nn.Module) -> str:
@@ -189,29 +176,30 @@ class SavedBasePolicy:
         Raises:
             ConfigError: If there is no policy, or its networks do not fit.
         """
-        if self.policy is not None:
-            model = modules_of(model)[self.policy]
         found, wanted = _by_part(self.saved.weights), _by_part(model.state_dict())
         self._check_weights(found, wanted)
-        own = self._model_of(self.config)
+        own = self.model_of(self.config)
         parts, base = [*POLICY_PARTS], self.saved.config.model
         if all(getattr(base, name) == getattr(own, name) for name in CRITIC_SETTINGS):
             parts.extend(CRITIC_PARTS)
-        taken = [part for part in wanted if part in parts and _fits(found.get(part), wanted[part])]
+        taken = [
+            part for part in wanted if _kind(part) in parts and _fits(found.get(part), wanted[part])
+        ]
         chosen = {name: value for part in taken for name, value in found[part].items()}
         # Targets that are not taken over begin as copies of what is.
-        copied = [part for part in taken if f"target_{part}" in {*wanted} - {*taken}]
+        copied = [part for part in taken if _target(part) in {*wanted} - {*taken}]
         for part in copied:
-            chosen |= {f"target_{name}": value for name, value in found[part].items()}
-        taken.extend(f"target_{part}" for part in copied)
+            chosen |= {_target(name): value for name, value in found[part].items()}
+        taken.extend(map(_target, copied))
         try:
             load_weights(model, {**model.state_dict(), **chosen}, Path(self.directory))
         except RunDirectoryError as error:
             raise self._refusal(str(error)) from error
-        normalizer = find_normalizer(model)
-        if normalizer is not None:
-            is_estimated = own.normalization.mode == "estimated"
-            normalizer.frozen.fill_(self.is_frozen or (is_estimated and bool(normalizer.count > 0)))
+        for module in modules_of(model).values():
+            normalizer = find_normalizer(module)
+            if normalizer is not None:
+                is_estimated = own.normalization.mode == "estimated" and bool(normalizer.count > 0)
+                normalizer.frozen.fill_(self.is_frozen or is_estimated)
         new = [part for part in wanted if part not in taken]
         text = f"{self.key}: took over {', '.join(taken)}"
         return f"{text}; new: {', '.join(new)}" if new else text
@@ -265,9 +253,9 @@ class SavedBasePolicy:
 
     def _check_weights(self, found: WeightsByPart, wanted: WeightsByPart) -> None:
         """Refuse other weights under equal settings, as own networks and wrappers may have."""
-        for part in POLICY_PARTS:
+        for part in {**found, **wanted}:
             saved, own = found.get(part, {}), wanted.get(part, {})
-            if _fits(saved, own):
+            if _kind(part) not in POLICY_PARTS or _fits(saved, own):
                 continue
             shapes = [
                 (name, _shape(saved.get(name)), _shape(own.get(name)))
@@ -295,13 +283,18 @@ def policy_settings(
     Raises:
         SpaceError: If a space can not be described.
     """
-    observation_space, action_space = spaces
     resolve = locate(algorithm.model_resolver)
-    resolved: ModelConfig = resolve(model, input_space(flat_space(observation_space)))
-    settings = {name: getattr(resolved, name) for name in POLICY_SETTINGS}
-    families = dict(resolved.distributions)
+    each = _spaces_of_policies(spaces)
+    resolved = [resolve(model, input_space(flat_space(observed))) for observed, _ in each]
+    settings: dict[str, Any] = {}
+    for name in POLICY_SETTINGS:
+        first, *others = (getattr(own, name) for own in resolved)
+        # What differs between agents is filled in for each of them when its policy is built.
+        settings[name] = getattr(model, name) if any(first != own for own in others) else first
+    families = dict(settings["distributions"])
     # Of all types of spaces, only this one has defaults that differ between algorithms.
-    if any(isinstance(leaf, Box) for leaf in flat_spaces(action_space).values()):
+    actions = [leaf for _, space in each for leaf in flat_spaces(space).values()]
+    if any(isinstance(leaf, Box) for leaf in actions):
         families.setdefault("Box", DEFAULTS["Box"])
     else:
         families.pop("Box", None)
@@ -314,10 +307,17 @@ def _build_error(
     """Error that says why an algorithm builds no such policy; None: it does."""
     build_model = locate(algorithm.model_builder)
     try:
-        build_model(ModelConfig(**settings), *spaces, seed=0, **algorithm.model_settings)
+        for own in _spaces_of_policies(spaces):
+            build_model(ModelConfig(**settings), *own, seed=0, **algorithm.model_settings)
     except (ConfigError, SpaceError) as error:
         return error
     return None
+
+
+def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """Observation and action space of each agent, or of the only one."""
+    several = agent_spaces(*spaces)
+    return [spaces] if several is None else [several.of(agent) for agent in several.agents]
 
 
 def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,8 +361,26 @@ def _text(value: Any) -> str:
 def _by_part(weights: Mapping[str, Tensor]) -> WeightsByPart:
     parts: WeightsByPart = {}
     for name, value in weights.items():
-        parts.setdefault(name.partition(".")[0], {})[name] = value
+        owner, rest = _split(name)
+        parts.setdefault(owner + rest.partition(".")[0], {})[name] = value
     return parts
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The policy that a name begins with, if there are several, and the rest."""
+    found = OWNER.match(name)
+    return (found.group(), name[found.end() :]) if found else ("", name)
+
+
+def _kind(part: str) -> str:
+    """What a part is, of whatever policy."""
+    return _split(part)[1]
+
+
+def _target(name: str) -> str:
+    """The name of the target of a part or of a weight."""
+    owner, rest = _split(name)
+    return f"{owner}target_{rest}"
 
 
 def _fits(found: Mapping[str, Tensor] | None, wanted: Mapping[str, Tensor]) -> bool:

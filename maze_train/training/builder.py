@@ -55,6 +55,9 @@ EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
 TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
 """Found where there are several agents."""
 
+MOST_IDLE = 100
+"""Rollouts in a row without a turn of those that lack statistics, after which training ends."""
+
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
 
@@ -203,13 +206,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """The learner that changes the weights of the model."""
         context = self.context
         make_learner = learner_maker(self.algorithm, context.policies, context.policies_to_train)
-        learner: Learner[Any, Any, Any] = make_learner(
-            modules_of(model),
-            self.algorithm,
-            device=context.device,
-            seed=context.seeds.integer("minibatches"),
-        )
-        return learner
+        seed = context.seeds.integer("minibatches")
+        return make_learner(modules_of(model), self.algorithm, device=context.device, seed=seed)
 
     def before_training(self, trainer: Trainer) -> None:
         """Prepare environments and statistics before the first update."""
@@ -303,7 +301,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return evaluator
 
     def make_collector(
-        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = ""
+        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
     ) -> RolloutCollector | TurnCollector:
         """A collector on the environments of this process.
 
@@ -311,12 +309,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_steps: Steps of each environment per rollout; fewer in a trial.
             acting: Chooses the actions, of one agent or of several.
             stream: Name that gives the collector random numbers of its own.
+            **turns: Arguments of `TurnCollector`, where there are several agents.
         """
         collector = self.context.make_collector(self.env, num_steps, stream)
         if agent_spaces(*self.spaces) is None:
             return collector
-        multiple = getattr(self.algorithm, "sequence_length", 0) or 1
-        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, multiple)
+        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, **turns)
         return several
 
     @property
@@ -352,27 +350,29 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             acting: Chooses the actions.
 
         Raises:
-            TrainingError: If every step of a rollout was lost; else this would never end.
+            TrainingError: If every step of a rollout was lost, or nobody acts of whom there are too
+                few; else this would never end.
         """
         waiting = {key: own for key, own in normalizers.items() if own and not own.frozen}
-        config: Any = self.context.model.normalization
         collector: Any = None
-        while any(int(own.count) < config.initial_steps for own in waiting.values()):
+        idle = 0
+        while few := {k for k, own in waiting.items() if int(own.count) < own.config.initial_steps}:
             collector = collector or self.make_collector(num_steps, acting, "normalization/")
             experience, episodes = collector.collect(acting)
-            if not episodes.steps:
-                raise TrainingError(
-                    "every step of a rollout was lost before training: the environments return "
-                    "numbers that are not finite, or their workers fail, at the beginning of each "
-                    "episode"
-                )
+            episodes.check_steps(" before training")
             parts = experience if isinstance(experience, dict) else {DEFAULT_MODULE: experience}
+            idle = 0 if few & parts.keys() else idle + 1
+            if idle == MOST_IDLE:
+                raise TrainingError(
+                    f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
+                    "training, which take statistics of observations: give it a model with "
+                    "normalization.mode=none in policies"
+                )
             for key, rollout in parts.items():
-                if key in waiting:
-                    own = waiting[key]
+                if own := waiting.get(key):
                     own.update(rollout.to(own.mean.device).acted_on(own.keys))
-        if config.mode == "estimated":
-            for own in waiting.values():
+        for own in waiting.values():
+            if own.config.mode == "estimated":
                 own.freeze()
 
 
@@ -393,7 +393,6 @@ def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:
     path = context.algorithm.builder_class
     builder_class = locate(path, key="algorithm")
     if not (isinstance(builder_class, type) and issubclass(builder_class, AlgorithmBuilder)):
-        raise ConfigError(
-            "algorithm", "builder_class: expected a subclass of maze_train.AlgorithmBuilder", path
-        )
+        problem = "builder_class: expected a subclass of maze_train.AlgorithmBuilder"
+        raise ConfigError("algorithm", problem, path)
     return builder_class(context)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gymnasium import spaces
     from torch import nn
 
+    from maze_train.learner.learner import Learner
     from maze_train.nets.config import ModelConfig
     from maze_train.training.config import AlgorithmConfig, PolicyConfig
     from maze_train.types import Tensor
@@ -73,7 +74,10 @@ def make_model(
         model = build(config, observation_space, action_space, seed)
         return model
     if not algorithm.learns_for_several_agents:
-        problem = "learns for one agent, the environment has several; choose a2c or ppo"
+        problem = (
+            "learns for one agent, the environment has several; choose one of ppo, a2c, impala, "
+            "sac, td3, dqn"
+        )
         raise ConfigError("algorithm", problem, algorithm.name)
     model = locate(BUILD_JOINT_MODEL)(build, config, several, policies, seed)
     return model
@@ -81,7 +85,7 @@ def make_model(
 
 def learner_maker(
     algorithm: AlgorithmConfig, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
-) -> Callable[..., Any]:
+) -> Callable[..., Learner[Any, Any, Any]]:
     """What makes the learner of an algorithm of modules by id, and further arguments.
 
     Args:
@@ -96,7 +100,7 @@ def learner_maker(
         if own.opponents is not None and not algorithm.has_snapshots:
             problem = f"{algorithm.name} has no self-play against snapshots; choose a2c or ppo"
             raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
-    make_learner: Callable[..., Any] = locate(algorithm.learner_class)
+    make_learner: Callable[..., Learner[Any, Any, Any]] = locate(algorithm.learner_class)
     if policies or chosen is not None:
         make_learner = partial(locate(WITH_FROZEN), make_learner, policies, chosen)
     return make_learner

@@ -260,6 +260,8 @@ def orders(slow, rollout, generator):
 def compare(algorithm, problem, critic=None, progress=None, now=None, updates=1, **settings):
     """Updates of model and reference alike; returns the last statistics and importance weights."""
     model, rollout, action_space = problem
+    if algorithm == "ppo":  # as it is collected where the policy that acts learns
+        rollout = replace(rollout, log_probs=None)
     reference, before = copy.deepcopy(model), snapshot(model)
     learner = make_learner(algorithm, model, **settings)
     slow = SlowLearner(reference, action_space, learner.config, critic)

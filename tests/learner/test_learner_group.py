@@ -63,6 +63,7 @@ from maze_train.learner.group import LearnerGroup
 from maze_train.learner.others import check_gpus
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Shard, own_rows, shard_rows
+from maze_train.learner.steps import LearnerEvents, statistics_of
 from maze_train.learner.worker import ProcessModes
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
@@ -167,6 +168,19 @@ def test_each_value_is_computed_once(count):
     for name in ("values", "params"):
         total = torch.stack([getattr(part, name) for part in parts]).sum(0)
         torch.testing.assert_close(total, getattr(whole, name))
+
+
+@pytest.mark.parametrize("module_id", ["default", "other"])
+def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
+    """Of 3 samples and 1: one value per minibatch, whatever the module."""
+    total = Statistics()
+    for rank, value in enumerate((1.0, 5.0)):
+        part = Apart(rank, 2)
+        own = part.begin(total)
+        part.take(lambda batch, rank, count: (batch, (3, 1)[rank], 4), {module_id: None})
+        statistics_of(module_id, own).record(LearnerEvents.loss, value)
+        part.end(total)
+    assert list(total.reduce().values()) == [2.0]
 
 
 def test_what_can_not_be_shared_out():

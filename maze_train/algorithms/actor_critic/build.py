@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.rollout.acting import ActingModel, RecurrentModel
+    from maze_train.rollout.collector import RolloutCollector
+    from maze_train.rollout.turn_collector import TurnCollector
     from maze_train.training.trainer import Trainer
 
 
@@ -50,6 +53,16 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         if any(own.opponents for own in self.context.policies.values()):
             collector = locate(WITH_LEAGUES)(collector, acting, self.context, self.learners)
         return {"collector": collector}
+
+    def make_collector(
+        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
+    ) -> RolloutCollector | TurnCollector:
+        """A collector on the environments of this process; turns are such that losses need them."""
+        learner_class = locate(self.algorithm.learner_class)
+        needed = getattr(learner_class, "needs_old_log_probs", False)
+        turns["records_log_probs"] = needed
+        turns["multiple"] = self.algorithm.sequence_length or 1
+        return super().make_collector(num_steps, acting, stream, **turns)
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are none."""

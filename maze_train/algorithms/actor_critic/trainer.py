@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maze_train.errors import TrainingError
 from maze_train.training.events import TimeEvents
 from maze_train.training.trainer import Trainer
 
@@ -41,11 +40,7 @@ class ActorCritic(Trainer):
         experience, episodes = self.collector.collect(self.model)
         collected = time.perf_counter()
         episodes.record(statistics)
-        if episodes.lost and not episodes.steps:
-            raise TrainingError(
-                "every step of a rollout was lost: the environments return numbers that are not "
-                "finite, or their workers fail, at the beginning of each episode"
-            )
+        episodes.check_steps()
         statistics.merge(self.learners.update(experience, progress))
         statistics.record(TimeEvents.collect_s, collected - started)
         statistics.record(TimeEvents.env_s, self.collector.env_s)
