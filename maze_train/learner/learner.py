@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from maze_train.learner.accumulation import Accumulation
+    from maze_train.learner.compiled import Compiled
     from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.types import Tensor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # Found where a learner has them, and where a state is written or read.
 ACCUMULATION = "maze_train.learner.accumulation.Accumulation"
 COMPONENTS = "maze_train.learner.components"
+COMPILED = "maze_train.learner.compiled.compiled_losses"
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
@@ -94,6 +96,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             self.accumulation = locate(ACCUMULATION)(count)
         node = self.settings.loss_function
         self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
+        compiles = self.settings.compile != "none"
+        self.compiled: Compiled | None = locate(COMPILED)(self) if compiles else None
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -168,6 +172,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
                 self._take_steps(module_ids, minibatches, statistics, progress)
         for optimizer in self.optimizers.values():
             optimizer.end_update()
+        if self.compiled is not None:
+            self.compiled.report(statistics)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
@@ -260,21 +266,25 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
         losses = {}
+        loss_of = self.compiled or self.loss_of
         for module_id, batch in minibatch.items():
+            self.part.turn_to(module_id)
             with self.settings_of(module_id):
                 own = statistics_of(module_id, statistics)
-                losses[module_id] = self._loss_of(module_id, batch, own)
+                losses[module_id] = loss_of(module_id, batch, own)
         return losses
 
     @property
     def may_differentiate_by_hand(self) -> bool:
         """Whether all losses are those of the algorithm, computed in the type of the weights."""
-        replaced = self.loss_function is not None or self.modules_with_loss
+        replaced = self.loss_function or self.compiled or self.modules_with_loss
         return not (replaced or torch.is_anomaly_enabled()) and self.settings.autocast == "none"
 
-    def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
+    def before_compiled_loss(self, module_id: str, batch: Batch) -> None:
+        """Before a loss that is compiled: draws the random numbers that it takes."""
+
+    def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
-        self.part.turn_to(module_id)
         if module_id in self.modules_with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)

@@ -15,6 +15,7 @@ from maze_train.errors import ConfigError, TrainingError, did_you_mean, nearest
 from maze_train.events import Event, EventInterface, Statistics
 from maze_train.files import atomic_write
 from maze_train.learner.config import Progress
+from maze_train.learner.steps import LearnerEvents
 from maze_train.rollout.episodes import TrainingEpisodeEvents
 from maze_train.targets import locate
 from maze_train.training.generators import generator_states, load_generator_states
@@ -58,7 +59,7 @@ class TimeEvents(EventInterface, prefix="time"):
     checkpoint_s = Event("Writing checkpoints, that of the epoch before included.", reduce="sum")
     epoch_s = Event("The whole epoch.", reduce="sum")
     total_s = Event("Since training began.", reduce="last")
-    steps_per_second = Event("Environment steps per second of the epoch.", reduce="last")
+    steps_per_second = Event("Environment steps per second of other time.", reduce="last")
 
 
 class Trainer(ABC):
@@ -218,6 +219,7 @@ class Trainer(ABC):
         seconds = self.wall_time_s - self._epoch_began_s
         row[TimeEvents.epoch_s.tag] = seconds
         row[TimeEvents.total_s.tag] = self.wall_time_s
+        seconds -= row.get(LearnerEvents.compile_s.tag, 0.0)
         row[TimeEvents.steps_per_second.tag] = (self.env_steps - self._epoch_began_steps) / seconds
         self.tracker.write(row)
         self.epoch += 1
