@@ -39,6 +39,7 @@ from maze_train.algorithms.impala.learner import ImpalaLearner as ImpalaLearner
 from maze_train.algorithms.impala.trainer import IMPALA as IMPALA
 from maze_train.algorithms.off_policy.build import OffPolicyBuilder as OffPolicyBuilder
 from maze_train.algorithms.off_policy.build import OffPolicyModel as OffPolicyModel
+from maze_train.algorithms.off_policy.build import Source as Source
 from maze_train.algorithms.off_policy.config import OffPolicyConfig as OffPolicyConfig
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig as PolicyAndCriticsConfig
 from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents as PolicyAndCriticsEvents
@@ -58,7 +59,10 @@ from maze_train.algorithms.sac.trainer import SAC as SAC
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig as TD3AlgorithmConfig
 from maze_train.algorithms.td3.events import TD3Events as TD3Events
 from maze_train.algorithms.td3.learner import TD3Learner as TD3Learner
+from maze_train.api import evaluate as evaluate
+from maze_train.api import load_learner as load_learner
 from maze_train.api import load_policy as load_policy
+from maze_train.api import make_env as make_env
 from maze_train.api import run_rollout as run_rollout
 from maze_train.api import train as train
 from maze_train.comparison.compare import Comparison as Comparison
@@ -122,6 +126,7 @@ from maze_train.envs.wrappers import DiscretizeActionsWrapper as DiscretizeActio
 from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStackWrapper
 from maze_train.envs.wrappers import RandomResetWrapper as RandomResetWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper as RewardScalingWrapper
+from maze_train.errors import CallbackError as CallbackError
 from maze_train.errors import ConfigError as ConfigError
 from maze_train.errors import DatasetError as DatasetError
 from maze_train.errors import EnvError as EnvError
@@ -223,6 +228,9 @@ from maze_train.tracking.writers import JSONSummaryWriter as JSONSummaryWriter
 from maze_train.tracking.writers import TensorBoardWriter as TensorBoardWriter
 from maze_train.training.builder import AlgorithmBuilder as AlgorithmBuilder
 from maze_train.training.builder import BuildContext as BuildContext
+from maze_train.training.callbacks import Callback as Callback
+from maze_train.training.callbacks import StopAtReturn as StopAtReturn
+from maze_train.training.callbacks import TrainingView as TrainingView
 from maze_train.training.checkpoints import CheckpointStore as CheckpointStore
 from maze_train.training.config import AlgorithmConfig as AlgorithmConfig
 from maze_train.training.config import CheckpointConfig as CheckpointConfig

@@ -1,34 +1,56 @@
-"""Training and acting from Python."""
+"""Training, acting and evaluation from Python."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.vector import VectorEnv
+
+from maze_train.checks import check_at_least
+from maze_train.config.loading import load_config
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
 from maze_train.config.train_config import AUTO
-from maze_train.config.writing import key_of_field
+from maze_train.config.writing import CONFIG_FILE, key_of_field
 from maze_train.envs.factory import EnvFactory
+from maze_train.rollout.episode_player import PlaySettings
+from maze_train.rollout.rollout_generator import RolloutGenerator
 from maze_train.runners.base import TrainingRunner
 from maze_train.runners.rollout import RolloutResult, RolloutRunner
+from maze_train.runners.rollout_report import RolloutSummary, summarise
 from maze_train.runners.saved_policies import read_saved_policy
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, Given
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.workers.process import refuse_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from gymnasium import Env
 
     from maze_train.envs.config import EnvConfig
+    from maze_train.learner.learner import Learner
     from maze_train.runners.parts import TrainingResult
 
 
+SHORT = {
+    "evaluators": "evaluation.evaluators",
+    "writers": "tracking.writers",
+    "wrappers": "env.wrappers",
+}
+"""Settings that `train` takes by a short name."""
+
+
 def train(
-    env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
+    env: str
+    | Callable[..., Env[Any, Any]]
+    | VectorEnv[Any, Any, Any]
+    | EnvConfig
+    | dict[str, Any]
+    | None = None,
     algorithm: str | dict[str, Any] | None = None,
     **overrides: Any,
 ) -> TrainingResult:
@@ -39,16 +61,18 @@ def train(
         result = train(resume=result.run_dir, total_steps=100_000)
 
     Args:
-        env: A registered id, an environment class, a function that makes an environment, or the
-            settings of the `env` section as a mapping or an `EnvConfig`. None: there is none, for
-            algorithms that learn from recorded episodes.
+        env: A registered id, an environment class, a function that makes an environment, a vector
+            environment, or the settings of the `env` section as a mapping or an `EnvConfig`. None:
+            there is none, for algorithms that learn from recorded episodes.
         algorithm: The name of an algorithm (by default ppo), or its settings as a mapping with
             `_target_`.
         **overrides: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
             or sections, `evaluation={"n_episodes": 20}`; single values by dotted names as on the
             command line: `**{"algorithm.lr": 1e-3}`. With `resume=<run directory>` and no
-            `algorithm`, they change the settings of that run; `env` is then needed only if it was a
-            function or class that has no importable name.
+            `algorithm`, they change the settings of that run. Where a setting names a class or
+            function, it may be given, or the object itself: `callbacks=[StopAtReturn(475)]`,
+            `model={"policy": MyNet}`; one that no name leads to is given again with `resume`.
+            `evaluators`, `writers` and `wrappers` are those of `evaluation`, `tracking` and `env`.
 
     Returns:
         History, run directory, and the best policy.
@@ -59,24 +83,25 @@ def train(
         MazeTrainError: If training failed.
     """
     refuse_import()
-    maker = None
-    if (
-        algorithm is None
-        and overrides.get("resume") not in (None, AUTO)
-        and (env is None or callable(env))
-    ):
-        maker = None if env is None else EnvFactory.from_any(env).maker
-        config = configure(overrides, changes=overrides, has_env=env is not None)
-    else:
-        if env is not None and not isinstance(env, str | dict):
-            named = EnvFactory.from_any(env)
-            # A mapping, so that overrides of single values can be merged into it.
-            env = {key_of_field(key): value for key, value in asdict(named.config).items()}
-            maker = named.maker
-        given = {} if env is None else {"env": env}  # recorded episodes need none
-        config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
-    factory = None if maker is None else EnvFactory(config.env, maker)
-    return TrainingRunner(prepare(config), factory).run()
+    for name, key in SHORT.items():
+        if name in overrides:
+            overrides[key] = overrides.pop(name)
+    is_continued = algorithm is None and overrides.get("resume") not in (None, AUTO)
+    if is_continued and (env is None or callable(env) or isinstance(env, VectorEnv)):
+        own = {} if env is None else {"env._target_": EnvFactory.from_any(env).config.target}
+        overrides = {**overrides, **own}
+        return TrainingRunner(prepare(configure(overrides, overrides))).run()
+    num_envs = env.num_envs if isinstance(env, VectorEnv) else 0
+    if env is not None and not isinstance(env, str | dict):
+        # A mapping, so that overrides of single values can be merged into it.
+        named = asdict(EnvFactory.from_any(env).config)
+        env = {key_of_field(key): value for key, value in named.items()}
+    given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none
+    runner = overrides.get("runner")
+    if num_envs and not (isinstance(runner, dict) and "concurrency" in runner):
+        given["runner.concurrency"] = num_envs
+    config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
+    return TrainingRunner(prepare(config)).run()
 
 
 def run_rollout(
@@ -111,35 +136,124 @@ def run_rollout(
         MazeTrainError: If an environment, a policy or a worker failed; as before.
     """
     refuse_import()
-    own_policy = None
     if policy is not None and not isinstance(policy, str | dict):
-        own_policy, named = policy, policy if hasattr(policy, "__qualname__") else type(policy)
-        policy = {TARGET: f"{named.__module__}.{named.__qualname__}"}
-    maker = None
+        policy = {TARGET: Given(policy)}
     if isinstance(env, EnvFactory) or callable(env):
-        factory = EnvFactory.from_any(env)
-        env, maker = {TARGET: factory.config.target}, factory.maker
+        env = {TARGET: EnvFactory.from_any(env).config.target}
     given = {"run": run, "policy": policy, "env": env}
     given = {key: value for key, value in given.items() if value is not None}
-    config = load_rollout_config({**given, **settings})
-    env_factory = None
-    if maker is not None:
-        assert config.env is not None
-        env_factory = EnvFactory(config.env, maker)
-    return RolloutRunner(config, env_factory, own_policy).run()
+    return RolloutRunner(load_rollout_config({**given, **settings})).run()
 
 
-def load_policy(run_dir: str | Path, trust: Sequence[str] = ()) -> TrainedPolicy:
+def load_learner(
+    run_dir: str | Path,
+    trust: Sequence[str] = (),
+    env: Callable[..., Env[Any, Any]] | None = None,
+    **changes: Any,
+) -> Learner[Any, Any, Any]:
+    """The learner of a run, as it was in a checkpoint: networks, optimizers, who learns.
+
+    It is built from the configuration of the run; environments are made in this process for their
+    spaces, and closed.
+
+    Args:
+        run_dir: Directory of a run, whose newest checkpoint counts, or of one of its checkpoints.
+        trust: Modules that its configuration may name, if they are of one's own: code of them is
+            run.
+        env: The environment, if it was a function or class that has no importable name.
+        **changes: Settings that do not change numbers, such as `**{"algorithm.device": "cpu"}`.
+
+    Raises:
+        ConfigError: If it names what is neither of this package nor of PyTorch, nor trusted.
+        RunDirectoryError: If there is no checkpoint, or a file is damaged.
+    """
+    refuse_import()
+    own = {} if env is None else {"env._target_": EnvFactory.from_any(env).config.target}
+    changes = {"runner": "dev", "trust": list(trust), **changes, **own, "resume": str(run_dir)}
+    return TrainingRunner(prepare(configure(changes, changes))).restored_learner()
+
+
+def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) -> TrainedPolicy:
     """The best policy of a run.
 
     Args:
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`);
             `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints.
         trust: Modules of its networks, if these are of one's own: their code is run.
+        **objects: Parts of the policy that were given in Python, by their keys:
+            `**{"model.policy": MyNet}`.
 
     Raises:
         ConfigError: If it names what is neither of this package nor of `torch.nn`, nor trusted.
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
-    saved = read_saved_policy(run_dir, trust)
+    saved = read_saved_policy(run_dir, trust, objects=objects)
     return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)  # type: ignore[arg-type]  # an ActingModel
+
+
+def make_env(
+    run_dir: str | Path, trust: Sequence[str] = (), training: bool = False, **kwargs: Any
+) -> Env[Any, Any]:
+    """One environment of a run, with its wrappers.
+
+        env = make_env("outputs/a", render_mode="human")
+
+    Args:
+        run_dir: Directory of a run, or of one saved policy.
+        trust: Modules of the environment and its wrappers, if these are of one's own: their code is
+            run.
+        training: Whether it is as in training, with the wrappers for training only.
+        **kwargs: Arguments of the environment, over those of the run.
+
+    Raises:
+        ConfigError: If it names what is neither of this package or gymnasium, nor trusted, or was
+            made in Python.
+        EnvError: If it can not be built.
+        RunDirectoryError: If the configuration is missing or damaged.
+    """
+    settings, path = read_settings(Path(run_dir)), Path(run_dir) / CONFIG_FILE
+    check_trust(settings, path, trust, None, (*PARTS_OF_ENV, "env.training_wrappers"))
+    factory = EnvFactory.from_any(load_config(settings).env, **kwargs)
+    return (factory if training else factory.for_evaluation())()
+
+
+def evaluate(
+    policy: Any,
+    env: str | Callable[..., Env[Any, Any]] | EnvConfig,
+    n_episodes: int = 10,
+    seed: int = 0,
+    *,
+    deterministic: bool = True,
+    max_episode_steps: int | None = None,
+    concurrency: int = 8,
+) -> RolloutSummary:
+    """Play episodes with a policy, and return numbers over them; nothing is written.
+
+        evaluate(load_policy("outputs/a"), "CartPole-v1", n_episodes=100).return_mean
+
+    Args:
+        policy: What `run_rollout` takes: a loaded policy, an object with `act(observation)`, a
+            function of the observation, or `"random"`.
+        env: A registered id, an `EnvConfig`, or a class or function that makes an environment, such
+            as `lambda: make_env("outputs/a")`.
+        n_episodes: Episodes, >= 1.
+        seed: Seed of the first episode; the others have the next ones.
+        deterministic: Whether a model takes the most likely action instead of a sampled one.
+        max_episode_steps: Steps after which an episode is truncated; None: as the environment says.
+        concurrency: Episodes that are played at a time; it changes no number.
+
+    Raises:
+        ConfigError: If an argument is wrong, or policy and environment do not fit.
+        EnvError: If an environment or the policy raises or returns something invalid.
+    """
+    check_at_least("n_episodes", n_episodes, 1)
+    with RolloutGenerator(
+        env,
+        policy,
+        deterministic=deterministic,
+        concurrency=min(concurrency, n_episodes),
+        seed=seed,
+        max_episode_steps=max_episode_steps,
+        settings=PlaySettings(deterministic=deterministic),
+    ) as player:
+        return summarise(player.episodes(range(seed, seed + n_episodes)))

@@ -7,6 +7,7 @@ MazeTrainError
 ├── EnvError             an environment could not be built, raised, or returned something invalid
 │   └── WorkerError      a process that steps environments raised, died or hung
 ├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
+│   └── CallbackError    a callback raised
 ├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken
 ├── DatasetError         a data set of trajectories is missing, damaged, foreign, or does not fit
 └── MissingExtraError    an optional dependency is not installed, or broken
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 
 class MazeTrainError(Exception):
@@ -71,6 +73,17 @@ class WorkerError(EnvError):
 
 class TrainingError(MazeTrainError):
     """Training can not go on."""
+
+
+class CallbackError(TrainingError):
+    """A callback raised.
+
+    Attributes:
+        checkpoint: From where the run can be continued, once it was saved.
+    """
+
+    at_once = False
+    checkpoint: Path | None = None
 
 
 class RunDirectoryError(MazeTrainError):

@@ -54,9 +54,14 @@ class Event:
 
         Statistics go by tags, so that a part may be named anew each time.
         """
-        event = Event(self.doc, self.reduce)
-        object.__setattr__(event, "name", f"{self.name}/{part}")
-        object.__setattr__(event, "tag", f"{self.tag}/{part}")
+        return Event.of_tag(f"{self.tag}/{part}", self.doc, self.reduce)
+
+    @classmethod
+    def of_tag(cls, tag: str, doc: str, reduce: Reduction = "mean") -> Event:
+        """A statistic that no interface declares, such as one that a user names."""
+        event = cls(doc, reduce)
+        object.__setattr__(event, "name", tag.partition("/")[2])
+        object.__setattr__(event, "tag", tag)
         return event
 
     def of_owner(self, owner: str) -> Event:
@@ -258,12 +263,12 @@ class OwnStatistics(Statistics):
         self._owner = owner
         self._events: dict[str, Event] = {}
 
-    def record(self, event: Event, value: float | Tensor, weight: float = 1.0) -> None:
-        """Add one value, see `Statistics.record`."""
+    def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
+        """Add one value, see `Statistics.record`; without a weight it has the usual one."""
         own = self._events.get(event.tag)
         if own is None:
             own = self._events[event.tag] = event.of_owner(self._owner)
-        self._base.record(own, value, weight)
+        self._base.record(own, value, *(() if weight is None else (weight,)))
 
 
 def _to_numbers(pending: list[tuple[Event, float | Tensor, float]]) -> list[float]:

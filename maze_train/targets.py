@@ -11,11 +11,50 @@ from typing import TYPE_CHECKING, Any
 from maze_train.errors import ConfigError, did_you_mean, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import ModuleType
 
 
 TARGET = "_target_"
+
+
+class Given(str):
+    """Name of an object that was given in Python; a text, as `config.yaml` holds it.
+
+    In the place of a dotted path it leads to the object itself, also where no path does, as to a
+    lambda.
+
+    Args:
+        value: The object.
+        name: Its name; None: module and name of the object, or `<its class>`.
+    """
+
+    value: Any
+
+    def __new__(cls, value: Any, name: str | None = None) -> Given:
+        """The name of an object."""
+        module = getattr(value, "__module__", type(value).__module__)
+        own = getattr(value, "__qualname__", f"<{type(value).__qualname__}>")
+        self = super().__new__(cls, f"{module}.{own}" if name is None else name)
+        self.value = value
+        return self
+
+    def __getnewargs__(self) -> tuple[Any, str]:  # type: ignore[override]  # those of __new__
+        return self.value, str(self)
+
+    def __deepcopy__(self, memo: object) -> Given:
+        return self  # the configuration names the object, and owns no copy of it
+
+    def is_made(self, kind: type | None = None) -> bool:
+        """Whether the object is the part itself; else it is called to make one."""
+        if isinstance(self.value, type):
+            return False
+        return not callable(self.value) or (kind is not None and isinstance(self.value, kind))
+
+
+def has_no_name(path: str) -> bool:
+    """Whether a text stands for an object of Python that it does not lead to elsewhere."""
+    return "<" in path or path.startswith("__main__.")
 
 
 def is_target(node: Any) -> bool:
@@ -29,8 +68,39 @@ def locate(path: str, key: str = TARGET) -> Any:
     `package.module.Name`, `package.module:Name` and attributes of classes are understood.
 
     Raises:
-        ConfigError: If the module can not be imported or has no such attribute.
+        ConfigError: If the module can not be imported or has no such attribute, or the object was
+            given in Python and is not there.
     """
+    if isinstance(path, Given):
+        return path.value
+    path = str(path)
+    try:
+        return _found(path, key)
+    except ConfigError:
+        if not has_no_name(path):
+            raise
+        raise made_in_python([key], path) from None
+
+
+def made_in_python(keys: Sequence[str], *paths: str) -> ConfigError:
+    """The error for objects of Python that have to be given again, by the keys of their targets."""
+    given = arguments_for(keys)
+    remedy = f"pass it again, as in train({given}, resume=...)"
+    if given == "env=...":
+        remedy += f" or run_rollout(run=..., {given})"
+    elif len(keys) == 1 and keys[0].startswith("model."):
+        remedy += f" or load_policy(run_dir, {given})"
+    problem = f"made in Python, where no name leads to it: {remedy}"
+    return ConfigError(", ".join(keys), problem, ", ".join(paths))
+
+
+def arguments_for(keys: Iterable[str]) -> str:
+    """Arguments of `train` that give objects, by the keys of their targets."""
+    names = dict.fromkeys(key.removesuffix(f".{TARGET}").partition("[")[0] for key in keys)
+    return ", ".join(f"{n}=..." if n.isidentifier() else f"**{{{n!r}: ...}}" for n in names)
+
+
+def _found(path: str, key: str) -> Any:
     found, names = imported(path, key)
     where = getattr(found, "__name__", "")
     for name in names:
@@ -74,6 +144,8 @@ def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Ca
         ConfigError: If it can not be found, or makes no such part.
     """
     found = locate(path, key)
+    if isinstance(path, Given) and path.is_made(kind):
+        return lambda *args, **kwargs: found
     home = str(getattr(found, "__module__", "")).partition(".")[0]
     if isinstance(found, type):
         makes_it = kind is None or issubclass(found, (kind, *others))
@@ -109,7 +181,7 @@ def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
     Raises:
         ConfigError: If it can not be found, or is none.
     """
-    function = maker_of(str(node[TARGET]), f"{key}.{TARGET}")
+    function = maker_of(node[TARGET], f"{key}.{TARGET}")
     return partial(function, **{name: value for name, value in node.items() if name != TARGET})
 
 
@@ -137,7 +209,7 @@ def build_target(
 
 def _check_targets(node: Mapping[str, Any], key: str, kind: type | None) -> None:
     """Find all targets of a node, before anything is called."""
-    maker_of(str(node[TARGET]), f"{key}.{TARGET}".lstrip("."), kind)
+    maker_of(node[TARGET], f"{key}.{TARGET}".lstrip("."), kind)
     for name, value in node.items():
         if is_target(value):
             _check_targets(value, f"{key}.{name}".lstrip("."), None)
@@ -152,11 +224,15 @@ def _built(
 ) -> Any:
     """Build the object that a node names, whose targets were checked."""
     given = {name: value for name, value in node.items() if name != TARGET}
+    target = node[TARGET]
+    if given and isinstance(target, Given) and target.is_made(kind):
+        problem = "is made already, and takes no settings: leave them out, or give its class"
+        raise ConfigError(key, problem, node)
     for name, value in given.items():
         if is_target(value):
             given[name] = _built(value, (), {}, f"{key}.{name}".lstrip("."), None)
     try:
-        built = locate(str(node[TARGET]))(*args, **{**kwargs, **given})
+        built = maker_of(target, key, kind)(*args, **{**kwargs, **given})
     except ConfigError as error:
         raise error.below(key) from error
     except (TypeError, ValueError) as error:

@@ -119,3 +119,32 @@ class Heaps(MultiAgentEnv):
 
     def render(self) -> Any:
         return np.full((4, 4, 3), 10 * self.heap, np.uint8)
+
+
+class Pushers(MultiAgentEnv):
+    """Two push a cart at the same time, with Boxes of one and of two numbers, for 2 to 6 steps.
+
+    Each is rewarded for a cart on its own side. The right one lets go a step before the end.
+    """
+
+    possible_agents: Sequence[str] = ("left", "right")
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1.0, 1.0, (1 + (agent == "right"),), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        self.place, self.left = 0.0, int(np.random.default_rng(seed).integers(2, 7))
+        return Turn({agent: self.observe() for agent in self.possible_agents})
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        self.left -= 1
+        self.place += sum(float(np.sum(action)) for action in actions.values())
+        rewards = {agent: self.place if agent == "right" else -self.place for agent in actions}
+        ended = [agent for agent in actions if self.left < 1 + (agent == "right")]
+        return Turn({agent: self.observe() for agent in actions}, rewards, truncated=ended)
+
+    def observe(self) -> Any:
+        return np.array([self.place, self.left], np.float32)

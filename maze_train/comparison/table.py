@@ -12,7 +12,7 @@ import numpy as np
 
 from maze_train.comparison.aggregates import bootstrap_interval, interquartile_mean
 from maze_train.comparison.runs import is_within
-from maze_train.tracking.formatting import compact, duration, readable
+from maze_train.tracking.formatting import aligned, compact, duration, readable
 from maze_train.tracking.writers import cell
 
 if TYPE_CHECKING:
@@ -210,16 +210,9 @@ def _time(seconds: float) -> str:
 def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Rows as lines, the columns aligned: words to the left, numbers to the right."""
     columns = list(rows[0])
-    lines = [columns, *([row.get(name, "") for name in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    left = [not any(_is_figure(row.get(name, "")) for row in rows) for name in columns]
-    return [
-        "  ".join(
-            text.ljust(width) if is_left else text.rjust(width)
-            for text, width, is_left in zip(line, widths, left, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+    cells = [[row.get(name, "") for name in columns] for row in rows]
+    figures = {i for line in cells for i, text in enumerate(line) if _is_figure(text)}
+    return aligned([columns, *cells], left={*range(len(columns))} - figures)
 
 
 def _is_figure(text: str) -> bool:

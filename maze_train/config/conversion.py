@@ -120,7 +120,7 @@ def subclass_named(target: Any, base: type[ConfigT], key: str) -> type[ConfigT]:
     Raises:
         ConfigError: If there is none, or it does not derive from `base`.
     """
-    found: Any = locate(str(target), key=key)
+    found: Any = locate(target, key=key)
     if isinstance(found, type) and issubclass(found, base) and is_dataclass(found):
         return cast("type[ConfigT]", found)
     raise ConfigError(

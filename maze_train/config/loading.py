@@ -12,6 +12,7 @@ import yaml
 from maze_train.config.conversion import UnknownKeyError, build_dataclass, subclass_named
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
+from maze_train.config.parts import named
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import dotted_name, join, key_of_field
 from maze_train.errors import ConfigError, did_you_mean, nearest
@@ -43,6 +44,8 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
 def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
     """Values by the names of the fields of a configuration, without names of options and dots.
 
+    Objects of Python stand by their names, see `named`.
+
     Args:
         cls: The dataclass of the whole configuration.
         node: Values as `load_config` takes them; they are copied where they change.
@@ -51,6 +54,7 @@ def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: If there is no such option, or a key with dots leads into no mapping.
     """
     hints = get_type_hints(cls)
+    node = {key: named(value, key) for key, value in node.items()}
     values = {key: value for key, value in node.items() if "." not in key}
     for key in list(values):
         if isinstance(values[key], str) and _section_of(hints.get(key)) is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.nets.config import ModelConfig
     from maze_train.training.checkpoints import CheckpointInfo
 
 
@@ -66,16 +67,13 @@ class PreparedRun:
     """Policy whose weights training starts from; None: new weights, or those of a checkpoint."""
 
 
-def configure(
-    values: Mapping[str, Any], changes: Mapping[str, Any] | None = None, has_env: bool = False
-) -> TrainConfig:
+def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> TrainConfig:
     """Make the configuration of a run from plain values.
 
     Args:
         values: Values as `load_config` takes them.
         changes: Settings that are changed in the run that `resume` names; None: the values are not
             changes, but a whole configuration, also with `resume`.
-        has_env: Whether the caller makes the environment, in place of the id or target.
 
     Raises:
         ConfigError: If a setting is wrong, see `load_config` and `stored_settings`.
@@ -83,7 +81,7 @@ def configure(
     """
     resume = values.get("resume")
     if changes is not None and resume not in (None, AUTO):
-        values = stored_settings(str(resume), changes, has_env)
+        values = stored_settings(str(resume), changes)
     return load_config(values)
 
 
@@ -123,5 +121,13 @@ def shortened(config: TrainConfig) -> TrainConfig:
             final_episodes=min(2, config.evaluation.final_episodes),
             max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
         ),
-        model=replace(config.model, normalization=replace(config.model.normalization, n_steps=1)),
+        model=_begins_soon(config.model),
+        policies={
+            key: replace(policy, model=policy.model and _begins_soon(policy.model))
+            for key, policy in config.policies.items()
+        },
     )
+
+
+def _begins_soon(model: ModelConfig) -> ModelConfig:
+    return replace(model, normalization=replace(model.normalization, n_steps=1))

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import absolute_path
 from maze_train.config.loading import named_option, values_by_field
-from maze_train.config.stored import PARTS, check_trust, read_settings, settings_of_run
+from maze_train.config.parts import PARTS
+from maze_train.config.stored import check_given, check_trust, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, TUPLE, config_to_dict
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.notices import tell
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, Given, has_no_name
+from maze_train.tracking.formatting import aligned
 
 if TYPE_CHECKING:
     from maze_train.training.manifests import CheckpointInfo
@@ -28,6 +30,7 @@ FREE = (
     "algorithm.patience",
     "algorithm.replay_buffer_storage",
     "algorithm.storage",
+    "callbacks",
     "checkpoint",
     "evaluation.dump_interval",
     "evaluation.final_episodes",
@@ -82,20 +85,17 @@ def _run_dir_of(resume: str) -> Path:
     return directory
 
 
-def stored_settings(
-    resume: str, changes: Mapping[str, Any], has_env: bool = False
-) -> dict[str, Any]:
+def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run with some changes, for `load_config`.
 
     Args:
         resume: Directory of a run, or of one of its checkpoints.
         changes: Settings as `load_config` takes them. A runner by name, such as `runner="local"`,
             keeps what all runners have, such as the number of environments.
-        has_env: Whether the caller makes the environment, in place of the id or target.
 
     Raises:
-        ConfigError: If there is no run in the directory, the changes are those of an experiment, or
-            the run names what is not trusted, see `check_trust`.
+        ConfigError: If there is no run in the directory, the changes are those of an experiment,
+            the run names what is not trusted, see `check_trust`, or objects of Python are missing.
         RunDirectoryError: If its configuration is damaged.
     """
     if "experiment" in changes:
@@ -112,8 +112,8 @@ def stored_settings(
         kept = {key: value for key, value in stored["runner"].items() if key in shared}
         changes["runner"] = named_option("runner", runner) | kept
     values = values_by_field(TrainConfig, {**stored, **changes})
-    uses = [part for part in PARTS if part != "env" or not has_env]
-    check_trust(values, directory / CONFIG_FILE, own.get("trust"), own, uses)
+    check_given(values)
+    check_trust(values, directory / CONFIG_FILE, own.get("trust"), own, PARTS)
     return values
 
 
@@ -144,7 +144,12 @@ def continued(
         config = replace(config, seed=stored.seed)
     before, now = _leaves(config_to_dict(stored)), _leaves(config_to_dict(config))
     changed = _without_sections(
-        [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        [
+            key
+            for key in sorted({*before, *now})
+            if before.get(key) != now.get(key)
+            and not _is_given_again(before.get(key), now.get(key))
+        ]
     )
     refused = [key for key in changed if _matters(key, config)]
     free = [key for key in changed if key not in (*refused, "resume", "run_dir", "trust")]
@@ -163,6 +168,11 @@ def continued(
     return config
 
 
+def _is_given_again(before: Any, now: Any) -> bool:
+    """Whether an object takes the place of one that had no name, which nothing compares."""
+    return isinstance(now, Given) and isinstance(before, str) and has_no_name(before)
+
+
 def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     """One line for each setting that has a note: its name, both values, and the note."""
     rows = [("setting", "before", "now", "")]
@@ -170,9 +180,7 @@ def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str
         rows.append(
             (key.removesuffix(f".{TARGET}"), repr(before.get(key)), repr(now.get(key)), note)
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "".join(f"\n  {line}" for line in lines)
+    return "".join(f"\n  {line}" for line in aligned(rows, left=range(4)))
 
 
 def _without_sections(changed: list[str]) -> list[str]:

@@ -8,16 +8,16 @@ or trusts it.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from maze_train.config.conversion import convert
 from maze_train.config.loading import load_config
+from maze_train.config.parts import PARTS, place_of
 from maze_train.config.writing import (
     CONFIG_FILE,
     LOADER,
@@ -28,7 +28,7 @@ from maze_train.config.writing import (
 )
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import read_regular
-from maze_train.targets import TARGET, imported, locate
+from maze_train.targets import TARGET, Given, has_no_name, imported, locate, made_in_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,31 +40,6 @@ SECTIONS = (
     *("env", "model", "algorithm", "runner", "evaluation", "tracking", "checkpoint"),
     "learner_group",
 )
-
-PARTS: Mapping[str, str] = MappingProxyType(
-    {
-        "env": "gymnasium.Env",
-        "env.wrappers": "gymnasium.Wrapper",
-        "env.training_wrappers": "gymnasium.Wrapper",
-        "model.policy": "torch.nn.Module",
-        "model.critic": "torch.nn.Module",
-        "model.trunk": "torch.nn.Module",
-        "model.value_transform": "maze_train.ValueTransform",
-        "model.distributions": "maze_train.Distribution",
-        "algorithm.policy_wrapper": "torch.nn.Module",
-        "algorithm.optimizer": "torch.optim.Optimizer",
-        "algorithm.lr_scheduler": "torch.optim.lr_scheduler.LRScheduler",
-        "algorithm.loss": "maze_train.BCLoss",
-        "algorithm.replay_buffer": "maze_train.BaseReplayBuffer",
-        "algorithm.initial_sampling_policy": "maze_train.RandomPolicy",
-        "algorithm.initial_demonstration_trajectories": "maze_train.TrajectoryDataset",
-        "runner.dataset": "maze_train.TrajectoryDataset",
-        "evaluation.evaluators": "maze_train.Evaluator",
-        "tracking.writers": "maze_train.MetricsWriter",
-    }
-)
-"""Parts that a configuration names, each with the class from which it derives. They are built when
-they are needed; all other nodes with a target are settings, and built when they are read."""
 
 PARTS_OF_POLICY = (
     *(part for part in PARTS if part.startswith("model.")),
@@ -206,19 +181,36 @@ def check_trust(
     )
 
 
-def modules_to_trust(config: TrainConfig, has_env: bool = False) -> list[str]:
-    """The modules that one has to trust to continue a run of this configuration.
-
-    Args:
-        config: The configuration.
-        has_env: Whether the caller makes the environment, in place of the id or target.
-    """
+def modules_to_trust(config: TrainConfig) -> list[str]:
+    """The modules that one has to trust to continue a run of this configuration."""
     roots = {
         path.replace(":", ".").partition(".")[0]
-        for key, path in _targets_in(config)
-        if not _within(path, OFFERED) and not (has_env and _part_of(key) == "env")
+        for _, path in _targets_in(config)
+        if not _within(path, OFFERED) and not isinstance(path, Given)
     }
     return sorted(roots)
+
+
+def given_in_python(config: TrainConfig) -> list[str]:
+    """The keys of all targets that are objects of Python."""
+    return [key for key, path in _targets_in(config) if isinstance(path, Given)]
+
+
+def check_given(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that name objects of Python which are not there.
+
+    Raises:
+        ConfigError: It lists them all.
+    """
+    missing = {}
+    for key, path in _targets_in(settings):
+        if has_no_name(path):
+            try:
+                locate(path)
+            except ConfigError:
+                missing[key] = path
+    if missing:
+        raise made_in_python(list(missing), *missing.values())
 
 
 def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -226,13 +218,15 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if is_dataclass(node) and not isinstance(node, type):
         node = config_to_dict(node)
     if isinstance(node, Mapping):
-        if node.get(TARGET) is not None:
-            yield join(key, TARGET), str(node[TARGET])
+        target = node.get(TARGET)
+        if target is not None:
+            yield join(key, TARGET), target if isinstance(target, str) else str(target)
         env_id = node.get("id") if key == "env" else None
         if isinstance(env_id, str) and (":" in env_id or env_id in COMPATIBILITY):
             yield "env.id", env_id
         for name, value in node.items():
-            yield from _targets_in(value, join(key, str(name)))
+            # An id with dots must not look like several keys, of which the last are another part.
+            yield from _targets_in(value, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
             yield from _targets_in(value, f"{key}[{i}]")
@@ -240,7 +234,7 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def _part_of(key: str) -> str | None:
     """The part to which a key belongs; None: it is one of the settings."""
-    key = re.sub(r"^algorithm\.overrides\.[^.]+", "algorithm", key)  # those of one module
+    key = place_of(key)
     found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
     return max(found, key=len, default=None)
 

@@ -10,7 +10,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
-from maze_train.targets import locate
+from maze_train.targets import Given, is_target, locate
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import (
     AlgorithmConfig,
@@ -164,6 +164,10 @@ class TrainConfig:
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     """The learners."""
 
+    callbacks: list[dict[str, Any]] = field(default_factory=list)
+    """Called while the run goes on, each `{_target_: my_package.MyCallback, key: value}`; for
+    example `{_target_: maze_train.StopAtReturn, threshold: 475}`."""
+
     seed: int | None = None
     """Seed of every random stream, >= 0; null: drawn at the start and written to config.yaml."""
 
@@ -191,6 +195,9 @@ class TrainConfig:
         self._check_experience()
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)
+        for i, node in enumerate(self.callbacks):
+            if not is_target(node):
+                raise ConfigError(f"callbacks[{i}]", "expected the key _target_", node)
         if self.resume == AUTO and self.run_dir is None:
             raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
         self._directories()
@@ -264,6 +271,14 @@ class TrainConfig:
             raise ConfigError(
                 "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
             )
+        is_made = isinstance(self.env.target, Given) and self.env.target.is_made()
+        for key in ("n_episodes", "final_episodes") if is_made else ():
+            if getattr(self.evaluation, key):
+                problem = (
+                    "the vector environment that was given is for training alone; expected 0, or a "
+                    "class or function that makes one, with env.backend=native"
+                )
+                raise ConfigError(f"evaluation.{key}", problem, getattr(self.evaluation, key))
         if self.evaluation.metric.startswith("validation/") and not self.evaluation.evaluators:
             problem = f"not reported: {name} has no validation data; leave it out"
             raise ConfigError("evaluation.metric", problem, self.evaluation.metric)

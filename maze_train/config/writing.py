@@ -12,7 +12,7 @@ import yaml
 from maze_train.errors import ConfigError
 from maze_train.files import atomic_write
 from maze_train.learner.config import Schedule
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, Given
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +49,8 @@ CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
 
 MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 """Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
+
+yaml.SafeDumper.add_representer(Given, lambda dumper, name: dumper.represent_str(str(name)))
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one comes with most wheels
 

@@ -267,15 +267,14 @@ class HindsightReplayBuffer(UniformReplayBuffer):
 
     def _walk_towards(self, positions: Array, goals: Array) -> Walk:
         """Walk up to n steps from positions `[m]`, with other goals `[m, ...]`."""
-        _, flags, counts = self._steps_from(positions)
+        where, _, flags, counts = self._steps_from(positions)
         steps, samples = np.nonzero(counts)
         rewards, terminal = np.zeros(counts.shape, np.float32), np.zeros(counts.shape, bool)
-        walked = positions[samples] + steps * self.num_envs
-        achieved, _ = self._goals_after(walked)
+        achieved, _ = self._goals_after(where[steps, samples])
         rewards[counts], terminal[counts] = self._judged(achieved, goals[samples], flags[counts])
         # No reward counts after a step that ends the episode.
         counts[1:] &= ~np.logical_or.accumulate(terminal, axis=0)[:-1]
-        return self._summed(positions, counts, rewards, flags, terminal)
+        return self._summed(where, counts, rewards, flags, terminal)
 
     def _judged(self, achieved: Array, desired: Array, flags: Array) -> tuple[Array, Array]:
         """Rewards of steps to goals, and whether they are terminal, `[k]` each."""

@@ -11,7 +11,7 @@ from maze_train.checks import check_at_least, check_between, check_one_of, check
 from maze_train.data.priorities import SumTree
 from maze_train.data.replay_columns import STORAGES, ReplayLayout
 from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID, ReplayMemory
-from maze_train.data.transitions import BaseReplayBuffer, Transition, Transitions, as_rollout
+from maze_train.data.transitions import BaseReplayBuffer, Transitions, as_rollout
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.types import as_tree, leaves_by_key
 
@@ -23,15 +23,8 @@ if TYPE_CHECKING:
 
     from maze_train.data.replay_columns import Storage
     from maze_train.data.rollout import Rollout
+    from maze_train.data.transitions import Transition
     from maze_train.types import Array, Tensor, TensorTree
-
-__all__ = [
-    "BaseReplayBuffer",
-    "PrioritizedReplayBuffer",
-    "Transition",
-    "Transitions",
-    "UniformReplayBuffer",
-]
 
 
 class Walk(NamedTuple):
@@ -260,31 +253,35 @@ class UniformReplayBuffer(BaseReplayBuffer):
             flags = self._memory.flags.take(indices)
             discounts = self._powers[1] * ((flags & TERMINATED) == 0)
             return Walk(self._memory.rewards.take(indices), discounts, positions, flags)
-        indices, flags, counts = self._steps_from(positions)
+        where, indices, flags, counts = self._steps_from(positions)
         rewards = self._memory.rewards.take(indices)
-        return self._summed(positions, counts, rewards, flags, flags & TERMINATED)
+        return self._summed(where, counts, rewards, flags, flags & TERMINATED)
 
-    def _steps_from(self, positions: Array) -> tuple[Array, Array, Array]:
-        """Indices and flags of the n steps from positions, and which count, `[n_steps, n]` each."""
-        memory = self._memory
-        indices = (positions + self._steps) % memory.ring.size
+    def _following(self, positions: Array) -> Array:
+        """Positions of the n steps from positions `[n]`, `[n_steps, n]`."""
+        return positions + self._steps
+
+    def _steps_from(self, positions: Array) -> tuple[Array, Array, Array, Array]:
+        """Positions, indices and flags of the n steps, and which count, `[n_steps, n]` each."""
+        memory, where = self._memory, self._following(positions)
+        indices = where % memory.ring.size
         flags = memory.flags.take(indices)
         # A step counts if it is one, and no step before it was the last of an episode. The row of
         # the newest observation is none, so what lies behind it in the ring is out of reach.
         counts = (flags & VALID) != 0
         counts[1:] &= (flags[:-1] & ENDS) == 0
         np.logical_and.accumulate(counts, axis=0, out=counts)
-        return indices, flags, counts
+        return where, indices, flags, counts
 
     def _summed(
-        self, positions: Array, counts: Array, rewards: Array, flags: Array, terminal: Array
+        self, where: Array, counts: Array, rewards: Array, flags: Array, terminal: Array
     ) -> Walk:
-        """Join the steps that count of walks from positions; the other arrays `[n_steps, n]`."""
-        steps, samples = counts.sum(0), np.arange(len(positions))
+        """Join the steps that count of walks; all arrays `[n_steps, n]`, first their positions."""
+        steps, samples = counts.sum(0), np.arange(counts.shape[1])
         sums = np.where(counts, rewards * self._powers[:-1, None], 0).sum(0)
         discounts = np.where(terminal[steps - 1, samples], 0, self._powers.take(steps))
-        last = positions + (steps - 1) * self.num_envs
-        return Walk(sums, discounts, last, flags[steps - 1, samples])
+        last = (steps - 1, samples)
+        return Walk(sums, discounts, where[last], flags[last])
 
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):

@@ -260,7 +260,7 @@ class RolloutStorage:
             terminated=self.terminated,
             truncated=self.truncated,
             final_obs=self._stacked_final_obs(),
-            final_positions=torch.tensor(self._final_positions, dtype=torch.int64),
+            final_positions=torch.from_numpy(np.array(self._final_positions, np.int64)),
             valid=self.valid if self._any_invalid else None,
             hidden_states=self.hidden_states,
         )

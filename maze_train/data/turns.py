@@ -48,6 +48,9 @@ class _Steps:
     states: Tensor | None
     """Memory before each observation, `[T + 1, E, S]`."""
 
+    log_probs: Tensor | None = None
+    """Log-probabilities of the actions, `[T, E]`."""
+
 
 class TurnSplitter:
     """Makes rollouts of the policies from rollouts of all agents.
@@ -65,6 +68,12 @@ class TurnSplitter:
         policies: The agents of each policy, by its id.
         state_sizes: Size of the memory of each agent, in the order in which rollouts hold them.
         multiple: The number of rows is a multiple of this.
+        as_steps: Whether there are as many rows as steps, and a rollout of every policy, whoever
+            acted: T steps never end more than T turns of an agent.
+        at_end: Whether rows that are no turns come before those that are, and show the observation
+            of the next turn, so that the rollouts of a column go on where the one before ended.
+            Turns that were lost are then told apart from rows in which the agent waits: they are
+            truncated, though not valid.
     """
 
     def __init__(
@@ -72,14 +81,18 @@ class TurnSplitter:
         policies: Mapping[str, Sequence[str]],
         state_sizes: Mapping[str, int],
         multiple: int = 1,
+        *,
+        as_steps: bool = False,
+        at_end: bool = False,
     ) -> None:
         self._policies = {policy: list(agents) for policy, agents in policies.items() if agents}
         self._state_sizes = dict(state_sizes)
         self._multiple = multiple
+        self._as_steps, self._at_end = as_steps, at_end
         self._running: dict[str, _Steps] = {}
 
     def split(self, rollout: Rollout) -> dict[str, Rollout]:
-        """The rollouts of the policies, by id, of those that made a turn.
+        """The rollouts of the policies, by id, of those that made a turn, or of all (`as_steps`).
 
         Args:
             rollout: T steps of E environments with all last observations.
@@ -88,10 +101,10 @@ class TurnSplitter:
         found: dict[str, Rollout] = {}
         for policy, agents in self._policies.items():
             turns = [_Turns(self._with_running(agent, steps[agent])) for agent in agents]
-            rows = max(one.num_rows for one in turns)
+            rows = rollout.num_steps if self._as_steps else max(one.num_rows for one in turns)
             if rows:
                 rows += -rows % self._multiple
-                found[policy] = join_rollouts([one.rollout(rows) for one in turns])
+                found[policy] = join_rollouts([one.rollout(rows, self._at_end) for one in turns])
             for agent, one in zip(agents, turns, strict=True):
                 self._keep_running(agent, one)
         return found
@@ -136,6 +149,7 @@ class TurnSplitter:
                 lost=lost,
                 last_obs=part_of(last_parts, agent),
                 states=None if (state := states[i]) is None or not state.shape[-1] else state,
+                log_probs=None if rollout.log_probs is None else rollout.log_probs[..., i],
             )
             for i, agent in enumerate(self._state_sizes)
         }
@@ -203,26 +217,33 @@ class _Turns:
         """Turns that have ended, at most, in one environment."""
         return int(self.complete.max())
 
-    def rollout(self, rows: int) -> Rollout:
-        """The turns that have ended, and rows that are none up to a number."""
+    def rollout(self, rows: int, at_end: bool) -> Rollout:
+        """The turns that have ended, and rows that are none, up to a number of rows."""
         steps, num_envs = self.steps, len(self._envs)
-        times = _resized(self._times, rows + 1)
-        numbers = torch.arange(rows).unsqueeze(1)
-        valid = (numbers < self.complete) & ~_resized(self.lost, rows)
-        truncated = _resized(self.truncated, rows) & valid
+        numbers = torch.arange(rows + 1).unsqueeze(1).expand(-1, num_envs)
+        if at_end:
+            numbers = numbers - (rows - self.complete)
+        times = _at(self._times, numbers.clamp(min=0))
+        acted = times[:-1].clamp(max=len(steps.rewards) - 1)
+        numbers = numbers[:-1]
+        is_turn = (numbers >= 0) & (numbers < self.complete)
+        lost = _at(self.lost, numbers) & is_turn
+        valid = is_turn & ~lost
+        truncated = _at(self.truncated, numbers) & valid
         positions = truncated.flatten().nonzero().squeeze(1)
-        ends = self._end_times()[positions // num_envs, positions % num_envs]
         envs = positions % num_envs
+        ends = self._end_times()[numbers[positions // num_envs, envs], envs]
         return Rollout(
             obs=self._taken(steps.obs, times),
-            actions=self._taken(steps.actions, times[:-1].clamp(max=len(steps.rewards) - 1)),
-            rewards=_resized(self.rewards, rows) * valid,
-            terminated=_resized(self.terminated, rows) & valid,
-            truncated=truncated,
+            actions=self._taken(steps.actions, acted),
+            rewards=_at(self.rewards, numbers) * valid,
+            terminated=_at(self.terminated, numbers) & valid,
+            truncated=truncated | lost if at_end else truncated,
             final_obs=tree_map(lambda x: x[ends, envs], steps.last_obs),
             final_positions=positions,
             valid=None if bool(valid.all()) else valid,
             hidden_states=None if steps.states is None else self._rows(steps.states, times),
+            log_probs=None if steps.log_probs is None else self._rows(steps.log_probs, acted),
         )
 
     def running(self) -> _Steps | None:
@@ -244,6 +265,7 @@ class _Turns:
             lost=none,
             last_obs=obs,
             states=None if steps.states is None else self._rows(steps.states, times),
+            log_probs=None if steps.log_probs is None else self._rows(steps.log_probs, times),
         )
 
     def _taken(self, tree: TensorTree, times: Tensor) -> TensorTree:
@@ -289,11 +311,12 @@ def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
     return found
 
 
-def _resized(rows: Tensor, count: int) -> Tensor:
-    """The first rows, or all and zeros after them."""
-    if len(rows) >= count:
-        return rows[:count]
-    return torch.cat([rows, rows.new_zeros(count - len(rows), *rows.shape[1:])])
+def _at(rows: Tensor, numbers: Tensor) -> Tensor:
+    """The rows `[N, E]` that have some numbers, and zeros where there is none."""
+    if not len(rows):
+        return rows.new_zeros(numbers.shape)
+    found = rows.gather(0, numbers.clamp(0, len(rows) - 1))
+    return found.masked_fill((numbers < 0) | (numbers >= len(rows)), 0)
 
 
 def _columns(steps: _Steps) -> dict[str, Any]:

@@ -26,8 +26,6 @@ from maze_train.errors import ConfigError, EnvError
 from maze_train.extras import import_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
 
     from maze_train.envs.config import EnvConfig
@@ -350,10 +348,10 @@ def register_atari() -> None:
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
-def make_game(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build an Atari game with the preprocessing that training and evaluation share."""
     kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
-    game = make(replace(config, kwargs=kwargs, max_episode_steps=None), maker)
+    game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
     env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
     if config.max_episode_steps is not None:
         # Outside, where steps are those of the agent.

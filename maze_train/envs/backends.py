@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import gymnasium
 import numpy as np
@@ -55,6 +56,10 @@ OURS = {
     "reward_clip": "rewards are their signs in training only",
 }
 """Arguments that `env.kwargs` may not have, and why."""
+
+
+IN_USE: WeakSet[VectorEnv[Any, Any, Any]] = WeakSet()
+"""Vector environments that something steps."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def build_native(
         EnvError: If building it failed.
         MissingExtraError: If a package that it needs is not installed.
     """
-    name, spec = str(config.target), None
+    name, spec = config.target or "", None
     if config.id is not None:
         name, spec = config.id, vector_spec(config.id)
     is_atari = check_preprocessing(
@@ -159,6 +164,12 @@ def build_native(
     elif "max_episode_steps" in parameters and limit is not None:
         kwargs["max_episode_steps"], limit = limit, None
     env = built(name, config, lambda: create(creator, config.id, num_envs, kwargs))
+    if env.closed or env in IN_USE:
+        raise EnvError(
+            f"{name} is in use already, or closed: a run closes its vector environment, and each "
+            "actor of impala needs its own: give a class or function that makes them"
+        )
+    IN_USE.add(env)
     if env.num_envs != num_envs:
         env.close()
         raise EnvError(

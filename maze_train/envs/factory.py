@@ -11,7 +11,8 @@ import gymnasium
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.targets import build_target, locate, maker_of
+from maze_train.spaces.agents import agent_spaces
+from maze_train.targets import TARGET, Given, build_target, locate, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,8 @@ REGISTER = "maze_train.envs.registered.register_installed"
 OTHER_KINDS, JOINED = "maze_train.envs.agents.other_kinds", "maze_train.envs.agents.joined"
 """Environments with several agents, found where one is no `gymnasium.Env`."""
 
+REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
+
 PETTINGZOO = "maze_train.envs.pettingzoo.maker_named"
 """Environments of PettingZoo, found where one is asked for."""
 
@@ -43,13 +46,11 @@ class EnvFactory:
 
     Args:
         config: Settings of the environment.
-        maker: Class or function called with `config.kwargs` instead of looking up the id or target.
         training: Whether the environments are to be trained on; else what is for training only is
             left out.
     """
 
     config: EnvConfig
-    maker: Callable[..., Any] | None = None
     training: bool = True
 
     @classmethod
@@ -57,8 +58,8 @@ class EnvFactory:
         """A factory for any form in which a caller names an environment.
 
         Args:
-            env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
-                environment.
+            env: A registered id, an `EnvConfig`, a factory, a class or function that returns an
+                environment, or a vector environment, which serves training only.
             **kwargs: Keyword arguments for the environment, added to those of a config.
 
         Raises:
@@ -71,15 +72,15 @@ class EnvFactory:
             return cls(replace(env, kwargs={**env.kwargs, **kwargs}))
         if isinstance(env, str):
             return cls(EnvConfig(id=env, kwargs=kwargs))
+        if isinstance(env, gymnasium.vector.VectorEnv):
+            return cls(EnvConfig(target=Given(env), backend="native", kwargs=kwargs))
         if isinstance(env, gymnasium.Env) or not callable(env):
             raise ConfigError(
                 "env",
                 "expected an id, an EnvConfig, or a class or function that returns an env",
                 env,
             )
-        module = getattr(env, "__module__", type(env).__module__)
-        name = getattr(env, "__qualname__", f"<{type(env).__qualname__}>")
-        return cls(EnvConfig(target=f"{module}.{name}", kwargs=kwargs), maker=env)
+        return cls(EnvConfig(target=Given(env), kwargs=kwargs))
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """A new environment.
@@ -99,9 +100,7 @@ class EnvFactory:
                 "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
             )
         atari = uses_atari_preprocessing(config)
-        env = (
-            locate(f"{GAMES}.make_game")(config, self.maker) if atari else make(config, self.maker)
-        )
+        env = locate(f"{GAMES}.make_game")(config) if atari else make(config)
         for i, wrapper in enumerate(config.wrappers):
             env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if not self.training or not (atari or config.training_wrappers):
@@ -179,12 +178,12 @@ def env_name(config: EnvConfig) -> str:
     return re.split(r"[.:]", config.target)[-1].strip("<>")
 
 
-def make(config: EnvConfig, maker: Callable[..., Any] | None) -> gymnasium.Env[Any, Any]:
+def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
     if config.id is None:
-        return make_own(config, str(config.target), maker)
+        return make_own(config, own_maker(config.target or ""))
     if config.id.startswith("pettingzoo:"):
-        return make_own(config, config.id, locate(PETTINGZOO)(config.id))
+        return make_own(config, locate(PETTINGZOO)(config.id))
     return make_registered(config, config.id)
 
 
@@ -205,20 +204,9 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         raise locate(REGISTERED_FAILURE)(env_id, config, error) from error
 
 
-def make_own(
-    config: EnvConfig, target: str, maker: Callable[..., Any] | None
-) -> gymnasium.Env[Any, Any]:
+def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, Any]:
     """Build an environment from a class or function, with a time limit when one is set."""
-    try:
-        make = maker if maker is not None else own_maker(target)
-    except ConfigError as error:
-        if "<" not in target and not target.startswith("__main__."):
-            raise
-        problem = (
-            "this environment was made in Python, where no name leads to it: pass it again, as in "
-            "train(env=..., resume=...) or run_rollout(run=..., env=...)"
-        )
-        raise ConfigError("env._target_", problem, target) from error
+    target = str(config.target or config.id)
     try:
         env = make(**config.kwargs)
         if not isinstance(env, gymnasium.Env):
@@ -260,6 +248,14 @@ def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnas
         raise
     except BaseException as error:
         raise EnvError(f"{key} failed: {explained(error)}") from error
+    if isinstance(wrapped, REWARD_WRAPPERS) and agent_spaces(
+        env.observation_space, env.action_space
+    ):
+        problem = (
+            "changes the mean of the rewards, and agents learn from their own: let the environment "
+            "change these"
+        )
+        raise ConfigError(key, problem, node[TARGET])
     return wrapped
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from maze_train.envs.backends import autoreset_mode, build_native, check_settings, seed_for
+from maze_train.envs.backends import IN_USE, autoreset_mode, build_native, check_settings, seed_for
 from maze_train.envs.buffers import StepBuffers, converted
 from maze_train.envs.faults import explained
 from maze_train.envs.foreign_rows import check_columns, check_final, column_of, masked, reordered
@@ -224,6 +224,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         if hasattr(self, "_env"):
             env = self._env
             del self._env
+            IN_USE.discard(env)
             self.root_seed = None
             close_all([env])
 

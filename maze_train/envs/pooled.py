@@ -165,6 +165,14 @@ class PooledVectorEnv(MazeVectorEnv):
         """Number of workers that were started again."""
         return self._pool.restarts
 
+    def busy_s(self) -> float:
+        """Seconds for which environments were stepped so far, over all workers.
+
+        Raises:
+            WorkerError: If a worker is gone.
+        """
+        return float(sum(self._pool.call_all("busy_s")))
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ArrayTree, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ CALLS = {
     "begin": "a reset",
     "restore": "playing episodes again",
     "own_states": "telling the state of its environments",
+    "busy_s": "telling its time",
     "map": "mapping the shared memory",
 }
 """Names of the calls of workers in messages."""
@@ -98,7 +100,7 @@ class EnvWorker(SteppedEnvs):
         self._seeds: list[EpisodeSeeds] = []
         self._episode_seed = [0] * len(self.envs)
         self._episode_start = [0] * len(self.envs)
-        self._steps = 0
+        self._steps, self._busy_s = 0, 0.0
         self._report: StepReport | None = None
 
     def describe(self) -> tuple[Any, Any, Any, Any, bool]:
@@ -142,6 +144,7 @@ class EnvWorker(SteppedEnvs):
         Raises:
             EnvError: If an environment raises or returns something invalid.
         """
+        started = time.perf_counter()
         self._report = None
         self._steps += 1
         self.terminations.fill(False)
@@ -155,7 +158,12 @@ class EnvWorker(SteppedEnvs):
             report.ordinary += [(self._first + i, info) for i, info in infos]
         if not (abs(total) <= MAX_REWARD and self._finite.passes()):
             self._give_up_non_finite()
+        self._busy_s += time.perf_counter() - started
         return self._report
+
+    def busy_s(self) -> float:
+        """Seconds that steps took, since the worker began."""
+        return self._busy_s
 
     def restore(
         self, seed: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool

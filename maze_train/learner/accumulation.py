@@ -22,6 +22,10 @@ class Accumulation:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew; what is gathered is forgotten."""
         self._minibatches = 0
         self._taken_part: dict[ModuleOptimizer, int] = {}
         self._sums: dict[nn.Parameter, Tensor] = {}
@@ -53,8 +57,7 @@ class Accumulation:
                     else:
                         param.grad.copy_(mean)
         optimizers = list(self._taken_part)
-        self._minibatches = 0
-        self._taken_part, self._sums = {}, {}
+        self.clear()
         return optimizers
 
 

@@ -126,15 +126,20 @@ class CompiledLosses(Compiled):
 
     There are two such pairs where the number of samples changes: for the first number, and for all
     others.
+
+    Random numbers of a loss are drawn before it: `before_compiled_loss(module_id, batch)` of a
+    learner does that, if there is one.
     """
 
     def __init__(self, learner: AnyLearner) -> None:
         super().__init__(learner)
+        self._draws = getattr(learner, "before_compiled_loss", None)
         self._compiled: Any = torch.compile(self._loss_of, fullgraph=True, backend=BACKEND)
 
     def __call__(self, module_id: str, batch: Any, statistics: Statistics) -> Tensor:
         """The loss of a module."""
-        self._learner.before_compiled_loss(module_id, batch)
+        if self._draws is not None:
+            self._draws(module_id, batch)
         try:
             loss, records = self._compiled(module_id, batch)
         except (dynamo.exc.Unsupported, dynamo.exc.UserError) as error:

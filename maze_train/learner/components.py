@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 
-# Found where a state is written or read.
+# Found where a state is written or read, and where a run has one.
 STATE_FILES = "maze_train.training.state_files"
+LOAD_LEARNER = "maze_train.api.load_learner"
 
 WITH_PARTS = ("modules", "optimizers")
 """Components that have parts."""
@@ -101,6 +102,19 @@ def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
     """
     state = locate(STATE_FILES + ".loads")(Path(path).read_bytes(), path)
     return select(state, None if component is None else [component])
+
+
+def learner_from(cls: type, path: str | Path, *args: Any, **kwargs: Any) -> Any:
+    """A learner of a class, see `Learner.from_checkpoint`."""
+    if not Path(path).is_dir():
+        learner = cls(*args, **kwargs)
+        learner.restore_from_path(path)
+        return learner
+    learner = locate(LOAD_LEARNER)(path, *args, **kwargs)
+    if not isinstance(learner, cls):
+        problem = f"expected the run of a {cls.__name__}, its learner is a {type(learner).__name__}"
+        raise ConfigError("path", problem, str(path))
+    return learner
 
 
 def choose(learner: Any, state: Mapping[str, Any]) -> None:

@@ -142,6 +142,11 @@ class LearnerGroup:
         self._queue.wait()
         return self._queue.take()
 
+    @property
+    def first(self) -> Learner[Any, Any, Any]:
+        """The learner of this process."""
+        return self._learner
+
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """The results of a function of each learner, which changes all of them alike.
 
@@ -171,13 +176,15 @@ class LearnerGroup:
         *,
         frozen: bool = False,
         like: str = DEFAULT_MODULE,
+        overrides: Mapping[str, Any] | None = None,
     ) -> nn.Module:
         """Add a module to every learner; see `Learner.add_module`.
 
         Raises:
             ConfigError: As there, or if several learners can not train it.
         """
-        added = self._learner.add_module(module_id, module, frozen=frozen, like=like)
+        how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
+        added = self._learner.add_module(module_id, module, **how)
         if self._others is not None:
             try:
                 self._others.check_modules()

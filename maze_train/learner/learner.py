@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from maze_train.learner.accumulation import Accumulation
-    from maze_train.learner.compiled import Compiled
     from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.types import Tensor
@@ -65,8 +64,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
               follows; 1: each has a step of its own.
             - those of `GradientSettings`, if it derives from it.
             - `matmul_precision`, if there is one: precision of products of float32 matrices in
-              updates: `highest` (the default), `high` or `medium`, see
-              `torch.set_float32_matmul_precision`.
+              updates: `highest` (the default), `high` or `medium`, see `modes.matmul_precision`.
         device: Where the modules and their updates live.
         seed: Seed of the learner's own random numbers (order of minibatches).
     """
@@ -96,8 +94,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             self.accumulation = locate(ACCUMULATION)(count)
         node = self.settings.loss_function
         self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
-        compiles = self.settings.compile != "none"
-        self.compiled: Compiled | None = locate(COMPILED)(self) if compiles else None
+        self.compiled = locate(COMPILED)(self) if self.settings.compile != "none" else None
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -196,6 +193,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         for module in modules:
             module.train()
         steps = GradientSteps(self)
+        if self.accumulation is not None:
+            self.accumulation.clear()  # an update before may have failed
         number = 0
         own = self.part.begin(statistics)
         for number, minibatch in enumerate(minibatches):
@@ -266,12 +265,11 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
         losses = {}
-        loss_of = self.compiled or self.loss_of
         for module_id, batch in minibatch.items():
             self.part.turn_to(module_id)
             with self.settings_of(module_id):
                 own = statistics_of(module_id, statistics)
-                losses[module_id] = loss_of(module_id, batch, own)
+                losses[module_id] = (self.compiled or self.loss_of)(module_id, batch, own)
         return losses
 
     @property
@@ -279,9 +277,6 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         """Whether all losses are those of the algorithm, computed in the type of the weights."""
         replaced = self.loss_function or self.compiled or self.modules_with_loss
         return not (replaced or torch.is_anomaly_enabled()) and self.settings.autocast == "none"
-
-    def before_compiled_loss(self, module_id: str, batch: Batch) -> None:
-        """Before a loss that is compiled: draws the random numbers that it takes."""
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
@@ -394,7 +389,12 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """A new learner, made from the arguments, with the state of a file of `save_to_path`."""
-        learner = cls(*args, **kwargs)
-        learner.restore_from_path(path)
+        """A learner of a run or a checkpoint, see `load_learner`, which takes the arguments.
+
+        Or a new one, made from the arguments, with the state of a file of `save_to_path`.
+
+        Raises:
+            ConfigError: If the run has a learner of another class.
+        """
+        learner: Self = locate(COMPONENTS + ".learner_from")(cls, path, *args, **kwargs)
         return learner

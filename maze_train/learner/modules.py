@@ -126,14 +126,17 @@ class LearnerModules:
                 raise ConfigError("module", f"weights do not fit {like!r}: {problem}") from error
         elif not isinstance(module, nn.Module):
             module = module()
-        if overrides and module_id not in self.modules:
+        is_new = module_id not in self.modules
+        if overrides and is_new:
             self.own_settings[module_id] = self.settings.for_module(module_id, overrides)
-        self._place(module_id, module, frozen)
         try:
-            with self.settings_of(module_id):
-                self.configure_optimizers_for_module(module_id)
+            self._place(module_id, module, frozen)
+            if not frozen:
+                with self.settings_of(module_id):
+                    self.configure_optimizers_for_module(module_id)
         except ConfigError:
-            self.remove_module(module_id)
+            if is_new:
+                self._forget(module_id)
             raise
         return module
 
@@ -162,13 +165,16 @@ class LearnerModules:
             ConfigError: If there is no such module.
         """
         module = self._known(module_id)
+        self._forget(module_id)
+        return module
+
+    def _forget(self, module_id: str) -> None:
         for key in [key for key in self.optimizers if key[0] == module_id]:
             del self.optimizers[key]
-        del self.modules[module_id]
+        self.modules.pop(module_id, None)
         self.own_settings.pop(module_id, None)
         for ids in (self.modules_with_modes, self.modules_with_loss, self.frozen_modules):
             ids.discard(module_id)
-        return module
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
         """Refuse a module that lacks what this learner needs of those that learn.
@@ -282,17 +288,15 @@ class LearnerModules:
         key = (module_id, name)
         owned = {id(p) for other in self.optimizers.values() for p in other.params}
         if key in self.optimizers:
-            raise ConfigError(
-                "optimizer", f"module {module_id!r} has an optimizer {name!r} already"
-            )
+            problem = f"module {module_id!r} has an optimizer {name!r} already"
+            raise ConfigError("optimizer", problem)
         if any(id(p) in owned for p in params):
-            raise ConfigError(
-                "optimizer",
-                f"{name!r} of module {module_id!r} shares parameters with another optimizer",
-            )
+            problem = f"{name!r} of module {module_id!r} shares parameters with another optimizer"
+            raise ConfigError("optimizer", problem)
         groups = None
         if self._has_groups:
             groups = locate(GROUPS + ".grouped")(params, self.modules[module_id], self.settings)
+        clip_by = getattr(self.config, "grad_clip_by", "global_norm")
         if any(p.requires_grad for p in params):
             self.optimizers[key] = ModuleOptimizer(
                 params,
@@ -300,10 +304,7 @@ class LearnerModules:
                 lr_or_lr_schedule,
                 groups=groups,
                 lr_scheduler=self.settings.lr_scheduler,
-                clipping=(
-                    self.config.max_grad_norm,
-                    getattr(self.config, "grad_clip_by", "global_norm"),
-                ),
+                clipping=(self.config.max_grad_norm, clip_by),
             )
 
     def get_optimizer(
@@ -381,12 +382,11 @@ class LearnerModules:
             ConfigError: If it is the state of other modules, or a function said who learns.
         """
         if state["modules"].keys() != self.modules.keys():
-            raise ConfigError(
-                "module_id",
+            problem = (
                 f"the state is one of other modules than {', '.join(self.modules)}: add_module "
-                "and remove_module before it is loaded",
-                ", ".join(state["modules"]),
+                "and remove_module before it is loaded"
             )
+            raise ConfigError("module_id", problem, ", ".join(state["modules"]))
         if "frozen_modules" in state:  # older states do not say it
             locate(COMPONENTS + ".choose")(self, state)
         self.set_weights(state["modules"])

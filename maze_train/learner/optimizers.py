@@ -106,7 +106,7 @@ class ModuleOptimizer:
         self, node: Mapping[str, Any], key: str, groups: Sequence[list[nn.Parameter]]
     ) -> torch.optim.Optimizer | None:
         """The optimizer that a node names, on flat vectors where that is the same; None: idle."""
-        optimizer_class = locate(str(node[TARGET]), f"{key}.{TARGET}")
+        optimizer_class = locate(node[TARGET], f"{key}.{TARGET}")
         if not (
             inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
         ):
@@ -314,11 +314,10 @@ def _can_be_short(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer.state) and not hooks and "step" not in vars(optimizer)
 
 
-@torch.no_grad()
 def _fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
     """Do what `step` of a fused `torch.optim.Adam` of one parameter does, to the bit.
 
-    But for subnormal moments, which become 0.
+    Only moments that are subnormal become 0.
 
     For small networks what surrounds the kernel there takes several times longer than it.
     """
@@ -332,7 +331,7 @@ def _fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
     flushes = LEAST * 1.0 == 0.0
     torch.set_flush_denormal(True)
     torch._fused_adam_(
-        [param],
+        [param.detach()],
         [gradient],
         [state["exp_avg"]],
         [state["exp_avg_sq"]],

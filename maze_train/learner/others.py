@@ -186,8 +186,10 @@ class OtherLearners:
         """What `LearnerWorker.begin` takes, of the first learner as it is."""
         learner, modules = self._learner, None
         if list(learner.modules.items()) != list(self._built.items()):
-            frozen = learner.frozen_modules
-            modules = {k: (deepcopy(m), k in frozen) for k, m in learner.modules.items()}
+            frozen, own = learner.frozen_modules, learner.own_settings
+            modules = {
+                k: (deepcopy(m), k in frozen, own.get(k)) for k, m in learner.modules.items()
+            }
         modes = ProcessModes.here(self._threads)
         return learner.state_dict(), modes, modules, learner.policies_to_train
 

@@ -110,9 +110,13 @@ class RewardScaler:
         return float((var + EPSILON) ** 0.5)
 
     def forget(self, envs: Tensor) -> None:
-        """Begin the sums of some environments anew, `[B]` bool: their episodes were lost."""
-        if self._carry.shape == envs.shape:
-            self._carry = self._carry.masked_fill(envs, 0.0)
+        """Begin the sums of some environments anew: their episodes were lost.
+
+        Args:
+            envs: Which, `[B]` bool; of several agents, each has B sums, agent by agent.
+        """
+        if len(self._carry) % len(envs) == 0:
+            self._carry = self._carry.masked_fill(envs.repeat(len(self._carry) // len(envs)), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics and running sums, as tensors."""

@@ -94,7 +94,9 @@ class LearnerWorker:
         if modules is not None:
             for module_id in list(learner.modules):
                 learner.remove_module(module_id)
-            for module_id, (module, is_frozen) in modules.items():
+            for module_id, (module, is_frozen, own) in modules.items():
+                if own is not None:
+                    learner.own_settings[module_id] = own
                 learner.add_module(module_id, module, frozen=is_frozen)
         learner.policies_to_train = chosen
         learner.load_state_dict(state)

@@ -27,7 +27,8 @@ class AgentsDistribution:
 
     def __init__(self, parts: Mapping[str, Distribution]) -> None:
         self.parts = dict(parts)
-        self._param_sizes = [part.param_size for part in parts.values()]
+        self.param_sizes = [part.param_size for part in parts.values()]
+        self.param_size = sum(self.param_sizes)
         self._noise_sizes = [part.noise_size for part in parts.values()]
 
     def draw_noise(
@@ -56,11 +57,25 @@ class AgentsDistribution:
             found.update(with_name(agent, part.to_env(part_of(actions, agent))))
         return found
 
+    def log_prob(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities of the actions of A agents, `[..., A]`.
+
+        Zeros where actions have none, as those of policies that act at random and never learn.
+        """
+        split = torch.split(params, self.param_sizes, dim=-1)
+        found = [
+            part.log_prob(own, part_of(actions, agent))
+            if hasattr(part, "log_prob")
+            else own.new_zeros(own.shape[:-1])
+            for (agent, part), own in zip(self.parts.items(), split, strict=True)
+        ]
+        return torch.stack(found, dim=-1)
+
     def _of_each(
         self, params: Tensor, function: Callable[[Any, Tensor], TensorTree]
     ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        split = torch.split(params, self._param_sizes, dim=-1)
+        split = torch.split(params, self.param_sizes, dim=-1)
         for (agent, part), own in zip(self.parts.items(), split, strict=True):
             found.update(with_name(agent, function(part, own)))
         return found

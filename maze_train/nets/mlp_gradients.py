@@ -95,7 +95,6 @@ def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
             x = net.activation(x)
             known.append(linear_output if keeps_inputs else x)
 
-    @torch.no_grad()
     def backward(grad: Tensor, of_input: bool) -> Tensor | None:
         for i in range(len(weights) - 1, -1, -1):
             weight, bias = weights[i]
@@ -105,7 +104,7 @@ def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
             add_row_sum(bias, grad)
             if i == 0 and not of_input:
                 return None
-            grad = grad.mm(weight)
+            grad = grad.mm(weight.detach())
         return grad
 
     return x, backward

@@ -47,7 +47,7 @@ class ObservationNormalizer(nn.Module):
 
     Args:
         space: Flat observation space, without action masks.
-        config: Bound, and keys to leave out.
+        config: Settings; of these the bound, and keys to leave out.
 
     Raises:
         ConfigError: If an excluded key is not one of the space.
@@ -67,6 +67,7 @@ class ObservationNormalizer(nn.Module):
             for key, leaf in leaves.items()
             if isinstance(leaf, spaces.Box) and key not in config.exclude and _is_vector(leaf)
         }
+        self.config = config
         self._clip = config.clip
         total = sum(math.prod(shape) for shape in self._shapes.values())
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))

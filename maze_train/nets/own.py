@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,8 @@ def build_own(
         inputs.append(torch.zeros(ROWS, action_size))
         described += f" and actions [{ROWS}, {action_size}]"
     net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
+    if net is getattr(node[TARGET], "value", None):
+        net = copy.deepcopy(net)  # one that was given serves as a beginning, again and again
     net.eval()
     with torch.no_grad():
         try:

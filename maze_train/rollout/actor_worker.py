@@ -12,17 +12,25 @@ import torch
 from maze_train.data.rollout_slots import RolloutLayout
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.weights import WeightsReader
+from maze_train.targets import locate
+from maze_train.types import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
+    from maze_train.data.rollout import Rollout
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.episodes import FinishedEpisodes
     from maze_train.types import TensorTree
     from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
+
+
+# Found where there are several agents.
+TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
+POLICY_ROLLOUTS_LAYOUT = "maze_train.data.policy_rollouts.PolicyRolloutsLayout"
 
 
 class MakeActorEnv(Protocol):
@@ -73,19 +81,49 @@ class ActorPolicy:
     state_size: int
     """Size of the hidden state of the policy."""
 
+    state_sizes: dict[str, int]
+    """Sizes of those of several agents, by name."""
+
+    members: dict[str, list[str]]
+    """The agents of each policy, if there are several agents."""
+
     num_steps: int
     """Steps T of each environment per rollout."""
 
     allow_new_episodes: bool
     """See `RolloutCollector`."""
 
-    def layout(self, env: Any, num_envs: int) -> RolloutLayout:
+    info_keys: Sequence[str] = ()
+    """Likewise."""
+
+    @classmethod
+    def of(cls, model: Any, **settings: Any) -> ActorPolicy:
+        """The policy that a model is, of one agent or several."""
+        mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
+        return cls(
+            actions=tree_map(lambda x: x[0].cpu(), mode),
+            state_size=int(getattr(model, "state_size", 0)),
+            state_sizes=getattr(model, "state_sizes", {}),
+            members=getattr(model, "members", {}),
+            **settings,
+        )
+
+    def layout(self, env: Any, num_envs: int) -> Any:
         """Layout of rollouts of so many environments in a slot.
 
         Args:
             env: Has `single_observation_space` and `frame_stack`.
             num_envs: Environments B.
         """
+        if self.members:
+            return locate(POLICY_ROLLOUTS_LAYOUT)(
+                env.single_observation_space,
+                self.actions,
+                self.members,
+                self.state_sizes,
+                self.num_steps,
+                num_envs,
+            )
         return RolloutLayout(
             env.single_observation_space,
             self.actions,
@@ -139,15 +177,19 @@ class ActorWorker:
         self._slots = layout.slots(slots)
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
-        self._collector = RolloutCollector(
+        self._collector: Any = RolloutCollector(
             env,
             policy.num_steps,
             env_seed=env_seed,
             action_seed=action_seed,
             allow_new_episodes=policy.allow_new_episodes,
             records_log_probs=True,
+            info_keys=policy.info_keys,
             on_step=partial(self._context.count, env.num_envs),
         )
+        if policy.members:
+            settings = {"records_log_probs": True, "as_steps": True}
+            self._collector = locate(TURN_COLLECTOR)(self._collector, self._model, **settings)
 
     def collect(self, slot: int) -> tuple[int, int, FinishedEpisodes, float]:
         """Collect a rollout with the newest weights into a slot.
@@ -156,14 +198,18 @@ class ActorWorker:
             The slot, the number of transitions, the episodes that ended, and the time.
         """
         seq_no = self._weights.load()
-        rollout, episodes = self._collector.collect(self._model)
-        seq_nos = torch.full((rollout.num_envs,), seq_no, dtype=torch.int64)
-        self._slots[slot].write(replace(rollout, weights_seq_no=seq_nos))
-        return slot, rollout.num_samples, episodes, time.monotonic()
+        collected, episodes = self._collector.collect(self._model)
+        if isinstance(collected, dict):
+            collected = {key: _numbered(rollout, seq_no) for key, rollout in collected.items()}
+        else:
+            collected = _numbered(collected, seq_no)
+        self._slots[slot].write(collected)
+        return slot, episodes.steps, episodes, time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environments and of what is random."""
-        return self._collector.state_dict()
+        state: dict[str, Any] = self._collector.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -172,3 +218,9 @@ class ActorWorker:
     def close(self) -> None:
         """Close the environments."""
         self._env.close()
+
+
+def _numbered(rollout: Rollout, weights_seq_no: int) -> Rollout:
+    """A rollout with the number of the weights that acted."""
+    numbers = torch.full((rollout.num_envs,), weights_seq_no, dtype=torch.int64)
+    return replace(rollout, weights_seq_no=numbers)

@@ -8,31 +8,31 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from maze_train.data.joining import join_rollouts
 from maze_train.errors import ConfigError
 from maze_train.notices import warn
 from maze_train.rollout.actor_worker import ActorPolicy, ActorWorker
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
-from maze_train.types import tree_map
+from maze_train.targets import locate
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces, worker_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
     from maze_train.data.rollout import Rollout
-    from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.rollout.actor_worker import ActorEnvs, MakeActorEnv
     from maze_train.workers.places import Place
 
 
 CALLS = {"collect": "a step of a rollout"}
 """Names of calls in messages."""
+
+JOIN_POLICY_ROLLOUTS = "maze_train.data.policy_rollouts.join_policy_rollouts"
+"""Found where there are several agents."""
 
 POLL_S = 0.1
 """Longest sleep of the learner, in seconds, while it waits for actors."""
@@ -59,8 +59,9 @@ class StepCounts:
 class GatheredRollouts:
     """Rollouts of actors, as the learner gets them."""
 
-    rollout: Rollout
-    """Rollouts of actors side by side, with log-probabilities and the numbers of their weights."""
+    rollout: Rollout | dict[str, Rollout]
+    """Rollouts of actors side by side, with log-probabilities and the numbers of their weights; by
+    policy, if there are several agents."""
 
     episodes: FinishedEpisodes
     """Episodes that ended in them."""
@@ -111,6 +112,7 @@ class DistributedActors:
         queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
             actor; each actor may have a further one under way.
         allow_new_episodes: See `RolloutCollector`.
+        info_keys: Likewise.
 
     Raises:
         SpaceError: If the environments differ in their spaces.
@@ -128,13 +130,14 @@ class DistributedActors:
         *,
         queue_size: int = 0,
         allow_new_episodes: bool = False,
+        info_keys: Sequence[str] = (),
     ) -> None:
         self.num_actors, self.num_envs, self.num_steps = num_actors, num_envs, num_steps
         self.num_slots = 1 + -(-queue_size // num_actors)
         self.counts = StepCounts()
         self.has_weights = False
         self._seed_of = seed_of
-        self._allow_new_episodes = allow_new_episodes
+        self._allow_new_episodes, self._info_keys = allow_new_episodes, info_keys
         self._writer: WeightsWriter | None = None
         # How often each actor began anew, with other random numbers.
         self._generations = [0] * num_actors
@@ -147,7 +150,7 @@ class DistributedActors:
         self._has_begun = False
         self._is_acting = [False] * num_actors
         self._memories: list[Any] = []
-        self._slots: list[list[RolloutSlot]] = []
+        self._slots: list[list[Any]] = []
         makers = [partial(ActorWorker, Portable(make_env, "env"), num_envs)] * num_actors
         names = worker_names("actor", num_actors, num_envs)
         self._pool = (place or ThisProcess()).pool(makers, names, CALLS)
@@ -180,14 +183,12 @@ class DistributedActors:
         """
         self._weights = self._pool.allocate(weights_nbytes(model))
         self._writer = WeightsWriter(model, self._weights.buffer)
-        distribution: Any = model.distribution
-        mode = distribution.mode(torch.zeros(1, distribution.param_size))
-        self._policy = ActorPolicy(
+        self._policy = ActorPolicy.of(
+            model,
             make_model=Portable(make_model, "model"),
-            actions=tree_map(lambda x: x[0].cpu(), mode),
-            state_size=int(getattr(model, "state_size", 0)),
             num_steps=self.num_steps,
             allow_new_episodes=self._allow_new_episodes,
+            info_keys=self._info_keys,
         )
         layout = self._policy.layout(self._envs, self.num_envs)
         for _ in range(self.num_actors):
@@ -259,9 +260,8 @@ class DistributedActors:
                 self._take_turns(count)
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        rollout = join_rollouts(
-            [self._slots[queued.actor][queued.slot].rollout() for queued in taken]
-        )
+        join: Any = locate(JOIN_POLICY_ROLLOUTS) if self._policy.members else join_rollouts
+        rollout = join([self._slots[queued.actor][queued.slot].rollout() for queued in taken])
         episodes, self._news = self._news, FinishedEpisodes()
         for queued in taken:
             episodes.extend(queued.episodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,13 +16,14 @@ from maze_train.rollout.episodes import (
     EpisodeTracker,
     FinishedEpisodes,
     agent_returns_of,
+    final_numbers,
     final_reports,
     successes_of,
 )
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from maze_train.data.rollout import Rollout
     from maze_train.distributions.base import Distribution
@@ -49,10 +51,12 @@ class RolloutCollector:
             needs a `Distribution` then.
         on_step: Called after each step of the environments; what it raises goes through, and ends
             the rollout half-way: the environments can then only be closed.
+        info_keys: Keys of last infos whose numbers are reported with the episodes.
 
     Attributes:
         keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
             well.
+        env_s: Seconds that the environments took in the last rollout, or were waited for.
     """
 
     keeps_terminal_obs: bool = False
@@ -68,6 +72,7 @@ class RolloutCollector:
         allow_new_episodes: bool = False,
         records_log_probs: bool = False,
         on_step: Callable[[], object] | None = None,
+        info_keys: Sequence[str] = (),
     ) -> None:
         self.env = env
         self.num_steps = num_steps
@@ -77,8 +82,10 @@ class RolloutCollector:
         self.generator = torch.Generator().manual_seed(action_seed)
         self._env_seed = env_seed
         self._allow_new_episodes = allow_new_episodes
-        self._records_log_probs = records_log_probs
+        self.records_log_probs = records_log_probs
+        self._info_keys = info_keys
         self._on_step = on_step or (lambda: None)
+        self.env_s = 0.0
         self._obs: ArrayTree | None = None
         self._memory: Tensor | None = None
         self._actor: Actor | None = None
@@ -116,6 +123,7 @@ class RolloutCollector:
         reports = FinishedEpisodes()
         restarts_before = self.env.worker_restarts
         kept_params: list[Tensor] = []
+        self.env_s = 0.0
         storage.start(self._obs)
         for step in range(self.num_steps):
             obs = storage.acting_obs(step)
@@ -124,15 +132,20 @@ class RolloutCollector:
             if actor.state_size:
                 storage.write_hidden_state(step, actor.hidden_state)
             params = actor.params(obs)
-            if self._records_log_probs:
+            if self.records_log_probs:
                 kept_params.append(params)
             actions = distribution.sample(params, noise_rows[step])
             storage.write_actions(step, actions)
-            self.env.step_async(env_actions(distribution, actions))
+            sent = env_actions(distribution, actions)
+            began = time.perf_counter()
+            self.env.step_async(sent)
             if meanwhile is not None and step == self.num_steps - 1:
+                self.env_s += time.perf_counter() - began
                 with torch.enable_grad():
                     meanwhile()
+                began = time.perf_counter()
             self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
+            self.env_s += time.perf_counter() - began
             valid = ~infos["ignored"] if "ignored" in infos else None
             self._on_step()
             storage.write_step(step, self._obs, rewards, terminated, truncated, valid)
@@ -192,6 +205,8 @@ class RolloutCollector:
         for env in kept.nonzero()[0]:
             self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
         reports.successes += successes_of(infos).values()
+        for key in self._info_keys:
+            reports.infos.setdefault(key, []).extend(final_numbers(infos, key).values())
         for agent, returns in agent_returns_of(infos).items():
             reports.add_agents({agent: returns.values()})
         if "lost" in infos:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze_train.errors import TrainingError
 from maze_train.events import Event, EventInterface
 from maze_train.spaces.agents import AGENT_RETURNS
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
     from maze_train.events import Statistics
     from maze_train.types import Array
+
+
+SUCCESS = "is_success"
+"""Key of an info that says whether an episode was a success."""
 
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
@@ -30,6 +35,7 @@ class TrainingEpisodeEvents(EventInterface, prefix="train"):
     episode_length_mean = Event("Mean number of steps.")
     episodes = Event("Number of episodes that ended.", reduce="sum")
     success_rate = Event("Share of successes among those whose last info has `is_success`.")
+    info = Event("Mean of a key of `tracking.info_keys` over last infos, `train/info/<key>`.")
     lost_episodes = Event("Number of episodes lost with a worker or a bad number.", reduce="sum")
     worker_restarts = Event("Number of workers that were started again.", reduce="sum")
 
@@ -47,6 +53,8 @@ class FinishedEpisodes:
     successes: list[float] = field(default_factory=list)
     """1.0 or 0.0 for those whose last info has `is_success`."""
 
+    infos: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of those whose last info has them, by the keys that were asked for."""
     agent_returns: dict[str, list[float]] = field(default_factory=dict)
     """Sums of rewards of each agent, where there are several."""
 
@@ -59,11 +67,25 @@ class FinishedEpisodes:
     steps: int = 0
     """Number of steps that the environments made meanwhile."""
 
+    def check_steps(self, when: str = "") -> None:
+        """Refuse a rollout of which nothing is left.
+
+        Raises:
+            TrainingError: If every step was lost.
+        """
+        if self.lost and not self.steps:
+            raise TrainingError(
+                f"every step of a rollout was lost{when}: the environments return numbers that are "
+                "not finite, or their workers fail, at the beginning of each episode"
+            )
+
     def extend(self, others: FinishedEpisodes) -> None:
         """Add episodes that ended later, or in other environments."""
         self.returns += others.returns
         self.lengths += others.lengths
         self.successes += others.successes
+        for key, values in others.infos.items():
+            self.infos.setdefault(key, []).extend(values)
         self.add_agents(others.agent_returns)
         self.lost += others.lost
         self.worker_restarts += others.worker_restarts
@@ -93,6 +115,8 @@ class FinishedEpisodes:
         statistics.record(events.episodes, float(len(self.returns)))
         if self.successes:
             statistics.record_many(events.success_rate, self.successes)
+        for key, values in self.infos.items():
+            statistics.record_many(events.info.of_part(key), values)
         for agent, returns in self.agent_returns.items():
             statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
 
@@ -103,14 +127,24 @@ def successes_of(infos: dict[str, Any]) -> dict[int, float]:
     Args:
         infos: Infos of a step of vector environments.
     """
+    return final_numbers(infos, SUCCESS)
+
+
+def final_numbers(infos: dict[str, Any], key: str) -> dict[int, float]:
+    """Numbers by environment, of episodes whose last info has them under a key.
+
+    Args:
+        infos: Infos of a step of vector environments.
+        key: The key.
+    """
     final_info = infos.get("final_info", {})
-    if "is_success" not in final_info:
+    if f"_{key}" not in final_info:
         return {}
     found: dict[int, float] = {}
-    for env in np.flatnonzero(final_info["_is_success"]):
+    for env in np.flatnonzero(final_info[f"_{key}"]):
         # Anything but a single number is for the user, and no reason to end training.
         with suppress(TypeError, ValueError):
-            found[int(env)] = float(np.asarray(final_info["is_success"][env]).item())
+            found[int(env)] = float(np.asarray(final_info[key][env]).item())
     return found
 
 

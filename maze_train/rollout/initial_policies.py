@@ -165,6 +165,7 @@ class _UniformActions:
             self._boxes[key].size if key in self._boxes else part.noise_size
             for key, part in self._parts.items()
         ]
+        self.param_size, self.noise_size = distribution.param_size, sum(self._noise_sizes)
 
     def draw_noise(
         self,
@@ -219,9 +220,7 @@ class _UniformActions:
 
     def mode(self, params: Tensor) -> TensorTree:
         """One of the actions, which all are as probable as each other: the middle of intervals."""
-        return self.sample(
-            params, params.new_full((*params.shape[:-1], sum(self._noise_sizes)), 0.5)
-        )
+        return self.sample(params, params.new_full((*params.shape[:-1], self.noise_size), 0.5))
 
     def to_env(self, actions: Any) -> TensorTree:
         """As the family does it."""

@@ -9,8 +9,11 @@ import torch
 from maze_train.data.turns import TurnSplitter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from maze_train.data.rollout import Rollout
     from maze_train.nets.joint import JointModel
+    from maze_train.rollout.acting import ActingModel, RecurrentModel
     from maze_train.rollout.collector import RolloutCollector
     from maze_train.rollout.episodes import FinishedEpisodes
     from maze_train.types import Array
@@ -22,26 +25,47 @@ class TurnCollector:
     Args:
         collector: Collects rollouts of all agents.
         model: The policies, and who acts with which.
-        multiple: The number of turns of a rollout is a multiple of this.
+        records_log_probs: See `RolloutCollector`.
+        **settings: All other arguments of `TurnSplitter`.
     """
 
-    def __init__(self, collector: RolloutCollector, model: JointModel, multiple: int = 1) -> None:
+    def __init__(
+        self,
+        collector: RolloutCollector,
+        model: JointModel,
+        *,
+        records_log_probs: bool = False,
+        **settings: Any,
+    ) -> None:
         collector.keeps_terminal_obs = True
-        self._collector = collector
-        self._splitter = TurnSplitter(model.members, model.state_sizes, multiple)
+        collector.records_log_probs = records_log_probs
+        self.collector = collector
+        self.splitter = TurnSplitter(model.members, model.state_sizes, **settings)
 
-    def collect(self, model: JointModel) -> tuple[dict[str, Rollout], FinishedEpisodes]:
-        """The turns that ended in T steps of the environments, by policy, and the episodes."""
-        rollout, episodes = self._collector.collect(model)
-        return self._splitter.split(rollout), episodes
+    @property
+    def env_s(self) -> float:
+        """See `RolloutCollector`."""
+        return self.collector.env_s
+
+    def collect(
+        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+    ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
+        """The turns that ended in T steps of the environments, by policy, and the episodes.
+
+        Args:
+            model: Acts for all agents.
+            meanwhile: See `RolloutCollector.collect`.
+        """
+        rollout, episodes = self.collector.collect(model, meanwhile)
+        return self.splitter.split(rollout), episodes
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environments and of the turns that have not ended."""
-        return {**self._collector.state_dict(), "turns": self._splitter.state_dict()}
+        return {**self.collector.state_dict(), "turns": self.splitter.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
         """Continue from `state`; see `RolloutCollector`."""
-        lost = self._collector.load_state_dict(state)
-        self._splitter.load_state_dict(state["turns"])
-        self._splitter.forget(torch.from_numpy(lost))
+        lost = self.collector.load_state_dict(state)
+        self.splitter.load_state_dict(state["turns"])
+        self.splitter.forget(torch.from_numpy(lost))
         return lost

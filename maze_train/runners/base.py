@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.envs.factory import EnvFactory
+from maze_train.errors import RunDirectoryError
 from maze_train.learner.modes import torch_threads
 from maze_train.locks import exclusive
 from maze_train.notices import tell
-from maze_train.runners.notes import start_notes
+from maze_train.runners.notes import end_notes, start_notes
 from maze_train.runners.parts import (
     SUMMARY,
     TrainingResult,
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.config.pipeline import PreparedRun
+    from maze_train.learner.learner import Learner
     from maze_train.runners.run_checkpoints import RunCheckpoints
+    from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.policy_files import TrainedPolicy
@@ -54,6 +57,7 @@ FINAL_TEST = "maze_train.training.final_test.final_test"
 EARLIER_TEST = "maze_train.training.final_test.earlier_test"
 RUN_CONTEXTS = "maze_train.training.contexts.RunContexts"
 OWN_EVALUATORS = "maze_train.training.evaluators.own_evaluators"
+OWN_CALLBACKS = "maze_train.training.callbacks.own_callbacks"
 MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
 
 
@@ -65,17 +69,15 @@ class TrainingRunner:
 
     Args:
         prepared: The configuration, and what the run begins with; see `prepare`.
-        env_factory: Builds the environments instead of what `config.env` names.
 
     Raises:
         ConfigError: If parts of the configuration do not fit.
     """
 
-    def __init__(self, prepared: PreparedRun, env_factory: EnvFactory | None = None) -> None:
+    def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
         self.config = prepared.config
         self.resumed_dir = prepared.resumed_dir
-        self.env_factory = env_factory or EnvFactory(self.config.env)
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
         self.run_dir: Path | None = None
@@ -84,6 +86,7 @@ class TrainingRunner:
         self._tell_once = cache(lambda text: tell(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
         self._closing = contextlib.ExitStack()
+        self._callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
 
     def _context(self) -> BuildContext[Any]:
@@ -94,7 +97,7 @@ class TrainingRunner:
         return BuildContext(
             algorithm=config.algorithm,
             env=config.env,
-            env_factory=self.env_factory,
+            env_factory=EnvFactory(config.env),
             place=config.runner.place(),
             seeds=self.seeds,
             device=find_device(own or config.algorithm.device, key),
@@ -106,6 +109,7 @@ class TrainingRunner:
             evaluation=config.evaluation,
             checkpoint=config.checkpoint,
             total_steps=config.total_steps or 0,
+            info_keys=config.tracking.info_keys,
             dataset=config.runner.dataset,
             is_trial=config.runner.fast_dev_run,
             has_checkpoint=self.prepared.checkpoint is not None,
@@ -130,6 +134,23 @@ class TrainingRunner:
     def close(self) -> None:
         """Close all environments and evaluators; calling it again does nothing."""
         self._closing.close()
+
+    def restored_learner(self) -> Learner[Any, Any, Any]:
+        """The learner as it is in the checkpoint from which the run goes on.
+
+        Raises:
+            RunDirectoryError: If there is none, or all are damaged.
+        """
+        checkpoint, builder = self._read_checkpoint(), self.builder
+        if checkpoint is None:
+            raise RunDirectoryError(f"{self.resumed_dir} has no checkpoint, which holds a learner")
+        with self, generators_kept():
+            model = builder.build_model()
+            if self.config.algorithm.learns_from == "dataset":
+                builder.prepare(model)  # the loss depends on the data
+            learner = builder.build_learner(model)
+        learner.load_state_dict(checkpoint.state["learners"]["learner"])
+        return learner
 
     # -- the run ---------------------------------------------------------------------------------
 
@@ -161,6 +182,8 @@ class TrainingRunner:
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
+                if self.config.callbacks:
+                    self._callbacks = locate(OWN_CALLBACKS)(self.config.callbacks)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
                 if self.resumed_dir is None:
@@ -187,7 +210,7 @@ class TrainingRunner:
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
         interruption = Interruption()
         if self.resumed_dir is None:
-            for note in start_notes(config, self.env_factory, self.builder.spaces[0]):
+            for note in start_notes(config, self.builder.spaces[0]):
                 self._tell_once(note)
         services = TrainerServices(
             tracker=tracker,
@@ -204,12 +227,17 @@ class TrainingRunner:
             contexts=self._contexts(run_dir),
             checkpoints=saved.schedule(resumed) if saved and is_on else None,
             interruption=interruption,
+            callbacks=self._callbacks,
         )
         trainer = self.builder.build_trainer(model, services)
         if resumed is not None:
             locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker, selection)
+        rows = tracker.history[len(tracker.run_info.past_rows) :]
+        times = self.builder.env_times() if config.runner.name == "local" else None
+        for note in end_notes(rows, times, config.tracking.info_keys):
+            self._tell_once(note)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection)
@@ -239,8 +267,7 @@ class TrainingRunner:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
                 if trainer.stop_reason in ("interrupted", "error"):
-                    has_env = self.env_factory.maker is not None
-                    tell_stop(trainer, locate(HOW_TO_GO_ON)(self.run_dir, self.config, has_env))
+                    tell_stop(trainer, locate(HOW_TO_GO_ON)(self.run_dir, self.config))
         return summary
 
     def _test(self, trainer: Trainer, selection: BestModelSelection) -> dict[str, dict[str, float]]:

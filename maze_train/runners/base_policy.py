@@ -22,9 +22,11 @@ from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
 from maze_train.nets.policy_model import input_space
 from maze_train.nets.population import find_normalizer
 from maze_train.runners.saved_policies import SavedPolicy, load_weights, read_saved_policy
+from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.spaces.describe import flat_space, flat_spaces
 from maze_train.targets import locate
+from maze_train.training.models import modules_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,6 +56,9 @@ CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
 
 FREE_SETTINGS = ("orthogonal_init",)
 """Settings of how weights begin: here they begin with those of the base."""
+
+OWNER = re.compile(r"policies\.[^.]+\.")
+"""Beginning of the names of weights that belong to one of several policies."""
 
 PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 """Text that needs no quotes on the command line of `maze-run`."""
@@ -154,21 +159,24 @@ class SavedBasePolicy:
         parts, base, own = [*POLICY_PARTS], self.saved.config.model, self.config.model
         if all(getattr(base, name) == getattr(own, name) for name in CRITIC_SETTINGS):
             parts.extend(CRITIC_PARTS)
-        taken = [part for part in wanted if part in parts and _fits(found.get(part), wanted[part])]
+        taken = [
+            part for part in wanted if _kind(part) in parts and _fits(found.get(part), wanted[part])
+        ]
         chosen = {name: value for part in taken for name, value in found[part].items()}
         # Targets that are not taken over begin as copies of what is.
-        copied = [part for part in taken if f"target_{part}" in {*wanted} - {*taken}]
+        copied = [part for part in taken if _target(part) in {*wanted} - {*taken}]
         for part in copied:
-            chosen |= {f"target_{name}": value for name, value in found[part].items()}
-        taken.extend(f"target_{part}" for part in copied)
+            chosen |= {_target(name): value for name, value in found[part].items()}
+        taken.extend(map(_target, copied))
         try:
             load_weights(model, {**model.state_dict(), **chosen}, Path(self.directory))
         except RunDirectoryError as error:
             raise self._refusal(str(error)) from error
-        normalizer = find_normalizer(model)
-        if normalizer is not None:
-            is_estimated = own.normalization.mode == "estimated"
-            normalizer.frozen.fill_(is_estimated and bool(normalizer.count > 0))
+        for module in modules_of(model).values():
+            normalizer = find_normalizer(module)
+            if normalizer is not None:
+                is_estimated = own.normalization.mode == "estimated"
+                normalizer.frozen.fill_(is_estimated and bool(normalizer.count > 0))
         new = [part for part in wanted if part not in taken]
         text = f"{KEY}: took over {', '.join(taken)}"
         return f"{text}; new: {', '.join(new)}" if new else text
@@ -222,9 +230,9 @@ class SavedBasePolicy:
 
     def _check_weights(self, found: WeightsByPart, wanted: WeightsByPart) -> None:
         """Refuse other weights under equal settings, as own networks and wrappers may have."""
-        for part in POLICY_PARTS:
+        for part in {**found, **wanted}:
             saved, own = found.get(part, {}), wanted.get(part, {})
-            if _fits(saved, own):
+            if _kind(part) not in POLICY_PARTS or _fits(saved, own):
                 continue
             shapes = [
                 (name, _shape(saved.get(name)), _shape(own.get(name)))
@@ -252,13 +260,18 @@ def policy_settings(
     Raises:
         SpaceError: If a space can not be described.
     """
-    observation_space, action_space = spaces
     resolve = locate(algorithm.model_resolver)
-    resolved: ModelConfig = resolve(model, input_space(flat_space(observation_space)))
-    settings = {name: getattr(resolved, name) for name in POLICY_SETTINGS}
-    families = dict(resolved.distributions)
+    each = _spaces_of_policies(spaces)
+    resolved = [resolve(model, input_space(flat_space(observed))) for observed, _ in each]
+    settings: dict[str, Any] = {}
+    for name in POLICY_SETTINGS:
+        first, *others = (getattr(own, name) for own in resolved)
+        # What differs between agents is filled in for each of them when its policy is built.
+        settings[name] = getattr(model, name) if any(first != own for own in others) else first
+    families = dict(settings["distributions"])
     # Of all types of spaces, only this one has defaults that differ between algorithms.
-    if any(isinstance(leaf, Box) for leaf in flat_spaces(action_space).values()):
+    actions = [leaf for _, space in each for leaf in flat_spaces(space).values()]
+    if any(isinstance(leaf, Box) for leaf in actions):
         families.setdefault("Box", DEFAULTS["Box"])
     else:
         families.pop("Box", None)
@@ -271,10 +284,17 @@ def _build_error(
     """Error that says why an algorithm builds no such policy; None: it does."""
     build_model = locate(algorithm.model_builder)
     try:
-        build_model(ModelConfig(**settings), *spaces, seed=0, **algorithm.model_settings)
+        for own in _spaces_of_policies(spaces):
+            build_model(ModelConfig(**settings), *own, seed=0, **algorithm.model_settings)
     except (ConfigError, SpaceError) as error:
         return error
     return None
+
+
+def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """Observation and action space of each agent, or of the only one."""
+    several = agent_spaces(*spaces)
+    return [spaces] if several is None else [several.of(agent) for agent in several.agents]
 
 
 def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,8 +338,26 @@ def _text(value: Any) -> str:
 def _by_part(weights: Mapping[str, Tensor]) -> WeightsByPart:
     parts: WeightsByPart = {}
     for name, value in weights.items():
-        parts.setdefault(name.partition(".")[0], {})[name] = value
+        owner, rest = _split(name)
+        parts.setdefault(owner + rest.partition(".")[0], {})[name] = value
     return parts
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The policy that a name begins with, if there are several, and the rest."""
+    found = OWNER.match(name)
+    return (found.group(), name[found.end() :]) if found else ("", name)
+
+
+def _kind(part: str) -> str:
+    """What a part is, of whatever policy."""
+    return _split(part)[1]
+
+
+def _target(name: str) -> str:
+    """The name of the target of a part or of a weight."""
+    owner, rest = _split(name)
+    return f"{owner}target_{rest}"
 
 
 def _fits(found: Mapping[str, Tensor] | None, wanted: Mapping[str, Tensor]) -> bool:

@@ -9,32 +9,34 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from maze_train.envs.factory import EnvFactory, env_name
+from maze_train.envs.factory import env_name
 from maze_train.spaces.describe import choice_sizes, flat_spaces, is_image, is_mask_key
 from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from maze_train.config.train_config import TrainConfig
+    from maze_train.envs.config import EnvConfig
 
+
+TIMES = ("time/env_s", "time/epoch_s")
+LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
+"""Seconds, and share of the run, that waiting for environments takes where it is worth a line."""
 
 LARGE_ONE_HOT = 10_000
 """Inputs of a one-hot observation from which on it is worth a line."""
 
 
-def start_notes(
-    config: TrainConfig, env_factory: EnvFactory, observation_space: spaces.Space[Any]
-) -> Iterator[str]:
+def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> Iterator[str]:
     """The lines that a run begins with.
 
     Args:
         config: The configuration.
-        env_factory: Builds the environments.
         observation_space: Observation space of one environment.
     """
     limit = config.evaluation.max_episode_steps if config.evaluation.n_episodes else 0
-    if lacks_time_limit(env_factory):
+    if lacks_time_limit(config.env):
         cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
         yield (
             f"{env_name(config.env)} has no time limit: an episode goes on until it ends by itself"
@@ -57,15 +59,58 @@ def start_notes(
             )
 
 
-def lacks_time_limit(factory: EnvFactory) -> bool:
+def end_notes(
+    rows: Sequence[Mapping[str, float]], times: tuple[float, int] | None, info_keys: Sequence[str]
+) -> Iterator[str]:
+    """The lines that a run ends with.
+
+    Args:
+        rows: Metrics of the epochs of this process.
+        times: Arguments of `speed_notes`; None: there are no processes.
+        info_keys: Keys of infos that are to be metrics.
+    """
+    names = {name for row in rows for name in row}
+    for key in info_keys:
+        if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
+            yield f"tracking.info_keys: no episode ended with a number under {key!r} in its info"
+    if times is not None:
+        yield from speed_notes(rows, *times)
+
+
+def speed_notes(
+    rows: Sequence[Mapping[str, float]], busy_s: float, n_workers: int
+) -> Iterator[str]:
+    """The lines with which a run in processes ends, where another place would be faster.
+
+    Args:
+        rows: Metrics of the epochs of this process.
+        busy_s: Seconds for which the workers stepped environments, summed up.
+        n_workers: How many there are.
+    """
+    waited_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
+    if waited_s < LEAST_WAIT_S or waited_s < LEAST_SHARE * whole_s:
+        return
+    if busy_s < waited_s:
+        yield (
+            f"runner=dev would be faster: the run waited {waited_s:,.0f} s for workers, which "
+            f"stepped environments for {busy_s:,.0f} s in all"
+        )
+    elif busy_s < waited_s * n_workers / 2:
+        yield (
+            "a larger runner.concurrency would pay: while the run waited for them, the "
+            f"{n_workers} workers stepped environments for "
+            f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
+        )
+
+
+def lacks_time_limit(config: EnvConfig) -> bool:
     """Whether nothing cuts the episodes of training, as far as it is known without playing."""
-    config = factory.config
     wrappers = [str(node[TARGET]) for node in (*config.wrappers, *config.training_wrappers)]
     if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
         return False
     if config.target is not None:
         # The environment that a function returns may have a limit.
-        return inspect.isclass(factory.maker or locate(config.target, key="env._target_"))
+        return inspect.isclass(locate(config.target, key="env._target_"))
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
     # Atari games have a limit of their own, in frames.
     is_game = spec is not None and spec.kwargs.get("max_num_frames_per_episode")

@@ -72,8 +72,6 @@ class RolloutRunner:
 
     Args:
         config: The configuration; it is not changed.
-        env_factory: Builds the environments instead of what the configuration names.
-        policy: Plays instead of what `config.policy` names: see `RolloutGenerator`.
 
     Raises:
         ConfigError: If the parts of the configuration do not fit.
@@ -83,17 +81,14 @@ class RolloutRunner:
     def __init__(
         self,
         config: RolloutConfig,
-        env_factory: EnvFactory | None = None,
-        policy: Any = None,
     ) -> None:
-        self.policy = chosen_policy(config, policy)
+        self.policy = chosen_policy(config)
         if config.env is None:
             config = replace(config, env=self.policy.env)
         assert config.env is not None  # what __post_init__ of the configuration has checked
         self.config = config
         self.env_config = rendered(config.env, config.render_mode)
-        maker = None if env_factory is None else env_factory.maker
-        factory = EnvFactory(self.env_config, maker).for_evaluation()
+        factory = EnvFactory(self.env_config).for_evaluation()
         limit = config.max_episode_steps
         self.env_factory: Callable[[], gymnasium.Env[Any, Any]] = (
             BoundedEnvFactory(factory, limit) if limit else factory

@@ -19,7 +19,7 @@ from maze_train.rollout.rollout_generator import (
 )
 from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.spaces.compare import check_same_spaces
-from maze_train.targets import TARGET, build_target
+from maze_train.targets import TARGET, Given, build_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,12 +80,12 @@ class RolloutPolicy:
         check_same_spaces("env", problem, spaces, self.spaces, env)
 
 
-def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
+def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     """The policy that a configuration names.
 
     Args:
-        config: The configuration.
-        policy: A policy of the user that takes the place of what `config.policy` names.
+        config: The configuration; a policy that was given in Python takes the forms that
+            `RolloutGenerator` takes.
 
     Raises:
         ConfigError: If the saved policy is that of a class that is not there, or what `policy` or
@@ -100,12 +100,14 @@ def chosen_policy(config: RolloutConfig, policy: Any = None) -> RolloutPolicy:
     if not isinstance(config.policy, dict):
         return RolloutPolicy(RANDOM, {"policy": RANDOM}, RandomAgent)
     build = partial(build_target, config.policy, key="policy")
-    found = built_policy(build) if policy is None else policy
+    target = config.policy[TARGET]
+    is_given = isinstance(target, Given)
+    found = target.value if is_given else built_policy(build)
     agent = agent_maker(found, config.deterministic)
     is_model = model_of(found) is not None
-    if policy is None and not is_model:
+    if not is_given and not is_model:
         agent = partial(PolicyAgent, build)  # not copies: what is built may not take to that
-    name = str(config.policy[TARGET]).replace(":", ".").rpartition(".")[2].strip("<>")
+    name = str(target).replace(":", ".").rpartition(".")[2].strip("<>")
     chance = config.deterministic if is_model else None
     return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
 

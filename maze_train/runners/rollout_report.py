@@ -12,7 +12,7 @@ import numpy as np
 
 from maze_train.errors import RunDirectoryError
 from maze_train.tracking.display import Display, ProgressMode
-from maze_train.tracking.formatting import compact, duration, readable
+from maze_train.tracking.formatting import aligned, compact, duration, readable
 from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
@@ -68,11 +68,7 @@ class RolloutSummary:
             rows.append((name, *map(readable, numbers)))  # type: ignore[arg-type]
         if math.isfinite(self.success_rate):
             rows.append(("success", readable(self.success_rate), "", "", ""))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-            for row in rows
-        ]
+        return aligned(rows, left=[0])
 
 
 def summarise(episodes: Iterable[PlayedEpisode]) -> RolloutSummary:

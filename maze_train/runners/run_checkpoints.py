@@ -7,13 +7,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 from maze_train.config.resuming import checkpoint_name
-from maze_train.config.stored import modules_to_trust
+from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.writing import CHECKPOINTS, writable
 from maze_train.errors import RunDirectoryError
 from maze_train.files import remove_leftovers
 from maze_train.notices import warn
 from maze_train.runners.parts import BEST, METRICS, SUMMARY, new_directory
+from maze_train.targets import arguments_for
 from maze_train.tracking.rows import read_rows
+from maze_train.training.callbacks import tell_left_out
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore
 
@@ -136,6 +138,8 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
             shown += more if len(differing) > SHOWN_DIFFERENCES else ""
             raise RunDirectoryError(f"{problem}weights differ: {shown}{remedy}")
         trainer.load_state_dict(checkpoint.state)
+        if trainer.callbacks is None:
+            tell_left_out(checkpoint.state.get("callbacks", ()))
     except KeyError as error:
         raise RunDirectoryError(
             f"{problem}it has no {error}, as of another algorithm{remedy}"
@@ -151,18 +155,17 @@ def shapes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, list[int
     }
 
 
-def how_to_go_on(run_dir: Path | None, config: TrainConfig, has_env: bool) -> str:
+def how_to_go_on(run_dir: Path | None, config: TrainConfig) -> str:
     """The line that says how a run is continued.
 
     Args:
         run_dir: Its directory.
         config: Its configuration.
-        has_env: Whether the environment was made in Python.
     """
-    modules = modules_to_trust(config, has_env)
-    if has_env:
+    modules, given = modules_to_trust(config), given_in_python(config)
+    if given:
         trust = f", trust={modules!r}" if modules else ""
-        return f"to go on: train(env=..., resume={str(run_dir)!r}{trust})"
+        return f"to go on: train({arguments_for(given)}, resume={str(run_dir)!r}{trust})"
     trust = f" trust=[{','.join(modules)}]" if modules else ""
     return f"to go on: maze-run resume={shlex.quote(str(run_dir))}{trust}"
 

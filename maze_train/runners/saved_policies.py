@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import load_config
+from maze_train.config.loading import load_config, values_by_field
 from maze_train.config.rollout_loading import WEIGHTS_FILE, policy_nearby
 from maze_train.config.stored import (
     PARTS_OF_POLICY,
@@ -14,6 +15,7 @@ from maze_train.config.stored import (
     parsed_settings,
     read_settings,
 )
+from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.errors import RunDirectoryError, one_of
 from maze_train.targets import locate
@@ -21,13 +23,12 @@ from maze_train.training.models import make_model, model_weights
 from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
     from gymnasium import spaces
     from torch import nn
 
-    from maze_train.config.train_config import TrainConfig
     from maze_train.training.checkpoints import Checkpoint
 
 
@@ -112,6 +113,7 @@ def read_saved_policy(
     trust: Sequence[str] = (),
     own: Any = None,
     uses: Collection[str] = PARTS_OF_POLICY,
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> SavedPolicy:
     """The best policy of a run, or another one.
 
@@ -121,21 +123,22 @@ def read_saved_policy(
         trust: Modules that its configuration may name, see `check_trust`, as for the next two.
         own: Settings of the user, who trusts what they name.
         uses: Parts of its configuration that are going to be built.
+        objects: Parts that were given in Python, by their keys.
 
     Raises:
         ConfigError: If its configuration names a class that is not there, or not trusted.
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
-    directory = _directory_of(run_dir)
+    directory, given = _directory_of(run_dir), values_by_field(TrainConfig, objects)
     if directory.parent.name == CHECKPOINTS:
-        return _read_checkpoint(directory, trust, own, uses)
+        return _read_checkpoint(directory, trust, own or given, uses, objects)
     if not (directory / WEIGHTS_FILE).exists():
         problem = f"there is no {WEIGHTS_FILE}{policy_nearby(directory)}"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
-    settings = read_settings(directory)
-    check_trust(settings, directory / CONFIG_FILE, trust, own, uses)
+    settings = values_by_field(TrainConfig, {**read_settings(directory), **objects})
+    check_trust(settings, directory / CONFIG_FILE, trust, own or given, uses)
     return SavedPolicy(
         directory,
         load_config(settings),
@@ -176,7 +179,11 @@ def policy_versions(run_dir: Path) -> dict[str, Path]:
 
 
 def _read_checkpoint(
-    directory: Path, trust: Sequence[str], own: Any, uses: Collection[str]
+    directory: Path,
+    trust: Sequence[str],
+    own: Any,
+    uses: Collection[str],
+    objects: Mapping[str, Any],
 ) -> SavedPolicy:
     """The policy of a checkpoint; spaces are those of the saved policies of its run."""
     run_dir = directory.parent.parent
@@ -190,6 +197,7 @@ def _read_checkpoint(
     path, text = checkpoint.path, checkpoint.settings
     # Those of an older version are in the directory of the run.
     settings = parsed_settings(text, path) if text else read_settings(run_dir)
+    settings = values_by_field(TrainConfig, {**settings, **objects})
     check_trust(settings, path, trust, own, uses)
     modules = checkpoint.state["learners"]["learner"]["modules"]
     return SavedPolicy(

@@ -95,6 +95,12 @@ def part_of(tree: Mapping[str, Any], name: str) -> Any:
     return {key[len(start) :]: leaf for key, leaf in tree.items() if key.startswith(start)}
 
 
+def flat_space_of(observation_space: spaces.Dict, agent: str) -> spaces.Space[Any]:
+    """The flat observation space of one agent, of the flat one of all of them."""
+    part = part_of(part_of(observation_space.spaces, AGENTS), agent)
+    return spaces.Dict(part) if isinstance(part, dict) else part
+
+
 def with_name(name: str, part: Any) -> dict[str, Any]:
     """The flat mapping whose part below a name is `part`; the inverse of `part_of`."""
     if isinstance(part, dict):

@@ -38,6 +38,10 @@ class TrackingConfig:
     """Further writers, each `{_target_: my_package.MyWriter, key: value}`; for example
     `{_target_: maze_train.WandbWriter, project: my_project}`."""
 
+    info_keys: list[str] = field(default_factory=list)
+    """Keys of the info of the last step of episodes, whose means become the metrics
+    `train/info/<key>` and `eval/info/<key>`, where they hold numbers. (ES: evaluations only.)"""
+
     def __post_init__(self) -> None:
         check_choices(self)
         if self.profile is not None and not (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from maze_train.tracking.disagreement import DISAGREEMENT, Disagreement
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.console import Console
+
+
+TIMES = tuple(
+    f"time/{name}_s" for name in ("env", "collect", "update", "evaluate", "checkpoint", "epoch")
+)
+"""Metrics of the time that parts of a run took; the whole comes last."""
 
 
 class ConsoleWriter(MetricsWriter):
@@ -117,6 +124,7 @@ class _Status:
         self.latest: dict[str, float] = {}
         self.best: tuple[float, int] | None = None
         self._disagreement = Disagreement(run.config)
+        self._seconds: Counter[str] = Counter()
         for row in run.past_rows:
             self.take(row)
         self.started_at = now
@@ -129,6 +137,7 @@ class _Status:
         self.epoch = int(row[EPOCH])
         self.env_steps = int(row[ENV_STEPS])
         self.fraction = 0.0
+        self._seconds.update({n: row[n] for n in TIMES if n in row})
         names = (TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD)
         self.latest.update({n: row[n] for n in names if math.isfinite(row.get(n, math.nan))})
         score = row.get(self.run.metric, math.nan)
@@ -204,6 +213,9 @@ class _Status:
             ("wall time", duration(elapsed)),
             ("speed", f"{compact(speed) if math.isfinite(speed) else '-'} steps/s"),
         ]
+        shares = time_shares(self._seconds)
+        if shares:
+            lines.append(("time", shares))
         if self.best is not None:
             name = "best return" if self.run.metric == EVAL_RETURN else f"best {self.run.metric}"
             lines.append((name, f"{readable(self.best[0])} at epoch {self.best[1]:,}"))
@@ -217,3 +229,19 @@ class _Status:
         if self.run.run_dir is not None:
             lines.append(("run directory", str(self.run.run_dir)))
         return lines
+
+
+def time_shares(seconds: Mapping[str, float]) -> str:
+    """The parts of the time of a run in percent; empty: it is not known.
+
+    Args:
+        seconds: Sums of `TIMES` over the run.
+    """
+    env, collect, update, evaluate, checkpoint, whole = (seconds.get(name, 0.0) for name in TIMES)
+    if not whole:
+        return ""
+    first = {"environment": env, "policy": collect - env} if env else {"experience": collect}
+    parts = {**first, "update": update, "evaluation": evaluate, "writing": checkpoint}
+    parts["other"] = whole - sum(parts.values())
+    shares = {name: round(100 * part / whole) for name, part in parts.items()}
+    return ", ".join(f"{name} {share} %" for name, share in shares.items() if share > 0)

@@ -24,11 +24,11 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
-from maze_train.training.environments import build_vector_env, close_quietly
+from maze_train.training.environments import build_vector_env, close_quietly, times_of
 from maze_train.training.models import make_model, modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -55,6 +55,9 @@ EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
 TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
 """Found where there are several agents."""
 
+MOST_IDLE = 100
+"""Rollouts in a row without a turn of those that lack statistics, after which training ends."""
+
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
 
@@ -77,6 +80,7 @@ class BuildContext(Generic[Config]):
         evaluation: Settings of evaluations.
         checkpoint: Settings of checkpoints.
         total_steps: Environment steps after which training stops; 0: no limit.
+        info_keys: Keys of last infos whose numbers are metrics.
         dataset: Recorded episodes, for algorithms that learn from them.
         is_trial: Whether the run is a short trial of everything.
         has_checkpoint: Whether the run goes on from a checkpoint, which brings the experience.
@@ -98,6 +102,7 @@ class BuildContext(Generic[Config]):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     total_steps: int = 0
+    info_keys: Sequence[str] = ()
     dataset: str | dict[str, Any] | None = None
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     is_trial: bool = False
@@ -148,6 +153,7 @@ class BuildContext(Generic[Config]):
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
             allow_new_episodes=self.checkpoint.allow_new_episodes,
+            info_keys=self.info_keys,
         )
 
 
@@ -292,11 +298,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             concurrency=config.concurrency,
             seed=self.context.seeds.integer(stream),
             deterministic=config.deterministic,
+            info_keys=self.context.info_keys,
         )
         return evaluator
 
     def make_collector(
-        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = ""
+        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
     ) -> RolloutCollector | TurnCollector:
         """A collector on the environments of this process.
 
@@ -304,12 +311,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_steps: Steps of each environment per rollout; fewer in a trial.
             acting: Chooses the actions, of one agent or of several.
             stream: Name that gives the collector random numbers of its own.
+            **turns: Arguments of `TurnCollector`, where there are several agents.
         """
         collector = self.context.make_collector(self.env, num_steps, stream)
         if agent_spaces(*self.spaces) is None:
             return collector
-        multiple = getattr(self.algorithm, "sequence_length", 0) or 1
-        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, multiple)
+        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, **turns)
         return several
 
     @property
@@ -318,6 +325,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if self._env is None:
             self._env = self.context.make_env(self.num_envs)
         return self._env
+
+    def env_times(self) -> tuple[float, int] | None:
+        """Seconds for which workers stepped `env`, summed up, and their number; None: none do."""
+        return times_of(self._env)
 
     def close_env(self) -> None:
         """Close `env`; its next use makes new ones."""
@@ -341,27 +352,29 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             acting: Chooses the actions.
 
         Raises:
-            TrainingError: If every step of a rollout was lost; else this would never end.
+            TrainingError: If every step of a rollout was lost, or nobody acts of whom there are too
+                few; else this would never end.
         """
         waiting = {key: own for key, own in normalizers.items() if own and not own.frozen}
-        config: Any = self.context.model.normalization
         collector: Any = None
-        while any(int(own.count) < config.initial_steps for own in waiting.values()):
+        idle = 0
+        while few := {k for k, own in waiting.items() if int(own.count) < own.config.initial_steps}:
             collector = collector or self.make_collector(num_steps, acting, "normalization/")
             experience, episodes = collector.collect(acting)
-            if not episodes.steps:
-                raise TrainingError(
-                    "every step of a rollout was lost before training: the environments return "
-                    "numbers that are not finite, or their workers fail, at the beginning of each "
-                    "episode"
-                )
+            episodes.check_steps(" before training")
             parts = experience if isinstance(experience, dict) else {DEFAULT_MODULE: experience}
+            idle = 0 if few & parts.keys() else idle + 1
+            if idle == MOST_IDLE:
+                raise TrainingError(
+                    f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
+                    "training, which take statistics of observations: give it a model with "
+                    "normalization.mode=none in policies"
+                )
             for key, rollout in parts.items():
-                if key in waiting:
-                    own = waiting[key]
+                if own := waiting.get(key):
                     own.update(rollout.to(own.mean.device).acted_on(own.keys))
-        if config.mode == "estimated":
-            for own in waiting.values():
+        for own in waiting.values():
+            if own.config.mode == "estimated":
                 own.freeze()
 
 
@@ -382,7 +395,6 @@ def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:
     path = context.algorithm.builder_class
     builder_class = locate(path, key="algorithm")
     if not (isinstance(builder_class, type) and issubclass(builder_class, AlgorithmBuilder)):
-        raise ConfigError(
-            "algorithm", "builder_class: expected a subclass of maze_train.AlgorithmBuilder", path
-        )
+        problem = "builder_class: expected a subclass of maze_train.AlgorithmBuilder"
+        raise ConfigError("algorithm", problem, path)
     return builder_class(context)

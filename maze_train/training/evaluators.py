@@ -11,7 +11,7 @@ import torch
 from maze_train.checks import check_at_least
 from maze_train.errors import EnvError
 from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
-from maze_train.rollout.episodes import agent_returns_of, successes_of
+from maze_train.rollout.episodes import SUCCESS, agent_returns_of, final_numbers
 from maze_train.spaces.tensors import as_tensors
 from maze_train.targets import build_target
 from maze_train.training.generators import generators_kept
@@ -94,6 +94,7 @@ class RolloutEvaluator(Evaluator):
         seed: Seed of the episodes and, for sampled actions, of the actions.
         deterministic: Whether the most likely action is taken instead of a sampled one.
         prefix: First part of the names of the metrics.
+        info_keys: Keys of last infos whose means are metrics, `<prefix>/info/<key>`.
     """
 
     def __init__(
@@ -105,12 +106,14 @@ class RolloutEvaluator(Evaluator):
         seed: int = 0,
         deterministic: bool = True,
         prefix: str = "eval",
+        info_keys: Sequence[str] = (),
     ) -> None:
         check_at_least("n_episodes", n_episodes, 1)
         check_at_least("concurrency", concurrency, 1)
         self.n_episodes = n_episodes
         self.deterministic = deterministic
         self.prefix = prefix
+        self._info_keys = info_keys
         self._make_env = make_env
         self._num_envs = min(concurrency, n_episodes)
         self._seed = seed
@@ -121,7 +124,7 @@ class RolloutEvaluator(Evaluator):
         with generators_kept(), torch.no_grad():
             if self._env is None:
                 self._env = self._make_env(self._num_envs)
-            returns, lengths, successes, agents = self._play(policy, self._env)
+            returns, lengths, reported, agents = self._play(policy, self._env)
         metrics = {
             "episode_return_mean": returns.mean(),
             "episode_return_std": returns.std(),
@@ -130,19 +133,25 @@ class RolloutEvaluator(Evaluator):
             "episode_length_mean": lengths.mean(),
             "episodes": float(self.n_episodes),
         }
-        if not np.isnan(successes).all():
-            metrics["success_rate"] = np.nanmean(successes)
+        for key, values in reported.items():
+            if not np.isnan(values).all():
+                name = "success_rate" if key == SUCCESS else f"info/{key}"
+                metrics[name] = np.nanmean(values)
         for agent, own in agents.items():
             metrics[f"{agent}/episode_return_mean"] = own.mean()
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
     def _play(
         self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
-    ) -> tuple[Array, Array, Array, dict[str, Array]]:
-        """Returns, lengths, successes (NaN: not reported) and returns of agents of n episodes."""
+    ) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
+        """Returns and lengths of n episodes, numbers of last infos, and returns of agents.
+
+        Numbers that an info does not have are NaN.
+        """
         n, num_envs = self.n_episodes, self._num_envs
         agents: dict[str, Array] = {}
-        returns, lengths, successes = np.zeros(n), np.zeros(n), np.full(n, np.nan)
+        returns, lengths = np.zeros(n), np.zeros(n)
+        reported = {key: np.full(n, np.nan) for key in (SUCCESS, *self._info_keys)}
         episode = np.arange(num_envs)
         running_return, running_length = np.zeros(num_envs), np.zeros(num_envs)
         generator = torch.Generator().manual_seed(self._seed)
@@ -163,7 +172,6 @@ class RolloutEvaluator(Evaluator):
                         f"an evaluation of {n} episodes lost {lost}: the environment returns "
                         "numbers that are not finite, or its workers fail, again and again"
                     )
-            reported = successes_of(infos)
             ended = terminated | truncated
             for agent, found in agent_returns_of(infos).items():
                 for env_number, own in found.items():
@@ -173,11 +181,12 @@ class RolloutEvaluator(Evaluator):
                 if episode[i] < n:
                     returns[episode[i]] = running_return[i]
                     lengths[episode[i]] = running_length[i]
-                    successes[episode[i]] = reported.get(int(i), np.nan)
+                    for key, values in reported.items():
+                        values[episode[i]] = final_numbers(infos, key).get(int(i), np.nan)
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
             actor.forget(ended | ignored)
-        return returns, lengths, successes, agents
+        return returns, lengths, reported, agents
 
     def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
         device = actor.hidden_state.device

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_one_of
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.notices import warn
+from maze_train.rollout.episodes import TrainingEpisodeEvents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +139,24 @@ class BestModelSelection(ModelSelectionBase):
         self.updates_since_best = state["updates_since_best"]
         if self._best_weights is not None:
             self._write(self._best_dir, self._best_weights, self.best_score, self.best_epoch)
+
+
+def check_metric(metric: str, present: set[str]) -> None:
+    """Refuse a metric that is never reported: it would select nothing, in silence.
+
+    Args:
+        metric: The metric that selects the best policy.
+        present: Those that an epoch reported.
+
+    Raises:
+        ConfigError: If it is none of them.
+    """
+    # These are absent until an episode ends, or until one reports success.
+    known = present | {event.tag for event in TrainingEpisodeEvents.events()}
+    known.add("eval/success_rate")
+    if metric not in known:
+        problem = f"not reported{did_you_mean(nearest(metric, known))}"
+        raise ConfigError("evaluation.metric", problem, metric)
 
 
 def copy_of_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -70,7 +70,10 @@ def make_model(
         model = build(config, observation_space, action_space, seed)
         return model
     if not algorithm.learns_for_several_agents:
-        problem = "learns for one agent, the environment has several; choose a2c or ppo"
+        problem = (
+            "learns for one agent, the environment has several; choose one of ppo, a2c, impala, "
+            "sac, td3, dqn"
+        )
         raise ConfigError("algorithm", problem, algorithm.name)
     model = locate(BUILD_JOINT_MODEL)(build, config, several, policies, seed)
     return model

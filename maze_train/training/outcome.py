@@ -23,6 +23,40 @@ class Limits:
     patience: int = 0
     max_wall_time_s: float = 0.0
 
+    def reached(self, env_steps: int, wall_time_s: float, last_epoch: int, epochs: int) -> str:
+        """Name of the limit that is reached, patience aside, or an empty string.
+
+        Args:
+            env_steps: Environment steps so far.
+            wall_time_s: Seconds so far.
+            last_epoch: Number of the epoch after which training ends; 0: none.
+            epochs: Epochs that ended; -1: one is running.
+        """
+        if 0 < self.total_steps <= env_steps:
+            return "total_steps"
+        if 0 < last_epoch <= epochs:
+            return "n_epochs"
+        return "max_wall_time_s" if 0 < self.max_wall_time_s <= wall_time_s else ""
+
+    def share(self, env_steps: int, wall_time_s: float, updates: int, last_update: int) -> float:
+        """Share of training that is done, in [0, 1].
+
+        Args:
+            env_steps: Environment steps so far.
+            wall_time_s: Seconds so far.
+            updates: Updates so far.
+            last_update: Update after which training ends; 0: none.
+        """
+        shares = [0.0]
+        if self.total_steps:
+            shares.append(env_steps / self.total_steps)
+        if last_update:
+            shares.append(updates / last_update)
+        if self.max_wall_time_s and len(shares) == 1:
+            # Only without another limit: numbers that depend on the clock can not be repeated.
+            shares.append(wall_time_s / self.max_wall_time_s)
+        return min(max(shares), 1.0)
+
 
 @dataclass(frozen=True)
 class Position:

@@ -19,7 +19,7 @@ import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 
 from maze_train.envs.faults import NonFiniteError, check_finite
-from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
+from maze_train.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.files import atomic_write, read_regular
 from maze_train.notices import warn
 from maze_train.rollout.acting import ActingModel, Actor, RecurrentModel, device_of, env_actions
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gymnasium import spaces
+
+    from maze_train.types import TensorTree
 
 
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
@@ -236,13 +238,8 @@ class TrainedPolicy:
             SpaceError: If the shape fits neither one observation nor a batch, a number is NaN or
                 infinite, or no action is legal.
         """
-        parts = {key: np.asarray(value) for key, value in self._view.read(observation)}
-        batched = self._is_batch(parts)
-        if not batched:
-            parts = {key: value[None] for key, value in parts.items()}
-        self._check_values(parts)
-        obs = as_tensors(self._flat_space, parts.get("", parts))
-        params = self._actor_for(len(tree_leaves(obs)[0])).params(obs)
+        obs, batched = self._read(observation)
+        params = self._actor_for(obs).params(obs)
         distribution = self.model.distribution
         if deterministic:
             actions = distribution.mode(params)
@@ -256,6 +253,68 @@ class TrainedPolicy:
             result = tree_map(lambda x: x[0], result)
         return unflatten_value(self.action_space, result)
 
+    @torch.no_grad()
+    def values(self, observation: Any) -> Any:
+        """State values in units of (scaled) returns: of A2C, PPO and IMPALA those of the critic.
+
+        Of DQN that of the best action. Nothing is remembered.
+
+        Args:
+            observation: As for `act`; with a memory, what comes after the observations acted on.
+
+        Returns:
+            A number, or one for each observation of a batch, `[n]`.
+
+        Raises:
+            ConfigError: If the policy has no state values.
+            SpaceError: As for `act`.
+        """
+        model: Any = self.model
+        if not hasattr(model, "values"):
+            problem = "has no state values: those of A2C, PPO, IMPALA and DQN have"
+            raise ConfigError("policy", problem, type(model).__name__)
+        obs, batched = self._read(observation)
+        memory = self._actor_for(obs).hidden_state
+        found = model.values(obs, memory) if memory.shape[1] else model.values(obs)
+        return found.cpu().numpy() if batched else float(found)
+
+    @torch.no_grad()
+    def probabilities(self, observation: Any) -> Any:
+        """Probabilities of discrete actions; of DQN they are those of its exploration.
+
+        Nothing is remembered.
+
+        Args:
+            observation: As for `values`.
+
+        Returns:
+            `[N]`, in the order of the actions, or `[n, N]` for a batch. MultiDiscrete and
+            MultiBinary: those of the first choice, then of the second, ... Dict and Tuple spaces:
+            one array for each part, by its key.
+
+        Raises:
+            SpaceError: If actions are not discrete, and as for `act`.
+        """
+        obs, batched = self._read(observation)
+        actor = self._actor_for(obs)
+        memory = actor.hidden_state
+        params, actor.hidden_state = actor.params(obs), memory
+        family: Any = self.model.distribution
+        found = {
+            key: part.choice_probs(own)[0].cpu().numpy()[slice(None) if batched else 0]
+            for (key, part), own in zip(family.parts.items(), family.split(params), strict=True)
+        }
+        return found.get("", found)
+
+    def _read(self, observation: Any) -> tuple[TensorTree, bool]:
+        """A batch of observations, and whether it was given as one."""
+        parts = {key: np.asarray(value) for key, value in self._view.read(observation)}
+        batched = self._is_batch(parts)
+        if not batched:
+            parts = {key: value[None] for key, value in parts.items()}
+        self._check_values(parts)
+        return as_tensors(self._flat_space, parts.get("", parts)), batched
+
     def _check_values(self, parts: dict[str, Any]) -> None:
         """Refuse numbers that are not finite, as training does, and rows without legal action."""
         try:
@@ -267,8 +326,9 @@ class TrainedPolicy:
             problem = self._masks.illegal_part({key: value[row] for key, value in parts.items()})
             raise SpaceError(f"observation {row}: {problem}")
 
-    def _actor_for(self, n: int) -> Actor:
-        """Return the actor for n environments; for another number of them a new one is made."""
+    def _actor_for(self, obs: TensorTree) -> Actor:
+        """Return the actor for a batch; for another number of environments a new one is made."""
+        n = len(tree_leaves(obs)[0])
         if self._actor is None or len(self._actor.hidden_state) != n:
             self._actor = Actor(self.model, n, device_of(self.model))
         return self._actor

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from maze_train.tracking.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoint_schedule import Checkpoints
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.model_selection import BestModelSelection
@@ -47,6 +49,7 @@ class TrainerServices:
         contexts: What holds in an update.
         checkpoints: Writes where training stands; None: nothing is written.
         interruption: Tells whether a signal came; None: no signals are taken.
+        callbacks: Called while training goes on.
     """
 
     tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))
@@ -58,3 +61,4 @@ class TrainerServices:
     contexts: Contexts = field(default_factory=Contexts)
     checkpoints: Checkpoints | None = None
     interruption: Interruption | None = None
+    callbacks: Sequence[Callback] = ()

@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError, TrainingError, did_you_mean, nearest
-from maze_train.events import Event, EventInterface, Statistics
+from maze_train.errors import CallbackError, ConfigError, TrainingError
+from maze_train.events import Statistics
 from maze_train.files import atomic_write
 from maze_train.learner.config import Progress
-from maze_train.learner.steps import LearnerEvents
-from maze_train.rollout.episodes import TrainingEpisodeEvents
 from maze_train.targets import locate
+from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, load_generator_states
+from maze_train.training.model_selection import check_metric
 from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.learner.group import LearnerGroup
+    from maze_train.training.callbacks import Callbacks
     from maze_train.training.config import AlgorithmConfig
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.services import TrainerServices
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 # Imported where a trainer writes its state to a file by itself.
 DUMPS = "maze_train.training.state_files.dumps"
 LOADS = "maze_train.training.state_files.loads"
+
+CALLBACKS = "maze_train.training.callbacks.Callbacks"
+"""Found where a run has some."""
 
 PROGRESS = (
     "epoch",
@@ -48,18 +53,6 @@ PROGRESS = (
 
 MOST_LOST_UPDATES = 1_000
 """Updates in a row without a transition after which training ends."""
-
-
-class TimeEvents(EventInterface, prefix="time"):
-    """Wall time of an epoch by what took it, in seconds."""
-
-    collect_s = Event("Collecting experience.", reduce="sum")
-    update_s = Event("Updating the weights.", reduce="sum")
-    evaluate_s = Event("Evaluating the policy.", reduce="sum")
-    checkpoint_s = Event("Writing checkpoints, that of the epoch before included.", reduce="sum")
-    epoch_s = Event("The whole epoch.", reduce="sum")
-    total_s = Event("Since training began.", reduce="last")
-    steps_per_second = Event("Environment steps per second of other time.", reduce="last")
 
 
 class Trainer(ABC):
@@ -95,6 +88,9 @@ class Trainer(ABC):
         self.checkpoints = services.checkpoints
         self.contexts = services.contexts
         self.interruption = services.interruption or Interruption()
+        self.callbacks: Callbacks | None = None
+        if services.callbacks:
+            self.callbacks = locate(CALLBACKS)(services.callbacks, self)
         self.epoch = 0
         self.updates = 0
         self.env_steps = 0
@@ -106,7 +102,7 @@ class Trainer(ABC):
         self._updates_in_epoch = self._lost_updates = 0
         self._epoch_began_s = 0.0
         self._epoch_began_steps = 0
-        self._statistics = Statistics()
+        self.statistics = Statistics()
         # The metrics of an epoch that waits for its evaluation.
         self._row: dict[str, float] | None = None
 
@@ -155,10 +151,10 @@ class Trainer(ABC):
             raise ConfigError("limits", "nothing would end training; set one, or pass n_epochs")
         self._resumed_at = time.perf_counter() - self.wall_time_s
         last_epoch = self.limits.n_epochs if n_epochs is None else self.epoch + n_epochs
-        with self.interruption.deferred():
+        with self.interruption.deferred(), self._watched(last_epoch):
             try:
                 self._run_epochs(last_epoch)
-            except Interrupted as stop:
+            except (Interrupted, CallbackError) as stop:
                 if self.checkpoints is not None and not stop.at_once:
                     stop.checkpoint = self._save_checkpoint(within_epoch=True)
                 raise
@@ -167,6 +163,9 @@ class Trainer(ABC):
     def _run_epochs(self, last_epoch: int) -> None:
         ended = self.epoch + (self._row is not None)
         self.stop_reason = self._limit_reached(last_epoch, ended)
+        self._call("on_run_start")
+        if self.callbacks is not None:
+            self.callbacks.check()
         # An epoch that was interrupted comes to its end, also when its last update reached a limit.
         while self._row is not None or self._updates_in_epoch or not self.stop_reason:
             if self._row is None:
@@ -175,7 +174,7 @@ class Trainer(ABC):
             self._finish_epoch(self._row)
             if self.checkpoints is not None and self.checkpoints.is_due(self.epoch):
                 self._save_checkpoint()
-            self.interruption.check()
+            self._check()
         if self.checkpoints is not None:
             self._save_checkpoint()
 
@@ -184,29 +183,30 @@ class Trainer(ABC):
         length = self.epoch_length
         while self._updates_in_epoch < length and not self.stop_reason:
             with self.contexts.update(self.updates + 1):
-                self.env_steps += self.update_once(self.progress(last_epoch), self._statistics)
+                self.env_steps += self.update_once(self.progress(last_epoch), self.statistics)
             self.updates += 1
             self._updates_in_epoch += 1
             self._score = None  # that of other weights
             self.wall_time_s = time.perf_counter() - self._resumed_at
             self.stop_reason = self._limit_reached()
+            self._call("on_update_end")
             if not self.stop_reason:
                 self.tracker.advance(self._updates_in_epoch / length, self.env_steps)
             if self.checkpoints is not None and self.checkpoints.is_overdue():
                 self._save_checkpoint(within_epoch=True)
-            self.interruption.check()
+            self._check()
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
         """The metrics of the updates of an epoch."""
-        self._statistics.merge(self.learners.wait())
+        self.statistics.merge(self.learners.wait())
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         row: dict[str, float] = {
             "epoch": self.epoch + 1,
             "updates": self.updates,
             "env_steps": self.env_steps,
-            **self._statistics.reduce(),
+            **self.statistics.reduce(),
         }
-        self._statistics.clear()
+        self.statistics.clear()
         # A training metric first: when it ends the run, there is still an evaluation to come.
         self._select(row)
         self.stop_reason = self.stop_reason or self._limit_reached(last_epoch, self.epoch + 1)
@@ -214,12 +214,15 @@ class Trainer(ABC):
 
     def _finish_epoch(self, closed: dict[str, float]) -> None:
         """Evaluate, and write the row of the epoch."""
-        row = {**closed, **self._evaluate_if_due(closed)}
+        metrics = self._evaluate_if_due(closed)
+        row = {**closed, **metrics}
+        self._call("on_epoch_end", row)
+        if not metrics:  # because none was due, before a callback ended training
+            row.update(self._evaluate_if_due(closed))
         self.wall_time_s = time.perf_counter() - self._resumed_at
-        seconds = self.wall_time_s - self._epoch_began_s
-        row[TimeEvents.epoch_s.tag] = seconds
+        row[TimeEvents.epoch_s.tag] = seconds = self.wall_time_s - self._epoch_began_s
         row[TimeEvents.total_s.tag] = self.wall_time_s
-        seconds -= row.get(LearnerEvents.compile_s.tag, 0.0)
+        seconds -= row.get("train/compile_s", 0.0)
         row[TimeEvents.steps_per_second.tag] = (self.env_steps - self._epoch_began_steps) / seconds
         self.tracker.write(row)
         self.epoch += 1
@@ -234,16 +237,11 @@ class Trainer(ABC):
             last_epoch: Number of the epoch after which training ends; 0: none.
             epochs: Epochs that ended; -1: one is running, which patience and `last_epoch` wait for.
         """
-        if 0 < self.limits.total_steps <= self.env_steps:
-            return "total_steps"
-        if 0 < last_epoch <= epochs:
-            return "n_epochs"
-        if 0 < self.limits.max_wall_time_s <= self.wall_time_s:
-            return "max_wall_time_s"
+        reached = self.limits.reached(self.env_steps, self.wall_time_s, last_epoch, epochs)
         selection = self.model_selection
-        if epochs > 0 and selection is not None:
+        if not reached and epochs > 0 and selection is not None:
             return "patience" if selection.patience_is_exhausted(self.limits.patience) else ""
-        return ""
+        return reached
 
     def _save_checkpoint(self, within_epoch: bool = False) -> Path | None:
         """Write where training stands; returns the checkpoint, or None if it could not be written.
@@ -261,8 +259,23 @@ class Trainer(ABC):
         counters = (self.epoch, self.updates, self.env_steps)
         position = Position(*counters, self._score, within_epoch)
         path = self.checkpoints.save(self.state_dict(), position)
-        self._statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
+        self.statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
+        if path is not None:
+            self._call("on_checkpoint")
         return path
+
+    def _watched(self, last_epoch: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.callbacks is None else self.callbacks.running(last_epoch)
+
+    def _call(self, hook: str, row: dict[str, float] | None = None) -> None:
+        if self.callbacks is not None:
+            self.callbacks.call(hook, row)
+
+    def _check(self) -> None:
+        """Raise what is to end training: its state is whole here."""
+        self.interruption.check()
+        if self.callbacks is not None:
+            self.callbacks.check()
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
         """Evaluate every so many epochs and at the end, and offer the score for selection."""
@@ -275,7 +288,8 @@ class Trainer(ABC):
             metrics = self._evaluate_unless_interrupted(self.evaluator)
             self._select(metrics)
             metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
-        self._check_metric({*row, *metrics})
+        if self.model_selection is not None:
+            check_metric(self.selection_metric, {*row, *metrics})
         return metrics
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
@@ -307,27 +321,11 @@ class Trainer(ABC):
         if not self.stop_reason and selection.patience_is_exhausted(self.limits.patience):
             self.stop_reason = "patience"
 
-    def _check_metric(self, present: set[str]) -> None:
-        """Refuse a metric that is never reported: it would select nothing, in silence."""
-        # These are absent until an episode ends, or until one reports success.
-        known = present | {event.tag for event in TrainingEpisodeEvents.events()}
-        known.add("eval/success_rate")
-        if self.model_selection is None or self.selection_metric in known:
-            return
-        problem = f"not reported{did_you_mean(nearest(self.selection_metric, known))}"
-        raise ConfigError("evaluation.metric", problem, self.selection_metric)
-
     def progress(self, last_epoch: int = 0) -> Progress:
         """Progress of training before the next update."""
-        fractions = [0.0]
-        if self.limits.total_steps:
-            fractions.append(self.env_steps / self.limits.total_steps)
-        if last_epoch:
-            fractions.append(self.updates / (last_epoch * self.epoch_length))
-        if self.limits.max_wall_time_s and len(fractions) == 1:
-            # Only without another limit: numbers that depend on the clock can not be repeated.
-            fractions.append(self.wall_time_s / self.limits.max_wall_time_s)
-        return Progress(self.env_steps, self.updates, self.epoch, min(max(fractions), 1.0))
+        last_update = last_epoch * self.epoch_length
+        done = self.limits.share(self.env_steps, self.wall_time_s, self.updates, last_update)
+        return Progress(self.env_steps, self.updates, self.epoch, done)
 
     def summary(self) -> TrainingSummary:
         """The outcome so far."""
@@ -349,12 +347,14 @@ class Trainer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that influences later numbers; valid between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
-        self._statistics.merge(self.learners.wait())
+        self.statistics.merge(self.learners.wait())
+        called = {} if self.callbacks is None else {"callbacks": self.callbacks.state_dict()}
         return {
+            **called,
             "learners": self.learners.state_dict(),
             "model_selection": None if selection is None else selection.state_dict(),
             "evaluator": None if evaluator is None else deepcopy(evaluator.state_dict()),
-            "statistics": self._statistics.state_dict(),
+            "statistics": self.statistics.state_dict(),
             "row": self._row,
             "progress": {name: getattr(self, name) for name in PROGRESS},
             "generators": generator_states(),
@@ -367,7 +367,9 @@ class Trainer(ABC):
             self.model_selection.load_state_dict(state["model_selection"])
         if self.evaluator is not None and state["evaluator"] is not None:
             self.evaluator.load_state_dict(state["evaluator"])
-        self._statistics.load_state_dict(state["statistics"])
+        if self.callbacks is not None:
+            self.callbacks.load_state_dict(state.get("callbacks", ()))
+        self.statistics.load_state_dict(state["statistics"])
         self._row = state["row"]
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])
@@ -381,11 +383,9 @@ class Trainer(ABC):
     def save_state(self, file_path: str | Path | BinaryIO) -> None:
         """Write `state_dict` to a file of tensors and plain values."""
         data: bytes = locate(DUMPS)(self.state_dict())
-        if isinstance(file_path, (str, Path)):
-            with atomic_write(Path(file_path)) as file:
-                file.write(data)
-        else:
-            file_path.write(data)
+        target = Path(file_path) if isinstance(file_path, str) else file_path
+        with atomic_write(target) if isinstance(target, Path) else nullcontext(target) as file:
+            file.write(data)
 
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
         """Continue from a file that `save_state` wrote; it can not run code.

@@ -195,6 +195,7 @@ def test_burn_in_trains_the_critic_alone(algorithm, settings, shared):
     """
     model, rollout, action_space = make_problem("gaussian", shared_trunk=shared)
     reference, before = copy.deepcopy(model), snapshot(model)
+    rollout = replace(rollout, log_probs=rollout.log_probs if algorithm == "impala" else None)
     learner = make_learner(algorithm, model, critic_burn_in_epochs=2, **settings)
     config, generator = learner.config, torch.Generator().manual_seed(7)
     for progress in (2 * config.epoch_length - 1, 2 * config.epoch_length):

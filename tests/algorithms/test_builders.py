@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import gymnasium
 import pytest
 
-from maze_train import AlgorithmBuilder, EnvFactory, TrainerServices, load_config
+from maze_train import AlgorithmBuilder, TrainerServices, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.config.pipeline import prepare
 from maze_train.errors import ConfigError
@@ -174,8 +174,8 @@ def test_as_many_environments_as_slots() -> None:
         return built[-1]
 
     settings = {**ES, "algorithm.n_rollouts_per_update": 6, "algorithm.max_steps": 7}
-    config = load_config({"env": "Pendulum-v1", "model.hidden_sizes": [4], **settings})
-    with TrainingRunner(prepare(config), EnvFactory.from_any(make_env)) as runner:
+    config = load_config({"env": make_env, "model.hidden_sizes": [4], **settings})
+    with TrainingRunner(prepare(config)) as runner:
         prepared_model(runner)
         assert len(built) == 6
         builder: Any = runner.builder

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from reference_sac import row_of
-from update_problems import BOX, PARTS, perturbed, random_obs
+from update_problems import BOX, PARTS, SMALL, perturbed, random_obs
 
 from maze_train import load_policy, train
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
@@ -237,21 +237,6 @@ class Ring(gymnasium.Env[Any, Any]):
         return q
 
 
-SMALL: dict[str, Any] = {
-    "algorithm.initial_buffer_size": 16,
-    "algorithm.n_rollout_steps": 1,
-    "algorithm.batch_size": 8,
-    "algorithm.epoch_length": 8,
-    "model.hidden_sizes": [8],
-    "runner.concurrency": 2,
-    "evaluation.n_episodes": 1,
-    "evaluation.max_episode_steps": 20,
-    "tracking": {"progress": "quiet", "plot": False, "tensorboard": False},
-    "total_steps": 64,
-    "seed": 1,
-}
-
-
 @pytest.mark.parametrize("is_chain", [True, False], ids=["chain", "truncated"])
 @pytest.mark.parametrize("more", [{}, {"algorithm.dueling": True}], ids=["plain", "dueling"])
 def test_known_values_are_learned(tmp_path, is_chain, more):
@@ -274,6 +259,7 @@ def test_known_values_are_learned(tmp_path, is_chain, more):
     )
     with torch.no_grad():
         values = result.policy.model.policy(torch.arange(Ring.STATES)).numpy()
+        np.testing.assert_array_equal(result.policy.values(np.arange(Ring.STATES)), values.max(-1))
     seen = Ring.STATES - is_chain  # nothing is learned of the last state of the chain
     np.testing.assert_allclose(values[:seen], env.best_values(0.8)[:seen], atol=0.01)
     assert result.policy.act(0) == 0

@@ -16,7 +16,7 @@ import torch
 from cases import everyday, sweep
 from gymnasium import spaces
 
-from maze_train import EnvFactory, Statistics, load_config
+from maze_train import Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.es.trainer import ESTrainer
@@ -399,7 +399,7 @@ def walking(
     """A trainer that is about to begin, with its runner."""
     config = load_config(
         {
-            "env._target_": "test_es_trainer.WalkEnv",
+            "env._target_": lambda: WalkEnv(**env or {}),
             "algorithm": "es",
             "algorithm.n_rollouts_per_update": 8,
             "algorithm.epoch_length": 2,
@@ -411,8 +411,7 @@ def walking(
             **changes,
         }
     )
-    factory = EnvFactory(config.env, lambda: WalkEnv(**env or {}))
-    with TrainingRunner(prepare(config), factory) as runner:
+    with TrainingRunner(prepare(config)) as runner:
         trainer = runner.builder.build(
             TrainerServices(**{"limits": Limits(n_epochs=3), **(services or {})})
         )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 from update_problems import BOX, SEED, B, T, make_config, make_problem, make_transitions, normal
 from update_problems import perturbed as moved
 
@@ -145,6 +146,23 @@ def test_a_setting_of_a_module_is_that_of_a_learner_of_its_own(learner_class, ke
     without = learned(make(config, "all"), "all", experience)
     assert torch.equal(learned(both(), "all", experience), without)
     assert not torch.equal(found, without)
+
+
+@pytest.mark.parametrize("learner_class", SETTINGS)
+def test_frozen_modules_are_of_any_kind_and_stay_as_they_are(learner_class):
+    """Their targets, too; to those that learn they make no difference."""
+    burn_in = {"critic_burn_in_epochs": 1, "epoch_length": 2}
+    config, model, experience = problem(
+        learner_class, **(burn_in if learner_class in ON_POLICY else {"target_update_interval": 1})
+    )
+    alone = learner_class(copy.deepcopy(model), config, seed=SEED)
+    learner = learner_class(copy.deepcopy(model), config, seed=SEED)
+    learner.add_module("other", nn.Linear(2, 2), frozen=True)
+    old = learner.add_module("old", copy.deepcopy(model), frozen=True)
+    for own in (alone, learner):
+        learned(own, "default", experience)
+    for found, expected in ((learner.module, alone.module), (old, model)):
+        torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0.0, atol=0.0)
 
 
 def test_every_setting_of_modules_is_tried():

@@ -44,7 +44,7 @@ def recorded(**settings):
     """A recorder that has learned from a rollout, and the rollout."""
     model, rollout, _ = make_problem("gaussian")
     learner = Recorder(model, make_config("ppo", **settings))
-    learner.update(rollout, Progress())
+    learner.update(replace(rollout, log_probs=None), Progress())
     return learner, rollout
 
 
@@ -64,6 +64,18 @@ def test_ratios_are_one_in_the_first_minibatch_only():
     learner, _ = recorded()
     assert float(learner.log_ratios[0].abs().max()) < 1e-12
     assert all(float(x.abs().max()) > 1e-4 for x in learner.log_ratios[1:])
+
+
+def test_ratios_are_those_to_the_policy_that_acted():
+    """Where a rollout tells its log-probabilities: some of it may be older than the weights."""
+    model, rollout, _ = make_problem("gaussian")
+    older = torch.linspace(-3.0, 1.0, N, dtype=torch.float64)
+    learner = make_learner("ppo", model)
+    given = replace(rollout, log_probs=older.view(T, B))
+    prepared = learner.preprocess("default", given, Statistics())
+    assert torch.equal(prepared.old_log_probs, older)
+    prepared = learner.preprocess("default", replace(rollout, log_probs=None), Statistics())
+    assert float(prepared.old_log_probs.sub(older).abs().min()) > 0.0
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 7, N])
@@ -104,7 +116,7 @@ def test_the_policy_that_moves_most_stops_the_passes():
     steps = []
     for order in (("fast", "slow"), ("slow", "fast")):
         models = {name: make_problem()[0] for name in order}
-        rollout = make_problem()[1]
+        rollout = replace(make_problem()[1], log_probs=None)
         for param in models["slow"].policy.parameters():
             param.requires_grad_(False)
         learner = make_learner("ppo", models, target_kl=0.001, batch_size=N)

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 
 import maze_train.algorithms.off_policy.learner as off_policy_learner
-from maze_train import EnvFactory, Statistics, Trajectory, load_config
+from maze_train import Statistics, Trajectory, load_config
 from maze_train.config.pipeline import prepare
 from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress
@@ -73,7 +73,7 @@ def sac(
 
     config = load_config(
         {
-            "env": {"_target_": "test_sac_trainer.NotedEnv", "kwargs": env or {}},
+            "env": {"_target_": make, "kwargs": env or {}},
             "algorithm": "sac",
             "algorithm.batch_size": 4,
             "algorithm.initial_buffer_size": 10,
@@ -86,7 +86,7 @@ def sac(
             **changes,
         }
     )
-    with TrainingRunner(prepare(config), EnvFactory(config.env, make)) as runner:
+    with TrainingRunner(prepare(config)) as runner:
         trainer = runner.builder.build(TrainerServices())
         runner.builder.before_training(trainer)
         yield trainer, made[-num_envs:]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from reference_sac import move, row_of, step_each
-from update_problems import BOX, PARTS, make_transitions, perturbed
+from update_problems import BOX, PARTS, SMALL, make_transitions, perturbed
 
 from maze_train import load_policy, train
 from maze_train.algorithms.td3.actions import NoisyActions
@@ -176,20 +176,6 @@ def test_densities_are_those_before_clipping():
     torch.testing.assert_close(family.kl(u, other), distance)
     with pytest.raises(SpaceError, match="no density: set a noise_stddev above 0"):
         NoisyActions(space, 0.0).log_prob(u, actions)
-
-
-SMALL: dict[str, Any] = {
-    "algorithm.initial_buffer_size": 16,
-    "algorithm.batch_size": 8,
-    "algorithm.epoch_length": 8,
-    "model.hidden_sizes": [8],
-    "runner.concurrency": 2,
-    "evaluation.n_episodes": 1,
-    "evaluation.max_episode_steps": 20,
-    "tracking": {"progress": "quiet", "plot": False, "tensorboard": False},
-    "total_steps": 64,
-    "seed": 1,
-}
 
 
 @pytest.mark.parametrize("stddev", [0.0, 0.5])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,21 @@ PROBLEMS = {
 
 # Numbers whose float32 form is exact: rounding of settings is no part of these tests.
 SETTINGS = {"gamma": 0.96875, "gae_lambda": 0.9375, "n_rollout_steps": T}
+SMALL: dict[str, Any] = {
+    "algorithm.initial_buffer_size": 16,
+    "algorithm.n_rollout_steps": 1,
+    "algorithm.batch_size": 8,
+    "algorithm.epoch_length": 8,
+    "model.hidden_sizes": [8],
+    "runner.concurrency": 2,
+    "evaluation.n_episodes": 1,
+    "evaluation.max_episode_steps": 20,
+    "tracking": {"progress": "quiet", "plot": False, "tensorboard": False},
+    "total_steps": 64,
+    "seed": 1,
+}
+"""Runs of algorithms with replay that end within seconds."""
+
 SEED = 7
 LR = {"a2c": 0.0078125, "ppo": 0.0625, "impala": 0.0078125}
 LEARNERS = {
@@ -244,6 +260,8 @@ def orders(slow, rollout, generator):
 def compare(algorithm, problem, critic=None, progress=None, now=None, updates=1, **settings):
     """Updates of model and reference alike; returns the last statistics and importance weights."""
     model, rollout, action_space = problem
+    if algorithm == "ppo":  # as it is collected where the policy that acts learns
+        rollout = replace(rollout, log_probs=None)
     reference, before = copy.deepcopy(model), snapshot(model)
     learner = make_learner(algorithm, model, **settings)
     slow = SlowLearner(reference, action_space, learner.config, critic)

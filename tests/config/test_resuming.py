@@ -47,6 +47,7 @@ SHARED = {
     "algorithm.n_epochs",
     "algorithm.on_non_finite",
     "algorithm.patience",
+    "callbacks",
     "evaluation.concurrency",
     "evaluation.dump_interval",
     "evaluation.final_episodes",

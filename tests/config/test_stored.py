@@ -15,6 +15,7 @@ from maze_train.config.stored import PARTS, check_trust, modules_to_trust, read_
 from maze_train.config.writing import config_to_dict, write_config
 from maze_train.errors import ConfigError
 from maze_train.runners.run_checkpoints import how_to_go_on
+from maze_train.targets import Given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +108,8 @@ def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
 def test_what_the_user_names_is_not_asked_for(run_dir: str, own: dict[str, Any]) -> None:
     """Neither what takes the place of a stored target, nor a stored one that is the same."""
     assert load_config(stored_settings(run_dir, own)).trust == []
-    assert load_config(stored_settings(run_dir, {}, has_env=True)).env.target == ENV
+    given = {"env._target_": Given(dict, ENV)}
+    assert load_config(stored_settings(run_dir, given)).env.target == ENV
 
 
 def test_trust_is_a_list_of_names(run_dir: str) -> None:
@@ -144,10 +146,12 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
 def test_the_command_that_goes_on_has_the_words() -> None:
     """A run with modules of one's own tells the whole command."""
     config = load_config({**BASE, "tracking.writers": [{"_target_": "my.Writer"}]})
-    command = how_to_go_on(Path("run"), config, has_env=False)
+    command = how_to_go_on(Path("run"), config)
     assert command == "to go on: maze-run resume=run trust=[my,own_stored]"
-    call = how_to_go_on(Path("run"), config, has_env=True)
-    assert call == "to go on: train(env=..., resume='run', trust=['my'])"
+    writers = [dict, {"_target_": "my.Writer"}]
+    config = load_config({**BASE, "env": dict, "tracking.writers": writers})
+    call = "train(env=..., **{'tracking.writers': ...}, resume='run', trust=['my'])"
+    assert how_to_go_on(Path("run"), config) == f"to go on: {call}"
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:

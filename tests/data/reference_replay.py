@@ -9,8 +9,9 @@ import torch
 from gymnasium import spaces
 
 from maze_train.data.frames import FrameMemory
-from maze_train.data.replay import Transition, UniformReplayBuffer
+from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.rollout import Rollout
+from maze_train.data.transitions import Transition
 from maze_train.spaces.tensors import storage_dtype
 from maze_train.types import leaves_by_key, tree_map
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from maze_train.data.rollout import Rollout
+from maze_train.data.turn_replay import TurnReplayBuffer
 from maze_train.data.turns import TurnSplitter
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
 
 AGENTS = ("a", "b", "c")
+POLICIES = {"x": ["a", "c"], "y": ["b"]}
 NUM_ENVS = 4
+SPACE = spaces.Box(-np.inf, np.inf, ())
 
 
 @dataclass
@@ -83,6 +88,7 @@ class Stream:
             final_obs=final,
             final_positions=torch.from_numpy(positions),
             valid=~lost if lost.any() else None,
+            log_probs=torch.from_numpy(np.stack([self.obs[t] for t in steps])),
         )
 
     def _part(self, t: int, step: int, *, final: bool) -> dict[str, torch.Tensor]:
@@ -135,6 +141,7 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
         final = dict(zip(rollout.final_positions.tolist(), rollout.final_obs, strict=True))
         for row in range(rollout.num_steps):
             obs, reward = rollout.obs[row, column].item(), rollout.rewards[row, column].item()
+            assert rollout.log_probs is not None
             terminated, truncated = rollout.terminated[row, column], rollout.truncated[row, column]
             if rollout.valid is not None and not rollout.valid[row, column]:
                 rest = rollout.valid[row:, column]
@@ -142,6 +149,7 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
                     found.append((obs, 0.0, 3, None))
                 continue
             end = 1 if terminated else 2 if truncated else 0
+            assert rollout.log_probs[row, column] == obs
             after = rollout.obs[row + 1, column].item()
             if truncated:
                 after = final[row * rollout.num_envs + column].item()
@@ -149,14 +157,16 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def split(stream: Stream, lengths: list[int]) -> dict[str, list[Rollout]]:
+def split(stream: Stream, lengths: list[int], **layout: bool) -> dict[str, list[Rollout]]:
     """Rollouts of the policies, by a splitter that goes on from its state after each."""
-    splitter = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0))
-    found: dict[str, list[Rollout]] = {"x": [], "y": []}
-    start = 0
+    make = partial(TurnSplitter, POLICIES, dict.fromkeys(AGENTS, 0), **layout)
+    splitter, start = make(), 0
+    found: dict[str, list[Rollout]] = {policy: [] for policy in POLICIES}
     for length in lengths:
         part = splitter.split(stream.rollout(start, start + length))
-        kept = TurnSplitter({"x": ["a", "c"], "y": ["b"]}, dict.fromkeys(AGENTS, 0))
+        if layout.get("as_steps"):
+            assert [part[policy].num_steps for policy in POLICIES] == [length] * 2
+        kept = make()
         kept.load_state_dict(splitter.state_dict())
         splitter, start = kept, start + length
         for policy, rollout in part.items():
@@ -164,13 +174,28 @@ def split(stream: Stream, lengths: list[int]) -> dict[str, list[Rollout]]:
     return found
 
 
+SOME = [7, 20, 3, 30]
+
+
 @pytest.mark.parametrize("acting", [0.2, 0.6, 1.0])
-@pytest.mark.parametrize("lengths", [[60], [1] * 60, [7, 20, 3, 30]], ids=["one", "each", "some"])
-def test_turns_are_those_of_a_loop_over_steps(lengths: list[int], acting: float) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "layout"),
+    [
+        ([60], {}),
+        ([1] * 60, {}),
+        (SOME, {}),
+        (SOME, {"as_steps": True}),
+        ([1] * 60, {"at_end": True}),
+        (SOME, {"at_end": True}),
+    ],
+)
+def test_turns_are_those_of_a_loop_over_steps(
+    lengths: list[int], layout: dict[str, bool], acting: float
+) -> None:
     """Whatever the lengths of rollouts, every turn comes once, with its reward and its end."""
     for seed in range(5):
         stream = Stream.random(60, seed, acting)
-        found = split(stream, lengths)
+        found = split(stream, lengths, **layout)
         for policy, agents in {"x": [0, 2], "y": [1]}.items():
             for k, agent in enumerate(agents):
                 for env in range(NUM_ENVS):
@@ -184,6 +209,55 @@ def test_turns_are_those_of_a_loop_over_steps(lengths: list[int], acting: float)
                         assert got[2] == want[2]
                         if want[2] != 1:
                             assert got[3] == want[3]
+
+
+@pytest.mark.parametrize("acting", [0.3, 1.0])
+@pytest.mark.parametrize(("lengths", "size"), [([1] * 60, 720), (SOME, 720), ([1] * 60, 80)])
+def test_samples_of_several_turns(lengths: list[int], size: int, acting: float) -> None:
+    """A replay buffer sums the rewards of three turns of an agent, wherever rollouts end.
+
+    The last one leaves out what the ring has dropped.
+    """
+    stream = Stream.random(60, 3, acting)
+    found = split(stream, lengths, at_end=True)
+    for policy, agents in POLICIES.items():
+        columns = NUM_ENVS * len(agents)
+        settings: dict[str, Any] = {"num_envs": columns, "n_steps": 3, "gamma": 0.5}
+        buffer = TurnReplayBuffer(size, SPACE, torch.zeros((), dtype=torch.int64), **settings)
+        for rollout in found[policy]:
+            buffer.add_rollout(rollout)
+        batch = buffer.sample_batch(4000)
+        expected: dict[float, tuple[float, float, Any]] = {}
+        for agent in agents:
+            for env in range(NUM_ENVS):
+                expected |= several_turns(stream.turns(env, AGENTS.index(agent), 60))
+        seen = batch.obs.flatten().tolist()
+        assert len(set(seen)) == len(buffer)
+        assert len(buffer) == len(expected) if size == 720 else len(buffer) < len(expected)
+        for i, obs in enumerate(seen):
+            reward, discount, after = expected[obs]
+            assert batch.rewards[i].item() == pytest.approx(reward, abs=1e-5)
+            assert batch.discounts[i].item() == discount
+            if discount:
+                assert batch.next_obs[i].item() == after
+
+
+def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, float, Any]]:
+    """Rewards of up to three turns, the discount after them, and what follows, by observation."""
+    found = {}
+    for k, (obs, _, end, _) in enumerate(turns):
+        if end == 3:
+            continue
+        reward, discount = 0.0, 1.0
+        for _, own, last_end, after in turns[k : k + 3]:
+            if last_end == 3:
+                break
+            reward, discount, seen = reward + discount * own, discount / 2, after
+            if last_end:
+                discount *= last_end == 2
+                break
+        found[obs] = reward, discount, seen
+    return found
 
 
 def test_advantages_by_hand() -> None:

@@ -154,6 +154,28 @@ def test_a_group_with_a_gradient_that_is_not_finite_is_left_out():
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_an_update_that_failed_leaves_no_gradient_to_the_next():
+    """What was gathered for a step that did not come is forgotten."""
+
+    class Failing(LineLearner):
+        fails = False
+
+        def after_minibatch(self, number):
+            if self.fails:
+                raise TrainingError("a connection is lost")
+
+    learners = [Failing(make_module(), gradient_accumulation=2) for _ in range(2)]
+    state = learners[0].state_dict()
+    learners[0].fails = True
+    with pytest.raises(TrainingError):
+        learners[0].update(make_data(1), Progress())
+    learners[0].load_state_dict(state)
+    learners[0].fails = False
+    for learner in learners:
+        learner.update(make_data(), Progress())
+    assert torch.equal(*map(weights, learners))
+
+
 class Hooked(LineLearner):
     """Notes the ends of minibatches."""
 

@@ -19,6 +19,8 @@ import pytest
 import torch
 from cases import everyday, sweep
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from leftovers import left_of, run_owner
 from practice_learner import LineLearner, make_data, make_module
 
@@ -61,6 +63,7 @@ from maze_train.learner.group import LearnerGroup
 from maze_train.learner.others import check_gpus
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Shard, own_rows, shard_rows
+from maze_train.learner.steps import LearnerEvents, statistics_of
 from maze_train.learner.worker import ProcessModes
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
@@ -82,26 +85,30 @@ PATIENCE_S, SHORT_S = 60.0, 3.0
 # -- sharing out -----------------------------------------------------------------------------------
 
 
-@sweep("count", [1, 2, 3, 5])
-def test_each_sample_is_in_one_part(count):
+@settings(deadline=None)
+@given(
+    length=st.integers(1, 60),
+    batch_size=st.integers(1, 70),
+    passes=st.integers(1, 3),
+    count=st.integers(1, 7),
+)
+def test_each_sample_is_in_one_part(length, batch_size, passes, count):
     """Once per pass, whatever the sizes; those of parts differ by one at most."""
-    for length in (1, 2, 3, 7, 16):
-        for batch_size in (1, 2, 4, 5, 20):
-            seen = torch.zeros(length, dtype=torch.int64)
-            for _ in range(2):
-                generator = torch.Generator().manual_seed(length)
-                for units in minibatch_indices(length, batch_size, generator, seen.device):
-                    batch = BCBatch(units, {"a": units[:, None], "b": units})
-                    parts = [shard_rows(batch, rank, count) for rank in range(count)]
-                    sizes = [size for _, size, _ in parts]
-                    assert {whole for *_, whole in parts} == {len(units)}
-                    assert max(sizes) - min(sizes) <= 1
-                    for part, size, _ in parts:
-                        rows = part.obs[:size]
-                        assert len(part.obs) == max(size, 1)
-                        assert torch.equal(part.actions["a"][:size, 0], rows)
-                        seen[rows] += 1
-            assert seen.tolist() == [2] * length
+    seen = torch.zeros(length, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(length)
+    for _ in range(passes):
+        for units in minibatch_indices(length, batch_size, generator, seen.device):
+            batch = BCBatch(units, {"a": units[:, None], "b": units})
+            parts = [shard_rows(batch, rank, count) for rank in range(count)]
+            sizes = [size for _, size, _ in parts]
+            assert {whole for *_, whole in parts} == {len(units)}
+            assert max(sizes) - min(sizes) <= 1
+            for part, size, _ in parts:
+                rows = part.obs[:size]
+                assert len(part.obs) == max(size, 1)
+                assert torch.equal(part.actions["a"][:size, 0], rows)
+                seen[rows] += 1
+    assert seen.tolist() == [passes] * length
 
 
 @sweep("count", [1, 2, 3, 7])
@@ -161,6 +168,19 @@ def test_each_value_is_computed_once(count):
     for name in ("values", "params"):
         total = torch.stack([getattr(part, name) for part in parts]).sum(0)
         torch.testing.assert_close(total, getattr(whole, name))
+
+
+@pytest.mark.parametrize("module_id", ["default", "other"])
+def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
+    """Of 3 samples and 1: one value per minibatch, whatever the module."""
+    total = Statistics()
+    for rank, value in enumerate((1.0, 5.0)):
+        part = Apart(rank, 2)
+        own = part.begin(total)
+        part.take(lambda batch, rank, count: (batch, (3, 1)[rank], 4), {module_id: None})
+        statistics_of(module_id, own).record(LearnerEvents.loss, value)
+        part.end(total)
+    assert list(total.reduce().values()) == [2.0]
 
 
 def test_what_can_not_be_shared_out():
@@ -251,7 +271,9 @@ LEARNERS = {
         lr_factors={"*.bias": 0.5},
         freeze=[Freeze(params=["critic"], period=3, stop=1), Freeze(params=["policy"], stop=4)],
     ),
-    "ppo, two modules": lambda: two_modules(target_kl=0.5),
+    "ppo, two modules": lambda: two_modules(
+        target_kl=0.5, overrides={"second": {"clip_range": 0.05, "entropy_coef": 0.1}}
+    ),
     "impala": lambda: actor_critic("impala", ignoring=True, settings={"normalization": RUNNING}),
     "impala, sums": lambda: actor_critic("impala", loss_reduction="sum", max_grad_norm=1.0),
     "sac": sac,
@@ -372,7 +394,7 @@ def test_updates_in_a_thread():
 
     for n_learners in (1, 3):
         learner, experience = LEARNERS["impala"]()
-        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2)
+        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2, n_cpus_per_learner=2)
         place = LocalProcesses(timeout_s=PATIENCE_S, on_worker_failure="restart")
         group = LearnerGroup(learner, settings, place)
         statistics, sent = Statistics(), []
@@ -385,6 +407,8 @@ def test_updates_in_a_thread():
                 statistics.merge(group.async_update(experience(step), progress, T * B, send))
             assert_equal_states(group.state_dict(), state)
             assert_all_equal(group)
+            threads = group.foreach_learner(lambda own: torch.get_num_threads())
+            assert threads == [1, 2, 2][:n_learners]
             statistics.merge(group.wait())
         finally:
             group.shutdown()
@@ -405,7 +429,8 @@ def test_modules_come_and_go():
 
     def season(group, update):
         update(1)
-        group.add_module("second", lambda: two_modules()[0].modules["second"])
+        second, own = two_modules()[0].modules["second"], {"lr": 0.01, "gamma": 0.5}
+        group.add_module("second", lambda: second, overrides=own)
         old = group.add_module("old", group.get_weights()["first"], frozen=True, like="first")
         update(1)
         group.policies_to_train = ["second"]
@@ -524,6 +549,8 @@ def test_a_learner_that_is_not_started_again(number):
 
 
 OWNER = """
+import os
+import signal
 import sys
 sys.path[:0] = sys.argv[1:]
 import torch
@@ -533,18 +560,18 @@ from test_learner_group import LEARNERS, group_of, pids
 with group_of(LEARNERS["bc"], 3) as (group, update):
     update(1)
     print(*pids(group), flush=True)
-    while True:
-        update(1)
+    group._learner.compute_gradients = lambda losses: os.kill(os.getpid(), signal.SIGKILL)
+    update(1)
 """
 
 
 @slow
 def test_learners_end_with_the_first_one(tmp_path):
-    """Also when it is killed while they exchange gradients."""
+    """It is killed while they wait for its gradients."""
     folder = Path(__file__).parent
     with run_owner(OWNER, tmp_path, str(folder), str(folder.parent)) as (owner, others):
         assert len(others) == 2
-        owner.kill()
+        assert owner.wait(PATIENCE_S) == -signal.SIGKILL
         assert left_of(others, PATIENCE_S) == []
 
 
@@ -562,6 +589,17 @@ def test_restarts_of_learners_are_limited():
         strike(group, signal.SIGKILL, "between")
         with pytest.raises(WorkerError, match=r"\Alearner 1 died.*max_worker_restarts = 2"):
             update(1)
+
+
+def test_threads_of_updates():
+    """They are those of the settings in updates, and before and after what they were."""
+    learner, seen = LineLearner(make_module()), []
+    learner.after_minibatch = lambda number: seen.append(torch.get_num_threads())
+    LearnerGroup(learner).update(make_data(), Progress())
+    group = LearnerGroup(learner, LearnerGroupConfig(n_cpus_per_learner=2))
+    group.update(make_data(), Progress())
+    assert seen == [1, 1, 1, 2, 2, 2]
+    assert torch.get_num_threads() == 1
 
 
 @slow

@@ -6,7 +6,7 @@ from practice_learner import LineLearner, make_data
 from torch import nn
 
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Freeze, Progress, Schedule
+from maze_train.learner.config import Freeze, Progress
 from maze_train.learner.parameter_groups import matches
 
 TURNS = [
@@ -104,18 +104,6 @@ def test_a_group_that_is_frozen_counts_in_no_norm():
     norm = torch.cat([p.grad.flatten() for p in net.head.parameters()]).norm()
     row = learner.update(data, Progress()).reduce()
     assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
-
-
-def test_training_goes_on_exactly_with_factors_and_windows():
-    """Eight updates, and four, state, four in another learner: the same to the bit."""
-    settings = {"lr_factors": {"head": 3.0}, "freeze": TURNS, "lr": Schedule(start=0.1, end=0.01)}
-    straight, first, second = (LineLearner(make_net(seed), **settings) for seed in (0, 0, 1))
-    train(straight, 0, 8)
-    train(first, 0, 3)
-    second.load_state_dict(first.state_dict())
-    train(second, 3, 8)
-    for a, b in zip(straight.module.parameters(), second.module.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,11 @@ def test_sums_of_lost_episodes_begin_anew():
     scaler.scale(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool))
     scaler.forget(torch.tensor([False, True, False]))
     assert scaler.state_dict()["carry"].tolist() == [1.0 + GAMMA, 0.0, 1.0 + GAMMA]
-    scaler.forget(torch.tensor([True]))
+    scaler.forget(torch.tensor([True, True]))
     assert scaler.state_dict()["carry"][0] > 0, "the state of other environments"
+    scaler.scale(torch.ones(2, 4), torch.zeros(2, 4, dtype=torch.bool))
+    scaler.forget(torch.tensor([False, True]))  # of two agents
+    assert scaler.state_dict()["carry"].tolist() == [1.0 + GAMMA, 0.0] * 2
 
 
 def test_another_number_of_environments_begins_new_episodes():

@@ -12,7 +12,7 @@ from cases import everyday
 from goal_envs import PointToGoal
 from gymnasium import spaces
 
-from maze_train import train
+from maze_train import MultiAgentEnv, Turn, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.learning
 
 PPO: dict[str, Any] = {"name": "ppo", "n_rollout_steps": 64, "batch_size": 128, "lr": 3e-3}
 A2C: dict[str, Any] = {"name": "a2c", "n_rollout_steps": 16, "lr": 3e-3, "epoch_length": 25}
+IMPALA: dict[str, Any] = {"name": "impala", "n_rollout_steps": 16, "lr": 3e-3}
 SAC: dict[str, Any] = {
     "name": "sac",
     "n_rollout_steps": 8,
@@ -119,6 +120,34 @@ class Endless(gymnasium.Env[Any, Any]):
         return observation, 1.0, ended and self.terminates, ended and not self.terminates, {}
 
 
+class Hints(MultiAgentEnv):
+    """The speaker says what it sees, the listener hears that alone: 1 for both if it repeats it.
+
+    So they have to agree on a language, and the reward of the speaker comes in the turn of another.
+    Optimum: 1.
+    """
+
+    possible_agents = ("speaker", "listener")
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    action_space = observation_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.wanted = int(self.rng.integers(3))
+        return Turn({"speaker": self.wanted})
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        if "speaker" in actions:
+            return Turn({"listener": actions["speaker"]})
+        reward = float(actions["listener"] == self.wanted)
+        both = dict.fromkeys(self.possible_agents, reward)
+        return Turn({}, both, terminated=self.possible_agents)
+
+
 def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], **overrides: Any) -> Any:
     """Train on an environment with a fixed seed."""
     settings: dict[str, Any] = {
@@ -181,6 +210,23 @@ def test_small_problems_are_solved(
 ) -> None:
     """The best return, or nearly."""
     assert learn(tmp_path, env, algorithm, total_steps=steps).best_metric >= least
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps"),
+    [
+        pytest.param(PPO, 25_000, id="ppo"),
+        pytest.param(A2C, 25_000, id="a2c", marks=pytest.mark.exhaustive),
+        pytest.param(IMPALA, 25_000, id="impala"),
+        pytest.param(PATIENT_SAC, 5_000, id="sac", marks=pytest.mark.exhaustive),
+        pytest.param(DQN, 6_000, id="dqn"),
+    ],
+)
+def test_agents_find_a_language(tmp_path: Path, algorithm: dict[str, Any], steps: int) -> None:
+    """Two independent learners, one of which hears nothing but the other."""
+    policies = {agent: {"agents": [agent]} for agent in Hints.possible_agents}
+    result = learn(tmp_path, Hints, algorithm, total_steps=steps, policies=policies)
+    assert result.best_metric == 1.0
 
 
 @pytest.mark.parametrize(

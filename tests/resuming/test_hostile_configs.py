@@ -92,6 +92,17 @@ PLANTS = [
     Plant("algorithm.optimizer", SHELL),
     Plant("algorithm.optimizer", nested("torch.optim.Adam", betas=SHELL),
           key="algorithm.optimizer.betas._target_"),
+    Plant("algorithm.lr_scheduler", SHELL),
+    Plant("algorithm.overrides", {"default": {"optimizer": SHELL}},
+          key="algorithm.overrides.default.optimizer._target_"),
+    Plant("algorithm.overrides", {"default": {"lr": OWN}}, "hostile.Part",
+          "algorithm.overrides.default.lr._target_"),
+    Plant("algorithm.overrides", {"default.optimizer": {"lr": OWN}}, "hostile.Part",
+          "algorithm.overrides.default/optimizer.lr._target_"),
+    Plant("policies", {"judge": {"agents": ["a"], "model": {"policy": SHELL}}},
+          key="policies.judge.model.policy._target_"),
+    Plant("policies", {"judge.model.policy": {"agents": ["a"], "model": OWN}}, "hostile.Part",
+          "policies.judge/model/policy.model._target_"),
     Plant("algorithm", nested(SAC, replay_buffer=SHELL), key="algorithm.replay_buffer._target_"),
     Plant("algorithm", nested(SAC, initial_sampling_policy=SHELL),
           key="algorithm.initial_sampling_policy._target_"),
@@ -223,7 +234,10 @@ def rewrite(run_dir: Path, changed: Callable[[str], str]) -> None:
 
 def part_of(key: str) -> str | None:
     """The part of `PARTS` to which a key belongs."""
-    found = [part for part in PARTS if f"{key}.".replace("[", ".").startswith(f"{part}.")]
+    key = f"{key}.".replace("[", ".")
+    for owner in ("overrides.default.", "policies.judge."):  # those of a module or policy
+        key = key.replace(owner, "")
+    found = [part for part in PARTS if key.startswith(f"{part}.")]
     return max(found, key=len, default=None)
 
 

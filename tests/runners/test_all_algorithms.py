@@ -249,6 +249,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"model.distributions.Discrete": {"_target_": "own_parts.OwnNet"}}, "Discrete"),
     ("ppo", {"algorithm.device": "cuda:99"}, "algorithm.device = 'cuda:99': not usable here"),
     ("ppo", {"algorithm.device": "cpu:x"}, "algorithm.device"),
+    ("ppo", {"learner_group.device": "cuda:99"}, "learner_group.device = 'cuda:99': not usable"),
     (
         "ppo",
         {"evaluation.evaluators": [{"_target_": "maze_train.seeding.draw_seed"}]},

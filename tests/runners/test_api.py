@@ -15,7 +15,16 @@ from own_envs import SpacesEnv
 from short_runs import short_run
 from torch import nn
 
-from maze_train import EnvConfig, PPOAlgorithmConfig, TrainConfig, load_policy, train
+from maze_train import (
+    EnvConfig,
+    PPOAlgorithmConfig,
+    TrainConfig,
+    evaluate,
+    load_policy,
+    make_env,
+    run_rollout,
+    train,
+)
 from maze_train.config.pipeline import prepare
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.runners.base import TrainingRunner
@@ -118,3 +127,37 @@ def test_every_part_can_be_built_without_hydra() -> None:
     config.tracking.plot = False
     assert TrainingRunner(prepare(config)).run().summary.updates == 1
     assert config.run_dir is None
+
+
+def test_a_loaded_policy_is_evaluated() -> None:
+    """In the environment of its run, with its wrappers; as a rollout of the run plays it."""
+    wrapper = {"_target_": "own_envs.Scaled", "factor": 3.0}
+    short_run(**{"env.wrappers": [wrapper], "env.training_wrappers": [wrapper]})
+    trust = ["own_envs"]
+    played = run_rollout(run="run", n_episodes=7, seed=3, trust=trust, progress="quiet")
+    policy = load_policy("run")
+    found = evaluate(policy, lambda: make_env("run", trust), n_episodes=7, seed=3)
+    assert found == played.summary
+    assert found != evaluate(policy, lambda: make_env("run", trust), n_episodes=7, seed=4)
+    assert evaluate(lambda obs: 1, lambda: make_env("run", trust, length=4)).return_mean == 12.0
+    with make_env("run", trust, training=True, length=2) as env:  # scaled again
+        env.reset(seed=0)
+        assert [env.step(1)[1] for _ in range(2)] == [9.0, 9.0]
+    with pytest.raises(ConfigError, match=r"trust=\[own_envs\]"):
+        make_env("run")
+    with pytest.raises(ConfigError, match="n_episodes = 0: expected a number >= 1"):
+        evaluate(policy, "CartPole-v1", n_episodes=0)
+
+
+def test_a_policy_acts_in_vector_environments() -> None:
+    """With their batches, to the end of an episode in each."""
+    policy = short_run(env="CartPole-v1").policy
+    env = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+    obs, _ = env.reset(seed=0)
+    for _ in range(20):
+        actions = policy.act(obs, deterministic=False)
+        assert env.action_space.contains(actions)
+        obs, *_ = env.step(actions)
+    env.close()
+    assert policy.values(obs).shape == (3,)
+    assert policy.probabilities(obs).shape == (3, 2)

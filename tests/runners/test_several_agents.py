@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from agent_envs import Heaps
-from short_runs import FORK, rows, short_run, written_config
+from cases import everyday
+from own_parts import OwnNet
+from short_runs import FORK, rows, settings, short_run, written_config
 
-from maze_train import JointEnv, load_policy, run_rollout
-from maze_train.errors import ConfigError
+from maze_train import JointEnv, load_policy, run_rollout, train
+from maze_train.errors import ConfigError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -22,18 +24,27 @@ RECURRENT = {
     "algorithm.n_rollout_steps": 12,
     "algorithm.sequence_length": 4,
 }
+NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 20}
+OFF_POLICY = {"algorithm.n_rollout_steps": 3, "algorithm.replay_buffer_size": 90}
+"""Buffers wrap."""
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
-    "a2c": {"model.normalization.mode": "running", "model.normalization.n_steps": 20},
-    "memory": RECURRENT,
+    "a2c": NORMALISED,
+    "ppo, memory": RECURRENT,
+    "sac": {**OFF_POLICY, "algorithm.n_step_returns": 3},
+    "dqn": {**OFF_POLICY, **NORMALISED, "algorithm.initial_action_repeat": 2},
+    "td3": {**OFF_POLICY, "env": {"_target_": "agent_envs.Pushers"}},
+    "impala": {"algorithm.broadcast_interval": 2},
+    "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
 }
 
 
 def run(name: str, case: str, **more: Any) -> Any:
     """A short run in which every turn of an episode may fall between two rollouts."""
-    algorithm = "a2c" if case == "a2c" else "ppo"
-    settings = {**HEAPS, "algorithm.n_rollout_steps": 13, **CASES[case], **more}
-    return short_run(name, algorithm, **settings)
+    algorithm = case.partition(",")[0]
+    like = "sac" if algorithm in ("dqn", "td3") else algorithm
+    given = {**HEAPS, "algorithm.n_rollout_steps": 13, **CASES[case], **more}
+    return train(**{**settings(like, **given), "algorithm": algorithm, "run_dir": name})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -45,12 +56,26 @@ def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: st
     run("part", case, **constant, **{"algorithm.n_epochs": 6, "total_steps": 0}, resume="part")
     assert rows("part") == rows("whole")
     assert len(rows("whole")) == 6
-    assert "train/referee/policy_loss" in rows("whole")[-1]
-    assert "eval/second/episode_return_mean" in rows("whole")[-1]
+    found = rows("whole")[-1].keys()
+    one = {name.split("/")[1] for name in found if name.startswith("train/") and "_loss" in name}
+    assert one == ({"left", "right"} if case == "td3" else {"first", "referee"})
+    assert any(name.startswith("eval/") and name.count("/") == 2 for name in found)
+
+
+@pytest.mark.parametrize("case", ["impala", "impala, memory", "ppo"])
+def test_whoever_acted_learns(case: str) -> None:
+    """With weights that stay, the recorded log-probabilities of each turn are those of now."""
+    run("run", case, **{"algorithm.lr": 1e-12})
+    for policy in ("first", "referee"):
+        last = {name: float(cell) for name, cell in rows("run")[-1].items() if cell}
+        if case == "ppo":
+            assert last[f"train/{policy}/approximate_kl"] == pytest.approx(0.0, abs=1e-9)
+        else:
+            assert last[f"train/{policy}/rho_mean"] == pytest.approx(1.0, abs=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if "impala" not in case])
 def test_processes_change_no_number(case: str) -> None:
     """Environments in worker processes give the numbers of those in this one."""
     run("dev", case)
@@ -61,19 +86,21 @@ def test_processes_change_no_number(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("has_connected")
-def test_several_learners_have_the_numbers_of_one() -> None:
+@pytest.mark.parametrize("case", everyday(1, ["ppo", "sac"]))
+def test_several_learners_have_the_numbers_of_one(case: str) -> None:
     """Policies are trained side by side by two learners."""
-    run("one", "ppo")
-    run("two", "ppo", **FORK, **{"learner_group.n_learners": 2})
+    run("one", case)
+    run("two", case, **FORK, **{"learner_group.n_learners": 2})
     for one, two in zip(rows("one"), rows("two"), strict=True):
         for name, cell in one.items():
             if cell and name != "epoch":
                 assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
 
 
-def test_a_saved_policy_acts_for_all_agents() -> None:
+@pytest.mark.parametrize("case", ["ppo", "sac"])
+def test_a_saved_policy_acts_for_all_agents(case: str) -> None:
     """What is saved plays whole episodes, alone and in rollouts."""
-    run("run", "ppo")
+    run("run", case)
     policy, env = load_policy("run"), JointEnv(Heaps())
     obs, _ = env.reset(seed=3)
     while obs["acts"].any():
@@ -120,19 +147,84 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             {"policies.a.agents": ["*"], "policies.b.agents": ["first"]},
             r"policies\.b\.agents.*first has the policy a already",
         ),
-        ({"algorithm": "es"}, r"algorithm = 'es': learns for one agent, the environment has"),
+        ({"algorithm": "es"}, r"algorithm = 'es': learns for one agent, .* choose one of ppo, a2c"),
+        (
+            {"algorithm": "sac", "algorithm.replay_buffer": "prioritized"},
+            r"algorithm\.replay_buffer = .*: turns of several agents are drawn uniformly; expected",
+        ),
+        (
+            {"algorithm": "sac", "algorithm.initial_demonstration_trajectories": "data"},
+            r"initial_demonstration_trajectories = 'data': is for one agent.*expected null",
+        ),
         (
             {"env": {"id": "CartPole-v1"}, "policies.a.agents": ["first"]},
             r"policies = \['a'\]: the environment has one agent; leave it out",
         ),
+        (
+            {"env.wrappers": [{"_target_": "gymnasium.wrappers.NormalizeReward"}]},
+            r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, and agents",
+        ),
+        (
+            {
+                "env.training_wrappers": [
+                    {"_target_": "maze_train.RewardScalingWrapper", "scale": 2}
+                ]
+            },
+            r"env\.training_wrappers\[0\] = 'maze_train.*': changes the mean of the rewards",
+        ),
     ],
-    ids=["typo", "left out", "none", "twice", "algorithm", "one agent"],
+    ids=[
+        *("typo", "left out", "none", "twice", "algorithm", "priorities", "demonstrations"),
+        *("one agent", "rewards", "scale"),
+    ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
     """Key, value, what is expected."""
     algorithm = str(overrides.pop("algorithm", "ppo"))
     with pytest.raises(ConfigError, match=problem):
         short_run("run", algorithm, **{**HEAPS, "total_steps": 100, **overrides})
+
+
+@pytest.mark.parametrize("base", ["ppo", "sac"])
+def test_a_run_begins_with_the_policies_of_another(
+    base: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights and networks of all policies are taken over; policies of other names do not fit."""
+    run("base", base, **{"model.hidden_sizes": [6, 5], "model.activation": "relu"})
+    more = {"base_run": "base", "algorithm.lr": 1e-12, "trust": ["agent_envs"]}
+    given = settings("impala", **HEAPS, **more, run_dir="run")
+    del given["model.hidden_sizes"]
+    train(**given)
+    assert "took over policies.first.policy" in capsys.readouterr().err
+    weights, wanted = (
+        torch.load(f"{name}/best/policy.pt", weights_only=True) for name in ("run", "base")
+    )
+    policies = [name for name in wanted if ".policy." in name]
+    assert {name.split(".")[1] for name in policies} == {"first", "referee"}
+    for name in policies:
+        assert torch.allclose(weights[name], wanted[name], atol=1e-6)
+    with pytest.raises(ConfigError, match=r"base_run = .*policies\.first\.policy.*nothing here"):
+        train(**{**given, "run_dir": "other", "policies.one.agents": ["referee"],
+                 "policies.all.agents": ["first", "second"]})  # fmt: skip
+
+
+def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its statistics are taken before training; that somebody never acts is an error."""
+    norm = {"mode": "estimated", "n_steps": 20}
+    policies = {
+        "players": {"agents": ["first", "second"]},
+        "judge": {"agents": ["referee"], "model": {"normalization": norm}},
+    }
+    run("run", "ppo", policies=policies)
+    weights = torch.load("run/best/policy.pt", weights_only=True)
+    found = {name: leaf for name, leaf in weights.items() if "normalizer" in name}
+    assert found["policies.judge.normalizer.frozen"]
+    assert found["policies.judge.normalizer.count"] >= 20
+    assert not any(".players." in name for name in found)
+    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
+    with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
+        run("idle", "ppo", policies=policies, **small)
 
 
 def test_a_policy_may_have_networks_of_its_own() -> None:
@@ -147,4 +239,8 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
     assert (5, 2) in shapes
     assert (4, 5) in shapes
     assert written_config("run")["policies"]["judge"]["model"]["hidden_sizes"] == [5, 4]
+    policies["judge"]["model"] = {"policy": OwnNet}
+    run("own", "ppo", policies=policies)
+    policy = load_policy("own", trust=["agent_envs", "own_parts"])
+    assert isinstance(policy.model.by_policy["judge"].policy.net, OwnNet)
     assert np.isfinite(float(rows("run")[-1]["train/judge/value_loss"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -12,7 +13,7 @@ from own_envs import SpacesEnv
 from short_runs import QUIET
 
 from maze_train import EnvConfig, EnvFactory, load_config, load_policy, train
-from maze_train.runners.notes import start_notes
+from maze_train.runners.notes import speed_notes, start_notes
 from maze_train.training.config import TRIAL_STEPS
 
 if TYPE_CHECKING:
@@ -102,11 +103,8 @@ def test_masks_that_do_not_fit(changes: dict[str, Any], problem: str, tmp_path: 
 
 def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> list[str]:
     """The lines that a run would begin with."""
-    node = env if isinstance(env, str) else {"_target_": "own_envs.SpacesEnv"}
-    config = load_config({"env": node, "algorithm": "ppo", **changes})
-    maker = None if isinstance(env, str) else env
-    factory = EnvFactory(config.env, maker)
-    return list(start_notes(config, factory, space or spaces.Box(-1, 1, (3,))))
+    config = load_config({"env": env, "algorithm": "ppo", **changes})
+    return list(start_notes(config, space or spaces.Box(-1, 1, (3,))))
 
 
 @pytest.mark.parametrize(
@@ -170,3 +168,36 @@ def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     train(resume=str(run), total_steps=512, trust=["own_envs"])
     assert "no time limit" not in capsys.readouterr().err
     SpacesEnv.open_envs = 0
+
+
+@pytest.mark.parametrize(
+    ("times", "busy_s", "n_workers", "expected"),
+    [
+        ((40, 100), 10, 4, "runner=dev would be faster: the run waited 40 s for workers, which st"),
+        ((40, 100), 60, 4, "a larger runner.concurrency would pay: .* 4 workers .* 38 % of the"),
+        ((40, 100), 90, 4, ""),
+        ((4, 10), 1, 4, ""),  # too short to tell
+        ((40, 1000), 10, 4, ""),  # the time goes elsewhere
+    ],
+)
+def test_where_another_place_would_be_faster(
+    times: tuple[float, float], busy_s: float, n_workers: int, expected: str
+) -> None:
+    """By the time that the run waited, and that its workers were busy."""
+    rows = [{"time/env_s": times[0] / 2, "time/epoch_s": times[1] / 2}] * 2
+    found = list(speed_notes(rows, busy_s, n_workers))
+    assert len(found) == bool(expected)
+    assert re.match(expected, "".join(found))
+
+
+@pytest.mark.slow
+def test_processes_for_cheap_environments_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the end of the run; not where there are none."""
+    monkeypatch.setattr("maze_train.runners.notes.LEAST_WAIT_S", 0.0)
+    monkeypatch.setattr("maze_train.runners.notes.LEAST_SHARE", 0.0)
+    for runner, is_told in (("dev", False), ("local", True)):
+        run_dir = tmp_path / runner
+        train("CartPole-v1", "a2c", runner=runner, run_dir=run_dir, total_steps=800, **QUIET)
+        assert ("runner=dev would be faster" in capsys.readouterr().err) == is_told

@@ -62,7 +62,8 @@ def test_columns_of_the_metrics() -> None:
     assert {
         "eval/episode_return_mean", "train/policy_loss", "train/value_loss", "train/grad_norm",
         "train/explained_variance", "train/policy_entropy", "train/approximate_kl",
-        "time/collect_s", "time/update_s", "time/evaluate_s", "time/epoch_s", "time/total_s",
+        "time/collect_s", "time/env_s", "time/update_s", "time/evaluate_s", "time/epoch_s",
+        "time/total_s",
     } <= set(columns)  # fmt: skip
     assert [row["env_steps"] for row in table] == ["64", "128", "192"]
     read = [{name: float(cell) for name, cell in row.items() if cell} for row in table]
@@ -357,3 +358,25 @@ def test_threads_of_torch_are_set_for_the_run_only() -> None:
         short_run(f"run{count}", env=Looking, total_steps=1, **{"runner.torch_threads": count})
         assert seen[-1] == (count or before)
         assert torch.get_num_threads() == before
+
+
+class Telling(SpacesEnv):
+    """Says in its infos how far it is."""
+
+    def step(self, action: Any) -> Any:
+        *result, info = super().step(action)
+        return *result, {**info, "way": [0.5 * self.t], "name": "x"}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac", "impala", "es"])
+def test_keys_of_infos_become_metrics(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Means over last infos; a key without numbers is told; nothing else is another number."""
+    keys = {"tracking.info_keys": ["way", "name"]}
+    told = short_run("told", algorithm, env=lambda: Telling(length=4), **keys)
+    for prefix in ("train", "eval") if algorithm != "es" else ("eval",):
+        assert [row[f"{prefix}/info/way"] for row in told.history] == [2.0] * len(told.history)
+    assert not any("info/name" in name for row in told.history for name in row)
+    assert "no episode ended with a number under 'name' in its info" in capsys.readouterr().err
+    short_run("plain", algorithm, env=lambda: Telling(length=4))
+    without = [{k: v for k, v in row.items() if "/info/" not in k} for row in rows("told")]
+    assert without == rows("plain")

@@ -119,6 +119,24 @@ def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
         ConsoleWriter("quit")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({}, ""),
+        ({"epoch": 10, "collect": 6, "env": 4.5, "update": 3, "evaluate": 0.6, "checkpoint": 0.2},
+         "environment 45 %, policy 15 %, update 30 %, evaluation 6 %, writing 2 %, other 2 %"),
+        ({"epoch": 10, "collect": 6, "update": 4}, "experience 60 %, update 40 %"),
+    ],
+)  # fmt: skip
+def test_where_the_time_went(seconds: dict[str, float], expected: str) -> None:
+    """In percent of all epochs, those before a run was continued included."""
+    halves = {f"time/{name}_s": value / 2 for name, value in seconds.items()}
+    past = RunInfo(past_rows=({**make_row(1), **halves},))
+    writer, clock, _ = started(past)
+    writer.write({**make_row(2), **halves})
+    assert dict(writer._status.outcome({}, clock.now)).get("time", "") == expected
+
+
 def test_the_summary_is_aligned_and_says_what_happened() -> None:
     """Numbers of the summary win; the others come from the rows and the clock."""
     writer, clock, console = started(RunInfo(run_dir=Path("runs/" + "x" * 100)), line_interval_s=0)

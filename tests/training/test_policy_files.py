@@ -11,9 +11,10 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from maze_train.errors import RunDirectoryError, ShapeError, SpaceError
+from maze_train.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.policy_model import build_policy
 from maze_train.training.model_selection import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,
@@ -340,3 +341,61 @@ def test_damaged_spaces_are_refused(tmp_path, text):
         with pytest.raises(RunDirectoryError, match=r"spaces\.json"):
             read_spaces(tmp_path)
         (tmp_path / "spaces.json").write_text(text)
+
+
+@pytest.mark.parametrize("name", ["box-discrete", "image-multi"])
+def test_values_and_probabilities(name):
+    """Values are those of the model; the most likely action is the one that is taken."""
+    observation_space, action_space = CASES[name]
+    policy = TrainedPolicy(make_model(*CASES[name]), *CASES[name])
+    obs = np.stack(observations(observation_space, 5))
+    probs = policy.probabilities(obs)
+    sizes = [4] if name == "box-discrete" else [2, 3]
+    choices = np.split(probs, np.cumsum(sizes)[:-1], axis=-1)
+    np.testing.assert_allclose([part.sum(-1) for part in choices], 1.0, rtol=1e-5)
+    best = np.stack([part.argmax(-1) for part in choices], -1)
+    taken = np.reshape(policy.act(obs), (5, -1)) - getattr(action_space, "start", 0)
+    np.testing.assert_array_equal(best, taken)
+    np.testing.assert_allclose(policy.probabilities(obs[0]), probs[0], rtol=1e-5)
+    values = policy.values(obs)
+    assert values.shape == (5,)
+    assert len(set(values.tolist())) > 1
+    np.testing.assert_allclose([policy.values(o) for o in obs], values, rtol=1e-4)
+
+
+def test_parts_of_an_action_have_their_own_probabilities():
+    """By key; illegal actions have none; continuous ones are refused."""
+    space = spaces.Dict({"move": spaces.Discrete(3), "jump": spaces.MultiBinary(2)})
+    policy = TrainedPolicy(make_model(BOX, space), BOX, space)
+    found = policy.probabilities(np.zeros((2, 3)))
+    assert {key: value.shape for key, value in found.items()} == {"move": (2, 3), "jump": (2, 4)}
+    masked = spaces.Dict({"action_mask": spaces.MultiBinary(3), "place": BOX})
+    policy = TrainedPolicy(make_model(masked, spaces.Discrete(3)), masked, spaces.Discrete(3))
+    obs = {"action_mask": np.array([0, 1, 0], np.int8), "place": np.zeros(3)}
+    assert policy.probabilities(obs).tolist() == [0, 1, 0]
+    arm = TrainedPolicy(make_model(NESTED, ARM), NESTED, ARM)
+    with pytest.raises(SpaceError, match="choices"):
+        arm.probabilities(observations(NESTED, 1)[0])
+
+
+def test_looking_at_values_leaves_no_memory():
+    """Actions are those of a policy that nobody asked; values depend on what it remembers."""
+    first, second = np.random.default_rng(0).normal(size=(2, 2, 3))
+    asked, alone = remembering_policy(), remembering_policy()
+    before = asked.values(second)
+    for policy in (asked, alone):
+        policy.act(first)
+    assert not np.allclose(asked.values(second), before)
+    np.testing.assert_array_equal(asked.act(second), alone.act(second))
+    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    model = build_actor_critic(config, BOX, spaces.Discrete(3), 1)
+    policies = [TrainedPolicy(model, BOX, spaces.Discrete(3)) for _ in range(2)]
+    policies[0].probabilities(first)
+    np.testing.assert_array_equal(*(policy.probabilities(second) for policy in policies))
+
+
+def test_a_policy_without_a_critic_has_no_values():
+    """The error names those that have."""
+    model = build_policy(ModelConfig(hidden_sizes=[8]), BOX, spaces.Discrete(3), 1)
+    with pytest.raises(ConfigError, match="has no state values: those of A2C, PPO"):
+        TrainedPolicy(model, BOX, spaces.Discrete(3)).values(np.zeros(3))

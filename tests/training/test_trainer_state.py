@@ -14,9 +14,9 @@ from maze_train.learner.gradients import get_flat_parameters
 from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import CheckpointConfig
+from maze_train.training.events import TimeEvents
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Interrupted, Interruption, Limits
-from maze_train.training.trainer import TimeEvents
 
 EPOCHS = 4
 

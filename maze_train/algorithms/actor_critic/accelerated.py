@@ -68,9 +68,9 @@ class AcceleratedLearner(Learner[Experience, Prepared, ActorCriticBatch]):
         """Look which modules can be accelerated: networks and methods may have changed."""
         super().before_gradient_based_update(progress, statistics)
         accelerated = set()
-        for key, model in self.modules.items():
+        for key in self.modules.keys() - self.frozen_modules:  # frozen ones may be of any kind
             with self.settings_of(key):
-                if accelerates(self, model):
+                if accelerates(self, self.modules[key]):
                     accelerated.add(key)
         self.accelerated = accelerated
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.errors import ConfigError
+from maze_train.targets import locate
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.models import modules_of
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.rollout.acting import ActingModel, RecurrentModel
+    from maze_train.rollout.collector import RolloutCollector
+    from maze_train.rollout.turn_collector import TurnCollector
     from maze_train.training.trainer import Trainer
 
 
@@ -43,6 +47,16 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         """A collector of rollouts."""
         acting: Any = model
         return {"collector": self.make_collector(self.algorithm.n_rollout_steps, acting)}
+
+    def make_collector(
+        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
+    ) -> RolloutCollector | TurnCollector:
+        """A collector on the environments of this process; turns are such that losses need them."""
+        learner_class = locate(self.algorithm.learner_class)
+        needed = getattr(learner_class, "needs_old_log_probs", False)
+        turns["records_log_probs"] = needed
+        turns["multiple"] = self.algorithm.sequence_length or 1
+        return super().make_collector(num_steps, acting, stream, **turns)
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are none."""

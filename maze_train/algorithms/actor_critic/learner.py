@@ -100,7 +100,8 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         """The parameters that stay as they are: frozen ones, and the policy during a burn-in."""
         held = super().held_parameters(progress)
         if self.is_burning_in:
-            held += [p for key in self.modules for p in self.model(key).policy.parameters()]
+            learning = self.modules.keys() - self.frozen_modules
+            held += [p for key in learning for p in self.model(key).policy.parameters()]
         return held
 
     # -- targets ---------------------------------------------------------------------------------

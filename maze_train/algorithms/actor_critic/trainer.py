@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maze_train.errors import TrainingError
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.events import Statistics
@@ -40,13 +40,10 @@ class ActorCritic(Trainer):
         experience, episodes = self.collector.collect(self.model)
         collected = time.perf_counter()
         episodes.record(statistics)
-        if episodes.lost and not episodes.steps:
-            raise TrainingError(
-                "every step of a rollout was lost: the environments return numbers that are not "
-                "finite, or their workers fail, at the beginning of each episode"
-            )
+        episodes.check_steps()
         statistics.merge(self.learners.update(experience, progress))
         statistics.record(TimeEvents.collect_s, collected - started)
+        statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, time.perf_counter() - collected)
         return episodes.steps
 

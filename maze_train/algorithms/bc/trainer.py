@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.bc.learner import BCBatch
 from maze_train.errors import TrainingError
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from maze_train.algorithms.dqn.model import DQNModel
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
 from maze_train.learner.apis import HasPolicy, HasTargets
+from maze_train.learner.steps import statistics_of
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
             model = self.model(key)
             with self.settings_of(key):
                 by_hand = has_gradients_by_hand(model.policy)
-                losses[key] = self._loss(model, batch, statistics, by_hand)
+                losses[key] = self._loss(model, batch, statistics_of(key, statistics), by_hand)
         return losses
 
     def compute_loss_for_module(

@@ -125,6 +125,10 @@ class DQNModel(ModelWithTargets):
         """Values `[..., n]` with those of illegal actions replaced by the lowest number / 2."""
         return values if self.masking is None else self.masking.apply(values, obs)
 
+    def values(self, obs: TensorTree) -> Tensor:
+        """Values of the best legal actions, `[...]`."""
+        return self.legal(self.policy(self.inputs(obs)), obs).amax(-1)
+
     def policy_params(self, obs: TensorTree) -> Tensor:
         """Logits of the epsilon-greedy policy, `[..., n]`; the mode is the best action.
 

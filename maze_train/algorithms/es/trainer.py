@@ -11,7 +11,8 @@ from maze_train.algorithms.es.learner import EvaluatedPopulation
 from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress, scheduled_value
 from maze_train.rollout.episodes import FinishedEpisodes
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.algorithms.es.config import ESAlgorithmConfig

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.data.rollout_replay import RolloutReplay
     from maze_train.training.trainer import Trainer
 
 
 REPLAY = "maze_train.data.rollout_replay.RolloutReplay"
 """Keeps rollouts to learn from again, where `algorithm.replay_size` asks for it."""
+
+
+POLICY_REPLAY = "maze_train.data.policy_rollouts.PolicyRolloutsReplay"
+"""Keeps those of several policies."""
 
 
 class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
@@ -51,6 +56,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
             context.place,
             queue_size=config.queue_size,
             allow_new_episodes=context.checkpoint.allow_new_episodes,
+            info_keys=context.info_keys,
         )
         context.closing.callback(close_quietly, actors)
         return actors
@@ -68,15 +74,30 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Actors that know the model, and a replay of rollouts if there is to be one."""
         self.actors.begin(model, self.model_maker())
-        replay = None
+        replay: Any = None
         if self.algorithm.replay_size:
-            replay = locate(REPLAY)(
-                self.algorithm.replay_size,
-                self.algorithm.num_replayed,
-                self.envs_per_actor,
-                self.context.seeds.integer("replay"),
-            )
+            members: dict[str, list[str]] | None = getattr(model, "members", None)
+            if members is None:
+                replay = self._replay(1, "replay")
+            else:
+                replay = locate(POLICY_REPLAY)(
+                    {
+                        policy: self._replay(len(agents), f"replay/{policy}")
+                        for policy, agents in members.items()
+                        if agents
+                    }
+                )
         return {"actors": self.actors, "replay": replay}
+
+    def _replay(self, num_agents: int, stream: str) -> RolloutReplay:
+        """Keeps the rollouts of so many agents with one policy."""
+        replay: RolloutReplay = locate(REPLAY)(
+            self.algorithm.replay_size,
+            self.algorithm.num_replayed,
+            self.envs_per_actor * num_agents,
+            self.context.seeds.integer(stream),
+        )
+        return replay
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are none, in environments of their own."""

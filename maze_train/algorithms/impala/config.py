@@ -23,7 +23,6 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.impala.learner.ImpalaLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.build.ImpalaBuilder"
-    learns_for_several_agents: ClassVar[bool] = False
     can_learn_meanwhile: ClassVar[bool] = True
 
     module_settings: ClassVar[tuple[str, ...]] = (

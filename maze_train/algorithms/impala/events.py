@@ -32,5 +32,5 @@ class ActorTimeEvents(EventInterface, prefix="time"):
     """Wall time of updates by what took it; varies between runs, like all clocks."""
 
     learner_wait_share = Event(
-        "Share of the time in which the learner had to wait, with `dev` in which it collected."
+        "Share of the time that waiting for a batch took, with `dev` collecting it."
     )

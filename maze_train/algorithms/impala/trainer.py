@@ -6,10 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.impala.events import ActorEvents, ActorTimeEvents
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
+    from maze_train.data.policy_rollouts import PolicyRolloutsReplay
     from maze_train.data.rollout_replay import RolloutReplay
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
@@ -33,11 +35,14 @@ class IMPALA(Trainer):
     algorithm_config: ImpalaAlgorithmConfig
 
     def __init__(
-        self, *args: Any, actors: DistributedActors, replay: RolloutReplay | None = None
+        self,
+        *args: Any,
+        actors: DistributedActors,
+        replay: RolloutReplay | PolicyRolloutsReplay | None = None,
     ) -> None:
         super().__init__(*args)
         self.actors = actors
-        self.replay = replay
+        self.replay: Any = replay
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Take a batch of rollouts, learn from it, and send the weights to the actors."""
@@ -47,12 +52,12 @@ class IMPALA(Trainer):
         gathered = self.actors.gather(config.actors_batch_size, self.interruption.check)
         collected = time.perf_counter()
         gathered.episodes.record(statistics)
-        rollout = gathered.rollout
-        self.check_lost(rollout.num_samples)
-        batch = rollout if self.replay is None else self.replay.mix(rollout)
+        batch, steps = gathered.rollout, gathered.episodes.steps
+        self.check_lost(steps)
+        if self.replay is not None:
+            batch = self.replay.mix(batch)
         if self.learners.settings.queue_size:
-            samples = rollout.num_samples
-            ended_updates = self.learners.async_update(batch, progress, samples, self._send)
+            ended_updates = self.learners.async_update(batch, progress, steps, self._send)
         else:
             ended_updates = self.learners.update(batch, progress)
             self._send()
@@ -63,7 +68,7 @@ class IMPALA(Trainer):
         share = gathered.waited_s / (ended - started)
         statistics.record(ActorTimeEvents.learner_wait_share, share, ended - started)
         self._record_actors(gathered, statistics)
-        return rollout.num_samples
+        return steps
 
     def _send(self) -> None:
         """Send the weights to the actors, if it is time to."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
+from maze_train.algorithms.off_policy.config import BUFFERS, UNIFORM, OffPolicyConfig
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.transitions import BaseReplayBuffer
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import ConfigError, SpaceError
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.notices import tell
+from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.spaces.agents import agent_spaces, flat_space_of
 from maze_train.targets import TARGET, build_target, locate
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.environments import close_quietly
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.rollout.random_agents import RandomAgents
     from maze_train.training.trainer import Trainer
     from maze_train.types import TensorTree
 
@@ -39,6 +43,12 @@ DEMONSTRATIONS = "maze_train.algorithms.off_policy.demonstrations.read_demonstra
 """Reads recorded episodes, where the settings name some."""
 
 Config = TypeVar("Config", bound=OffPolicyConfig)
+
+
+# Found where there are several agents.
+POLICY_BUFFERS = "maze_train.data.turn_replay.PolicyReplayBuffers"
+TURN_BUFFER = "maze_train.data.turn_replay.TurnReplayBuffer"
+RANDOM_AGENTS = "maze_train.rollout.random_agents.RandomAgents"
 
 
 class OffPolicyModel(Protocol):
@@ -56,6 +66,26 @@ class OffPolicyModel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Source:
+    """What fills the replay buffer of a module."""
+
+    model: OffPolicyModel
+    observation_space: Any
+    """Flat observation space."""
+    num_envs: int
+    """Columns of rollouts: environments, or agents in them."""
+    size: int
+    """Transitions that the buffer holds in the end."""
+
+    @property
+    def actions(self) -> TensorTree:
+        """One action of the agent, all zeros."""
+        family = self.model.distribution
+        params, noise = torch.zeros(family.param_size), torch.zeros(family.noise_size)
+        return tree_map(torch.zeros_like, family.sample(params, noise))
+
+
 class OffPolicyBuilder(AlgorithmBuilder[Config]):
     """Builds what collects transitions, the replay buffer, and the policy that acts first."""
 
@@ -66,27 +96,65 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             ConfigError: If the replay buffer does not fit where it is to lie, or a part that the
                 configuration names is none.
         """
-        own: Any = model
-        acting: OffPolicyModel = own
+        acting: Any = model
+        self._buffer_node = self.algorithm.replay_buffer_node
+        if agent_spaces(*self.spaces) is not None:
+            self._prepare_for_agents(acting)
+            return
         demonstrations = self._demonstrations(acting)
-        self._buffer_size = self._reached_size(demonstrations)
-        self._check_buffer_fits(acting)
+        space, num_envs = self.env.single_observation_space, self.env.num_envs
+        source = Source(acting, space, num_envs, self._reached_size(demonstrations))
+        self._sources = {DEFAULT_MODULE: source}
+        self._check_buffers_fit()
         super().prepare(model)
-        self._buffer = self._build_buffer(acting)
+        self._buffer = self._build_buffer(source, "replay")
         self._buffer.use_environment(self._single_env)
         self._initial_policy = self._build_initial_policy(acting)
         if demonstrations is not None:
             self._add_demonstrations(acting, demonstrations)
 
+    def _prepare_for_agents(self, model: Any) -> None:
+        """Build the learner of all policies, and a replay buffer for each of them."""
+        config = self.algorithm
+        if locate(self._buffer_node[TARGET]) is not locate(UNIFORM):
+            problem = "turns of several agents are drawn uniformly; expected uniform"
+            raise ConfigError("algorithm.replay_buffer", problem, self._buffer_node)
+        for key in ("initial_demonstration_trajectories", "initial_sampling_policy"):
+            if getattr(config, key) is not None:
+                problem = "is for one agent, the environment has several; expected null"
+                raise ConfigError(f"algorithm.{key}", problem, getattr(config, key))
+        self._buffer_node = {**self._buffer_node, TARGET: TURN_BUFFER}
+        space: Any = self.env.single_observation_space
+        num_envs = self.env.num_envs
+        self._sources = {
+            policy: Source(
+                model.by_policy[policy],
+                flat_space_of(space, agents[0]),
+                num_envs * len(agents),
+                self._reached_size(None, len(agents)),
+            )
+            for policy, agents in model.members.items()
+            if agents and hasattr(model.by_policy[policy], "update_targets")  # else it never learns
+        }
+        self._check_buffers_fit()
+        super().prepare(model)
+        self._buffer = locate(POLICY_BUFFERS)(
+            {
+                policy: self._build_buffer(source, f"replay/{policy}")
+                for policy, source in self._sources.items()
+            }
+        )
+        self._initial_policy = self._build_initial_policy(model)
+
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """A collector on the environments of this process, the buffer, and the first policy."""
-        own: Any = model
+        acting: Any = model
         if self.context.checkpoint.is_on:
-            size = readable_nbytes(self._buffer_nbytes(own))
+            size = readable_nbytes(self._buffer_nbytes)
             tell(f"checkpoints hold the replay buffer, which grows to {size}")
-        steps = self.algorithm.n_rollout_steps
-        collector = self.context.make_collector(self.env, steps)
-        collector.keeps_terminal_obs = self._buffer.keeps_terminal_obs
+        collector = self.make_collector(self.algorithm.n_rollout_steps, acting, at_end=True)
+        if isinstance(collector, RolloutCollector):
+            collector.keeps_terminal_obs = self._buffer.keeps_terminal_obs
         return {
             "collector": collector,
             "replay_buffer": self._buffer,
@@ -95,24 +163,26 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are too few."""
-        model: Any = trainer.model
-        if model.normalizer is not None:
+        normalizers = {key: source.model.normalizer for key, source in self._sources.items()}
+        if any(normalizers.values()):
             # Not the policy of the trainer: what that remembers belongs to the run.
-            initial = self._build_initial_policy(model)
-            self.begin_statistics({DEFAULT_MODULE: model.normalizer}, 100, initial)
+            self.begin_statistics(normalizers, 100, self._build_initial_policy(trainer.model))
 
-    def _build_initial_policy(self, model: OffPolicyModel) -> RandomPolicy | GivenPolicy:
+    def _build_initial_policy(self, model: Any) -> RandomPolicy | GivenPolicy | RandomAgents:
         """Build the policy that acts until the buffer is filled."""
         distribution, (observation_space, action_space) = model.distribution, self.spaces
-        node = self.algorithm.initial_sampling_policy
+        node, repeat = self.algorithm.initial_sampling_policy, self.algorithm.initial_action_repeat
+        several = agent_spaces(observation_space, action_space)
+        if several is not None:
+            policy: RandomAgents = locate(RANDOM_AGENTS)(model, several, repeat)
+            return policy
         if node is None:
-            repeat = self.algorithm.initial_action_repeat
             return RandomPolicy(distribution, action_space, model.masking, repeat=repeat)
         key = "algorithm.initial_sampling_policy"
-        policy = build_target(node, key=key)
-        if not callable(getattr(policy, "act", None)):
+        given = build_target(node, key=key)
+        if not callable(getattr(given, "act", None)):
             raise ConfigError(key, "expected an object with a method act(observations)", node)
-        return GivenPolicy(policy, distribution, observation_space, action_space)
+        return GivenPolicy(given, distribution, observation_space, action_space)
 
     # -- demonstrations ----------------------------------------------------------------------------
 
@@ -141,8 +211,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     # -- the replay buffer -------------------------------------------------------------------------
 
-    def _reached_size(self, demonstrations: Rollout | None) -> int:
-        """Transitions that the buffer holds in the end."""
+    def _reached_size(self, demonstrations: Rollout | None, num_agents: int = 1) -> int:
+        """Transitions that the buffer of so many agents holds in the end."""
         size, total_steps = self.algorithm.replay_buffer_size, self.context.total_steps
         if not total_steps:
             return size
@@ -155,40 +225,44 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         reached = -(-total_steps // update) * update
         if demonstrations is not None:  # and the row where the run begins
             reached += demonstrations.rewards.numel() + self.env.num_envs
-        return min(size, reached)
+        return min(size, reached * num_agents)
 
-    def _buffer_nbytes(self, model: OffPolicyModel) -> int:
-        """Bytes of the replay buffer in the end."""
-        buffer_class = locate(
-            str(self.algorithm.replay_buffer_node[TARGET]), f"algorithm.replay_buffer.{TARGET}"
-        )
-        layout = ReplayLayout(
-            self._buffer_size,
-            self.env.single_observation_space,
-            _action_zeros(model.distribution),
-            num_envs=self.env.num_envs,
-            frame_stack=self.env.frame_stack,
-        )
-        return layout.nbytes + layout.ring.size * int(getattr(buffer_class, "entry_nbytes", 0))
+    @property
+    def _buffer_nbytes(self) -> int:
+        """Bytes of the replay buffers in the end."""
+        key = f"algorithm.replay_buffer.{TARGET}"
+        buffer_class = locate(self._buffer_node[TARGET], key)
+        entry_nbytes, nbytes = int(getattr(buffer_class, "entry_nbytes", 0)), 0
+        for source in self._sources.values():
+            layout = ReplayLayout(
+                source.size,
+                source.observation_space,
+                source.actions,
+                num_envs=source.num_envs,
+                frame_stack=self.env.frame_stack,
+            )
+            nbytes += layout.nbytes + layout.ring.size * entry_nbytes
+        return nbytes
 
-    def _check_buffer_fits(self, model: OffPolicyModel) -> None:
-        """Refuse a replay buffer that would run out of memory in the middle of training."""
+    def _check_buffers_fit(self) -> None:
+        """Refuse replay buffers that would run out of memory in the middle of training."""
         storage = self.algorithm.replay_buffer_storage
         device = self.context.device if storage == "device" else torch.device("cpu")
         in_memory = storage != "disk"
         free = available_memory(device) if in_memory else available_disk(self._buffer_dir)
-        if free is not None and self._buffer_nbytes(model) > free:
-            raise self._too_large(model, f"{readable_nbytes(free)} are free ({storage})")
+        if free is not None and self._buffer_nbytes > free:
+            raise self._too_large(f"{readable_nbytes(free)} are free ({storage})")
 
-    def _too_large(self, model: OffPolicyModel, problem: str) -> ConfigError:
+    def _too_large(self, problem: str) -> ConfigError:
         """The error for a replay buffer that does not fit its storage."""
-        needed = readable_nbytes(self._buffer_nbytes(model))
+        needed = readable_nbytes(self._buffer_nbytes)
+        size = sum(source.size for source in self._sources.values())
         remedy = "set algorithm.replay_buffer_storage=disk"
         if self.algorithm.replay_buffer_storage == "disk":
             remedy = "set run_dir to a place on a larger disk"
         return ConfigError(
             "algorithm.replay_buffer_size",
-            f"the replay buffer takes {needed} for {self._buffer_size:,} transitions, but "
+            f"the replay buffer takes {needed} for {size:,} transitions, but "
             f"{problem}: lower it, or {remedy}",
             self.algorithm.replay_buffer_size,
         )
@@ -209,18 +283,18 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         run_dir = self.context.run_dir
         return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
 
-    def _build_buffer(self, model: OffPolicyModel) -> BaseReplayBuffer:
+    def _build_buffer(self, source: Source, stream: str) -> BaseReplayBuffer:
         config = self.algorithm
         try:
             buffer: BaseReplayBuffer = build_target(
-                config.replay_buffer_node,
+                self._buffer_node,
                 config.replay_buffer_size,
-                self.env.single_observation_space,
-                _action_zeros(model.distribution),
+                source.observation_space,
+                source.actions,
                 key="algorithm.replay_buffer",
                 kind=BaseReplayBuffer,
-                num_envs=self.env.num_envs,
-                seed=self.context.seeds.integer("replay"),
+                num_envs=source.num_envs,
+                seed=self.context.seeds.integer(stream),
                 n_steps=config.n_step_returns,
                 gamma=config.gamma,
                 frame_stack=self.env.frame_stack,
@@ -234,22 +308,16 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                     "expected a subclass of maze_train.BaseReplayBuffer",
                     type(buffer).__name__,
                 )
-            buffer.reserve(self._buffer_size)
+            buffer.reserve(source.size)
         except SpaceError as error:
             names = {target: name for name, target in BUFFERS.items()}
             node = config.replay_buffer_node
             value = names.get(node[TARGET], node)
             raise ConfigError("algorithm.replay_buffer", str(error), value) from error
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise self._too_large(model, f"there is no room: {error}") from error
+            raise self._too_large(f"there is no room: {error}") from error
         except OSError as error:
             problem = f"the replay buffer can not be made: {error}"
             storage = config.replay_buffer_storage
             raise ConfigError("algorithm.replay_buffer_storage", problem, storage) from error
         return buffer
-
-
-def _action_zeros(distribution: Distribution) -> TensorTree:
-    """One action of the agent, all zeros."""
-    params, noise = torch.zeros(distribution.param_size), torch.zeros(distribution.noise_size)
-    return tree_map(torch.zeros_like, distribution.sample(params, noise))

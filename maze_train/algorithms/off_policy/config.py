@@ -48,6 +48,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     An update steps the environments and takes gradient steps on what was collected before.
     """
 
+    learns_for_several_agents: ClassVar[bool] = True
     builder_class: ClassVar[str] = "maze_train.algorithms.off_policy.build.OffPolicyBuilder"
 
     module_settings: ClassVar[tuple[str, ...]] = ("tau",)

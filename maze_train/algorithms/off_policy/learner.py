@@ -13,7 +13,6 @@ from maze_train.data.transitions import Transitions
 from maze_train.functional.losses import critic_loss
 from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.learner import Learner
-from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.policy_and_critics import PolicyAndCritics
 from maze_train.types import tree_map
 
@@ -76,18 +75,24 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         return self.config.target_update_interval
 
     def after_gradient_step(self) -> None:
-        """Move the targets, when it is their turn."""
+        """Move the targets of the modules that took the step, when it is their turn."""
         self.gradient_steps += 1
         if self.gradient_steps % self.target_update_interval == 0:
-            for module_id, model in self.modules.items():
+            learned = {key for (key, _), own in self.optimizers.items() if own in self.active}
+            for module_id in learned:
                 with self.settings_of(module_id):
-                    model.update_targets(self.config.tau)  # type: ignore[operator]  # see the class
+                    self.modules[module_id].update_targets(self.config.tau)  # type: ignore[operator]  # see the class
 
-    def observe(self, rollout: Rollout) -> None:
-        """Take the observations of a rollout into the running statistics of the only module."""
-        normalizer: Any = self.modules[DEFAULT_MODULE].normalizer
-        if normalizer is not None:
-            normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
+    def observe(self, experience: Rollout | Mapping[str, Rollout]) -> None:
+        """Take the observations of a rollout into the running statistics of its module.
+
+        Args:
+            experience: Rollout of the only module, or of modules by id.
+        """
+        for key, rollout in self._by_module(experience).items():
+            normalizer: Any = getattr(self.modules[key], "normalizer", None)
+            if normalizer is not None and key not in self.frozen_modules:
+                normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
 
     def state_dict(self) -> dict[str, Any]:
         """State of every learner, and the number of gradient steps."""

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
-from maze_train.training.trainer import TimeEvents, Trainer
+from maze_train.training.events import TimeEvents
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.algorithms.off_policy.config import OffPolicyConfig
     from maze_train.data.transitions import BaseReplayBuffer
+    from maze_train.data.turn_replay import PolicyReplayBuffers
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
     from maze_train.rollout.collector import RolloutCollector
     from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+    from maze_train.rollout.random_agents import RandomAgents
+    from maze_train.rollout.turn_collector import TurnCollector
 
 
 class OffPolicy(Trainer):
@@ -32,9 +36,10 @@ class OffPolicy(Trainer):
         learners: The learners.
         model: The model that the learner updates and the collector acts with.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        collector: Collects rollouts.
+        collector: Collects rollouts, of several agents by policy.
         replay_buffer: Holds transitions.
-        initial_policy: Policy that acts until the buffer holds `initial_buffer_size` transitions.
+        initial_policy: Policy that acts until `initial_buffer_size` transitions were collected; of
+            several agents, in so many steps of the environments.
     """
 
     algorithm_config: OffPolicyConfig
@@ -43,13 +48,13 @@ class OffPolicy(Trainer):
     def __init__(
         self,
         *args: Any,
-        collector: RolloutCollector,
-        replay_buffer: BaseReplayBuffer,
-        initial_policy: RandomPolicy | GivenPolicy,
+        collector: RolloutCollector | TurnCollector,
+        replay_buffer: BaseReplayBuffer | PolicyReplayBuffers,
+        initial_policy: RandomPolicy | GivenPolicy | RandomAgents,
     ) -> None:
         super().__init__(*args)
-        self.collector = collector
-        self.replay_buffer = replay_buffer
+        self.collector: Any = collector
+        self.replay_buffer: Any = replay_buffer
         self.gradient_steps = 0
         self._initial_policy = initial_policy
         self._stored = len(replay_buffer)
@@ -70,16 +75,18 @@ class OffPolicy(Trainer):
         else:
             rollout, episodes = self.collector.collect(self.model, meanwhile=learn)
         episodes.record(statistics)
-        self.check_lost(rollout.num_samples)
+        steps: int = episodes.steps
+        self.check_lost(steps)
         self.replay_buffer.add_rollout(rollout)
-        self._stored += rollout.num_samples
+        self._stored += steps
         if not self._fills_buffer:
-            self._learned_from += rollout.num_samples
+            self._learned_from += steps
         self.learners.foreach_learner(lambda learner: learner.observe(rollout))  # type: ignore[attr-defined]  # an OffPolicyLearner
         statistics.record(ReplayEvents.size, float(len(self.replay_buffer)))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
+        statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, update_s)
-        return rollout.num_samples
+        return steps
 
     @property
     def _fills_buffer(self) -> bool:
@@ -102,7 +109,7 @@ class OffPolicy(Trainer):
             sample_s += time.perf_counter() - before
             statistics.merge(self.learners.update(batch, progress))
             self.gradient_steps += 1
-            if batch.weights is not None:
+            if getattr(batch, "weights", None) is not None:
                 errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
                 # Those of a gradient step that was left out are meaningless.
                 finite = errors.isfinite()

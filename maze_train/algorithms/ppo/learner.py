@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
-    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, PreparedRollout
+    from maze_train.algorithms.actor_critic.batch import (
+        ActorCriticBatch,
+        EvaluatedRollout,
+        PreparedRollout,
+    )
+    from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
     from maze_train.nets.actor_critic import ActorCriticModel
     from maze_train.types import Tensor
@@ -65,7 +70,20 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set schedules."""
         super().before_gradient_based_update(progress, statistics)
+        self._divergences.clear()  # an update before may have failed
         statistics.record(ActorCriticEvents.clip_range, self.clip_range)
+
+    def old_log_probs(
+        self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
+    ) -> Tensor:
+        """Log-probabilities under the policy that acted, `[T * B]`.
+
+        Those of the rollout, if it has them: a turn of several agents may have begun in the rollout
+        before, under other weights. Else those of the policy as it is before the update.
+        """
+        if rollout.log_probs is not None:
+            return rollout.log_probs.flatten()
+        return super().old_log_probs(model, rollout, evaluated)
 
     def minibatches(
         self, prepared: Mapping[str, PreparedRollout], statistics: Statistics

@@ -140,4 +140,4 @@ def _temperatures(model: SoftActorCriticModel) -> Tensor:
 
 def _has_weight_decay(optimizer: Mapping[str, Any]) -> bool:
     """Whether an optimizer shrinks parameters if nothing else is said."""
-    return "weight_decay" in inspect.signature(locate(str(optimizer[TARGET]))).parameters
+    return "weight_decay" in inspect.signature(locate(optimizer[TARGET])).parameters

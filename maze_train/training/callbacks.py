@@ -1,0 +1,303 @@
+"""Callbacks: code of a user that is called while a run goes on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from maze_train.errors import CallbackError, ConfigError
+from maze_train.events import Event
+from maze_train.notices import tell, warn
+from maze_train.targets import build_target
+from maze_train.training.generators import generators_kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from maze_train.learner.config import Progress
+    from maze_train.learner.group import LearnerGroup
+    from maze_train.learner.learner import Learner
+    from maze_train.tracking.tracker import RunInfo
+
+
+PREFIX = "callback"
+"""Prefix of the metrics that callbacks add."""
+
+
+class TrainingView:
+    """A run as callbacks see it: what they may read, and the two things that they may change.
+
+    Args:
+        trainer: The `Trainer`.
+        last_epoch: Epoch after which training ends; 0: none.
+    """
+
+    def __init__(self, trainer: Any, last_epoch: int) -> None:
+        self._trainer = trainer
+        self._last_epoch = last_epoch
+        self._row: dict[str, float] | None = None
+
+    @property
+    def progress(self) -> Progress:
+        """Epochs that ended, updates, environment steps, and the share of training that is done."""
+        progress: Progress = self._trainer.progress(self._last_epoch)
+        return progress
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name: in `on_epoch_end` those of the epoch, evaluation included.
+
+        Elsewhere those of the updates that the running epoch has made so far.
+        """
+        return self._trainer.statistics.reduce() if self._row is None else dict(self._row)
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """One row of metrics per epoch that ended."""
+        return [dict(row) for row in self._trainer.tracker.history]
+
+    @property
+    def learner(self) -> Learner[Any, Any, Any]:
+        """The learner of this process, to be looked at."""
+        learners: LearnerGroup = self._trainer.learners
+        return learners.first
+
+    @property
+    def model(self) -> nn.Module:
+        """The policy that is trained, to be looked at."""
+        model: nn.Module = self._trainer.model
+        return model
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Directory of the run, where a callback may write files; None: there is none."""
+        run_info: RunInfo = self._trainer.tracker.run_info
+        return run_info.run_dir
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The last checkpoint; None: there is none."""
+        checkpoints = self._trainer.checkpoints
+        return None if checkpoints is None else checkpoints.latest
+
+    @property
+    def stop_reason(self) -> str:
+        """Reason for which training ends or ended; empty: it goes on."""
+        reason: str = self._trainer.stop_reason
+        return reason
+
+    def record(self, name: str, value: float) -> None:
+        """Add the metric `callback/<name>` to the epoch.
+
+        Within an epoch values of one name become their mean; one of `on_epoch_end` replaces it.
+        """
+        tag = f"{PREFIX}/{name}"
+        if self._row is not None:
+            self._row[tag] = float(value)
+        else:
+            self._trainer.statistics.record(Event.of_tag(tag, "Of a callback."), float(value))
+
+    def stop(self, reason: str) -> None:
+        """End training after this update; the epoch is closed, evaluated and saved before.
+
+        Args:
+            reason: Stands in `summary.json` as `stop_reason`, and at the end of the display.
+
+        Raises:
+            ConfigError: If it is empty, or that of a run that failed.
+        """
+        if not reason.strip() or reason in ("error", "interrupted"):
+            raise ConfigError("reason", "expected a few words that say why training ends", reason)
+        self._trainer.stop_reason = self._trainer.stop_reason or reason
+
+
+class Callback:
+    """Base of callbacks: one overrides what it needs; the rest does nothing.
+
+    Random numbers that a callback draws from the global generators change nothing in training. What
+    raises in one ends the run with a `CallbackError`, after a checkpoint was saved.
+    """
+
+    def on_run_start(self, run: TrainingView) -> None:
+        """Take the run before its first update, or where it goes on."""
+
+    def on_update_end(self, run: TrainingView) -> None:
+        """Take the run after an update."""
+
+    def on_epoch_end(self, run: TrainingView) -> None:
+        """Take the run after an epoch and its evaluation, before its row is written."""
+
+    def on_checkpoint(self, run: TrainingView) -> None:
+        """Take the run after a checkpoint was written, which is `run.checkpoint`."""
+
+    def on_run_end(self, run: TrainingView) -> None:
+        """Take the run at its end, also after an error or a signal, as `run.stop_reason` says."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for checkpoints: plain values, arrays and tensors by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, in a run that is continued."""
+
+
+class Callbacks:
+    """The callbacks of a run, called one after the other.
+
+    Args:
+        callbacks: The callbacks.
+        trainer: The `Trainer`.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], trainer: Any) -> None:
+        self._callbacks = list(callbacks)
+        self._trainer = trainer
+        self._view = TrainingView(trainer, 0)
+        self._failure: CallbackError | None = None
+
+    @contextmanager
+    def running(self, last_epoch: int) -> Iterator[None]:
+        """Within this block training goes on; `on_run_end` follows, whatever ends it.
+
+        Raises:
+            CallbackError: If `on_run_end` failed, unless something else ended the run.
+        """
+        self._view, self._failure = TrainingView(self._trainer, last_epoch), None
+        try:
+            yield
+        except BaseException as error:
+            is_signal = isinstance(error, KeyboardInterrupt)
+            self._trainer.stop_reason = "interrupted" if is_signal else "error"
+            self._failure = None
+            self.call("on_run_end")
+            if self._failure is not None:
+                warn(str(self._failure))
+            raise
+        self.call("on_run_end")
+        self.check()
+
+    def call(self, hook: str, row: dict[str, float] | None = None) -> None:
+        """Call a method of all callbacks; what one raises is noted for `check`.
+
+        Args:
+            hook: Name of the method.
+            row: Metrics of the epoch that ended, to which callbacks add theirs.
+        """
+        wanted = [
+            c for c in self._callbacks if getattr(type(c), hook) is not getattr(Callback, hook)
+        ]
+        if self._failure is not None or not wanted:
+            return
+        self._view._row = row
+        with generators_kept():
+            for callback in wanted:
+                try:
+                    getattr(callback, hook)(self._view)
+                except Exception as error:
+                    problem = f"{_name(callback)}.{hook} failed: {type(error).__name__}: {error}"
+                    self._failure = CallbackError(problem)
+                    self._failure.__cause__ = error
+                    break
+        self._view._row = None
+
+    def check(self) -> None:
+        """Raise what a callback raised; the state of training is whole where this is called.
+
+        Raises:
+            CallbackError: It names class and method.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The states of all callbacks, in their order, each with the name of its class."""
+        return [
+            {"class": _name(callback), "state": deepcopy(callback.state_dict())}
+            for callback in self._callbacks
+        ]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from `state`: each callback from the next one of its class.
+
+        New callbacks, and those that are there no longer, are told.
+        """
+        left = list(state)
+        for callback in self._callbacks:
+            name = _name(callback)
+            found = next((entry for entry in left if entry["class"] == name), None)
+            if found is None:
+                tell(f"callback {name} has no state in the checkpoint: it begins anew")
+            else:
+                left.remove(found)
+                callback.load_state_dict(found["state"])
+        tell_left_out(left)
+
+
+def tell_left_out(state: Sequence[Mapping[str, Any]]) -> None:
+    """Print the callbacks that a checkpoint has a state of, and the run has no longer."""
+    for entry in state:
+        tell(
+            f"callback {entry['class']} of the checkpoint is not in this run: its state is dropped"
+        )
+
+
+class StopAtReturn(Callback):
+    """Ends training when the mean return of an evaluation reaches a threshold.
+
+    Args:
+        threshold: Return at which training ends.
+        metric: Metric that is compared, where it is reported: `eval/episode_return_mean`, or that
+            of another evaluator.
+    """
+
+    def __init__(self, threshold: float, metric: str = "eval/episode_return_mean") -> None:
+        self.threshold = float(threshold)
+        self.metric = metric
+        self._last: float | None = None
+
+    def on_run_start(self, run: TrainingView) -> None:
+        """End a run that is continued, and had reached it."""
+        self._stop_if_reached(run)
+
+    def on_epoch_end(self, run: TrainingView) -> None:
+        """Compare the metric, if the epoch has it."""
+        self._last = run.metrics.get(self.metric, self._last)
+        self._stop_if_reached(run)
+
+    def on_run_end(self, run: TrainingView) -> None:
+        """Tell if there was nothing to compare."""
+        if self._last is None and run.history:
+            names = ", ".join(name for name in run.history[-1] if "/" in name)
+            warn(f"StopAtReturn never saw {self.metric}; the last epoch reported {names}")
+
+    def _stop_if_reached(self, run: TrainingView) -> None:
+        if self._last is not None and self._last >= self.threshold:
+            run.stop(f"{self.metric} {self._last:g} >= {self.threshold:g}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last value of the metric."""
+        return {"metric": self.metric, "last": self._last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, unless it is that of another metric."""
+        if state["metric"] == self.metric:
+            self._last = state["last"]
+
+
+def own_callbacks(nodes: Sequence[Mapping[str, Any]]) -> list[Callback]:
+    """The callbacks of the user.
+
+    Raises:
+        ConfigError: If one can not be built, or is none.
+    """
+    return [
+        build_target(node, key=f"callbacks[{i}]", kind=Callback) for i, node in enumerate(nodes)
+    ]
+
+
+def _name(callback: Callback) -> str:
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"

@@ -1,0 +1,66 @@
+"""Callbacks that a user writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from maze_train import Callback
+
+
+class Diary(Callback):
+    """Notes what is called; counts updates, and adds the count to the metrics.
+
+    Args:
+        fails_in: Method that raises.
+        at: Update after which it does so.
+    """
+
+    def __init__(self, fails_in: str = "", at: int = 0) -> None:
+        self.fails_in, self.at = fails_in, at
+        self.calls: list[str] = []
+        self.updates = 0
+
+    def note(self, name: str, run: Any) -> None:
+        self.calls.append(name)
+        np.random.rand()  # noqa: NPY002 (training must not notice)
+        if name == self.fails_in and run.progress.updates >= self.at:
+            raise ZeroDivisionError(f"at update {run.progress.updates}")
+
+    def on_run_start(self, run: Any) -> None:
+        self.note("on_run_start", run)
+
+    def on_update_end(self, run: Any) -> None:
+        self.updates += 1
+        run.record("updates", self.updates)
+        self.note("on_update_end", run)
+
+    def on_epoch_end(self, run: Any) -> None:
+        run.record("return", run.metrics["eval/episode_return_mean"])
+        self.note("on_epoch_end", run)
+
+    def on_checkpoint(self, run: Any) -> None:
+        assert run.checkpoint.is_dir()
+        self.note("on_checkpoint", run)
+
+    def on_run_end(self, run: Any) -> None:
+        (run.run_dir / "diary.txt").write_text(f"{self.updates} {run.stop_reason}\n")
+        self.note("on_run_end", run)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates, self.calls = state["updates"], state["calls"]
+
+
+class StopAt(Callback):
+    """Ends training after an update."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_update_end(self, run: Any) -> None:
+        if run.progress.updates == self.update:
+            run.stop("enough")

@@ -1,0 +1,172 @@
+"""Callbacks: when they are called, what they change, and that a run is continued with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from own_callbacks import Diary, StopAt
+from own_envs import SpacesEnv
+from short_runs import rows, short_run, summary, written_config
+
+from maze_train import Callback, CallbackError, StopAtReturn, train
+from maze_train.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+CONSTANT = {"algorithm.lr": 1e-3}  # a schedule depends on where training ends
+OWN = {"trust": ["own_envs", "own_callbacks"]}
+EPOCH = ["on_update_end", "on_update_end", "on_epoch_end", "on_checkpoint"]
+
+
+class Chance(SpacesEnv):
+    """Rewards come from a generator that callbacks may use, too."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *ends = super().step(action)
+        return obs, np.random.rand(), *ends  # noqa: NPY002
+
+
+def without_own(found: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Rows without what callbacks added."""
+    return [{k: v for k, v in row.items() if not k.startswith("callback/")} for row in found]
+
+
+def test_the_order_of_calls_and_added_metrics() -> None:
+    """Three epochs of two updates; no other number of the run is another one."""
+    diary = Diary()
+    short_run(env=Chance, callbacks=[diary])
+    assert diary.calls == ["on_run_start", *EPOCH, *EPOCH, *EPOCH, "on_run_end"]
+    found = rows("run")
+    assert [row["callback/updates"] for row in found] == ["1.5", "3.5", "5.5"]  # means of epochs
+    assert [row["callback/return"] for row in found] == [
+        row["eval/episode_return_mean"] for row in found
+    ]
+    assert Path("run/diary.txt").read_text() == "6 total_steps\n"
+    assert written_config("run")["callbacks"] == [{"_target_": "own_callbacks.<Diary>"}]
+    short_run("plain", env=Chance)
+    assert without_own(found) == rows("plain")
+
+
+def test_what_a_callback_sees() -> None:
+    """Progress, metrics of the running epoch, the model and the learner, and files."""
+    seen: list[Any] = []
+
+    class Looking(Callback):
+        def on_update_end(self, run: Any) -> None:
+            seen.append((run.progress.updates, run.progress.fraction, len(run.history)))
+            assert "train/value_loss" in run.metrics
+            assert run.learner.weights_seq_no == run.progress.updates
+            assert not run.model.training
+            assert run.stop_reason == ("total_steps" if run.progress.updates == 6 else "")
+            assert (run.checkpoint is None) == (run.progress.epoch == 0)
+
+    short_run(callbacks=[Looking])
+    assert seen == [(n, pytest.approx(n / 6), (n - 1) // 2) for n in range(1, 7)]
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_a_callback_ends_the_run(interval: int) -> None:
+    """In the middle of an epoch; that is evaluated, and the reason is in the summary."""
+    stop: Any = {"_target_": "own_callbacks.StopAt", "update": 3}
+    result = short_run(callbacks=[stop], **{"evaluation.interval": interval})
+    assert (result.summary.stop_reason, result.summary.updates) == ("enough", 3)
+    assert summary("run")["stop_reason"] == "enough"
+    assert "eval/episode_return_mean" in result.history[-1]
+    assert len(result.history) == 2
+    again = train(resume="run", callbacks=[], **OWN)
+    assert again.summary.stop_reason == "total_steps"
+
+
+@pytest.mark.parametrize("threshold", [-100.0, 1000.0])
+def test_stop_at_a_return(threshold: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the first evaluation that reaches it; a run that is continued has reached it."""
+    stop = StopAtReturn(threshold)
+    result = short_run(callbacks=[stop])
+    value = result.history[0]["eval/episode_return_mean"]
+    if threshold > 0:
+        assert result.summary.stop_reason == "total_steps"
+        return
+    reason = f"eval/episode_return_mean {value:g} >= -100"
+    assert (result.summary.stop_reason, result.summary.epochs) == (reason, 1)
+    again = train(resume="run", callbacks=[StopAtReturn(threshold)], **OWN)
+    assert (again.summary.stop_reason, again.summary.updates) == (reason, 2)
+    train(resume="run", callbacks=[StopAtReturn(0.0, "eval/typo")], **OWN)
+    assert "StopAtReturn never saw eval/typo; the last epoch reported " in capsys.readouterr().err
+
+
+def test_a_callback_that_ends_an_epoch_without_evaluation() -> None:
+    """It is evaluated before the run ends."""
+
+    class StopFirst(Callback):
+        def on_epoch_end(self, run: Any) -> None:
+            run.stop("first")
+
+    result = short_run(callbacks=[StopFirst()], **{"evaluation.interval": 3})
+    assert result.summary.epochs == 1
+    assert "eval/episode_return_mean" in result.history[0]
+
+
+@pytest.mark.parametrize("hook", ["on_run_start", "on_update_end", "on_epoch_end", "on_checkpoint"])
+def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
+    """The error names class and method, and the run goes on as one that was not disturbed."""
+    short_run("whole", callbacks=[Diary()], **CONSTANT)
+    at = 0 if hook == "on_run_start" else 3
+    problem = rf"own_callbacks\.Diary\.{hook} failed: ZeroDivisionError: at update {at and '[34]'}"
+    diary = Diary(hook, at)
+    with pytest.raises(CallbackError, match=problem) as caught:
+        short_run(callbacks=[diary], **CONSTANT)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert caught.value.checkpoint is not None
+    assert caught.value.checkpoint.is_dir()
+    assert diary.calls[-1] == "on_run_end"
+    assert summary("run")["stop_reason"] == "error"
+    diary = Diary()
+    train(resume="run", callbacks=[diary], **OWN)
+    whole = rows("whole")
+    if hook == "on_epoch_end":  # what failed had added its number before
+        assert whole[1]["callback/return"] == rows("run")[1]["callback/return"]
+    assert rows("run") == whole
+    assert diary.updates == 6
+
+
+def test_new_and_dropped_callbacks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each by the name of its class; those that are there still have their state."""
+    short_run(callbacks=[Diary(), StopAt(2)], **CONSTANT)
+    diary = Diary()
+    train(resume="run", callbacks=[StopAtReturn(1000), diary], **OWN)
+    assert diary.updates == 6
+    told = capsys.readouterr().err
+    assert "maze_train.training.callbacks.StopAtReturn has no state in the checkpoint" in told
+    assert "callback own_callbacks.StopAt of the checkpoint is not in this run" in told
+    train(resume="run", callbacks=[], total_steps=256, **OWN)
+    assert "callback own_callbacks.Diary of the checkpoint is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([{"update": 3}], r"callbacks\[0\] = .*: expected the key _target_"),
+        ([{"_target_": "own_callbacks.StopAt"}], r"callbacks\[0\]: calling .* failed: .*'update'"),
+        ([object()], r"callbacks\[0\].*: expected a maze_train.*Callback"),
+    ],
+)
+def test_wrong_callbacks_are_told_before_anything_is_written(given: Any, message: str) -> None:
+    """With their number."""
+    with pytest.raises(ConfigError, match=message):
+        short_run(callbacks=given)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("reason", [" ", "error"])
+def test_a_reason_says_why(reason: str) -> None:
+    """It is neither empty nor that of a failure."""
+
+    class Stopping(Callback):
+        def on_run_start(self, run: Any) -> None:
+            run.stop(reason)
+
+    with pytest.raises(CallbackError, match=r"Stopping\.on_run_start failed: ConfigError: reason"):
+        short_run(callbacks=[Stopping()])

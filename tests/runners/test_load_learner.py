@@ -1,0 +1,88 @@
+"""The learner of a run, from its directory alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from own_envs import SpacesEnv
+from recorded import cartpole_heuristic, record
+from short_runs import ALGORITHMS, QUIET, file_contents, short_run
+
+from maze_train import Learner, PPOLearner, SACLearner, load_learner, train
+from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.runners.run_checkpoints import RunCheckpoints
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+TRUST = ["own_envs"]
+
+
+def saved(path: str, name: str | None = None) -> Any:
+    """The state of the learner in a checkpoint."""
+    checkpoint = RunCheckpoints(Path(path), name and f"{path}/checkpoints/{name}").load()
+    assert checkpoint is not None
+    return checkpoint.state["learners"]["learner"]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Two states are equal, to the bit."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            assert_same(value, theirs[key])
+    elif isinstance(ours, list):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+    elif isinstance(ours, torch.Tensor):
+        assert torch.equal(ours, theirs)
+    else:
+        assert ours == theirs
+
+
+def imitation() -> None:
+    """A run of recorded episodes."""
+    data = record(Path("data"), gymnasium.make("CartPole-v1"), cartpole_heuristic)
+    small = {"algorithm.n_epochs": 2, "algorithm.batch_size": 16, "evaluation.n_episodes": 0}
+    train(algorithm="bc", run_dir="run", **{"runner.dataset": str(data)}, **small, **QUIET)
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "bc"])
+def test_a_run_gives_its_learner(algorithm: str) -> None:
+    """With all of its state, as it was in the newest checkpoint; nothing of the run changes."""
+    imitation() if algorithm == "bc" else short_run("run", algorithm)
+    before, numbers = file_contents("run"), torch.get_rng_state()
+    learner = load_learner("run", TRUST)
+    assert_same(learner.state_dict(), saved("run"))
+    assert file_contents("run") == before
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_a_checkpoint_gives_its_learner() -> None:
+    """By the class of the learner as well, which is checked; settings of the device may change."""
+    short_run("run", **{"checkpoint.keep_last": 3})
+    names = sorted(path.name for path in Path("run/checkpoints").glob("epoch*"))
+    for name in names[:2]:
+        learner = PPOLearner.from_checkpoint(f"run/checkpoints/{name}", TRUST)
+        assert_same(learner.state_dict(), saved("run", name))
+    for cls in (Learner, PPOLearner):
+        assert isinstance(cls.from_checkpoint("run", TRUST), PPOLearner)
+    message = r"path = 'run': expected the run of a SACLearner, its learner is a PPOLearner"
+    with pytest.raises(ConfigError, match=message):
+        SACLearner.from_checkpoint("run", TRUST)
+    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: .* changes its numbers"):
+        load_learner("run", TRUST, **{"algorithm.gamma": 0.5})
+    with pytest.raises(ConfigError, match=r"(?s)^trust: .*own_envs.SpacesEnv"):
+        load_learner("run")
+    assert isinstance(load_learner("run", env=SpacesEnv), PPOLearner)
+
+
+def test_a_run_without_checkpoints_has_no_learner() -> None:
+    """The message says what is missing."""
+    short_run("run", **{"checkpoint.interval": 0})
+    with pytest.raises(RunDirectoryError, match=r"run has no checkpoint, which holds a learner"):
+        load_learner("run", TRUST)
