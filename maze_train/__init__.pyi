@@ -39,6 +39,7 @@ from maze_train.algorithms.impala.learner import ImpalaLearner as ImpalaLearner
 from maze_train.algorithms.impala.trainer import IMPALA as IMPALA
 from maze_train.algorithms.off_policy.build import OffPolicyBuilder as OffPolicyBuilder
 from maze_train.algorithms.off_policy.build import OffPolicyModel as OffPolicyModel
+from maze_train.algorithms.off_policy.build import Source as Source
 from maze_train.algorithms.off_policy.config import OffPolicyConfig as OffPolicyConfig
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig as PolicyAndCriticsConfig
 from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents as PolicyAndCriticsEvents
