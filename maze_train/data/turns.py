@@ -39,7 +39,7 @@ class _Steps:
     """Whether it was cut off, `[T, E]` bool."""
 
     lost: Tensor
-    """Whether the episode of all was lost, `[T, E]` bool."""
+    """Whether its turn, or the episode of all, was lost, `[T, E]` bool."""
 
     last_obs: TensorTree
     """Observation after each step, that of a new episode nowhere: `[T, E, ...]`, or of as many
@@ -133,11 +133,16 @@ class TurnSplitter:
         actions = cast("dict[str, Tensor]", rollout.actions)
         terminated = last_obs[TERMINATED].bool()
         truncated = last_obs[TRUNCATED].bool()
-        # Whoever has not ended does so with the episode, which a time limit may cut off.
+        # Whoever has not ended does so with the episode.
         terminated |= rollout.terminated.unsqueeze(-1) & ~truncated
-        truncated |= rollout.truncated.unsqueeze(-1) & ~terminated
-        valid = rollout.valid
-        lost = torch.zeros_like(rollout.terminated) if valid is None else ~valid
+        # A time limit of all cuts off those that would act next. Of the others nothing was seen
+        # since they acted, from which the value of what is cut off could be estimated.
+        limited = rollout.truncated.unsqueeze(-1) & ~terminated & ~truncated
+        acts_next = last_obs[ACTS].bool()
+        truncated |= limited & acts_next
+        lost = limited & ~acts_next
+        if rollout.valid is not None:
+            lost |= ~rollout.valid.unsqueeze(-1)
         states: list[Tensor | None] = [None] * len(self._state_sizes)
         if rollout.hidden_states is not None:
             states = list(
@@ -151,7 +156,7 @@ class TurnSplitter:
                 rewards=last_obs[REWARDS][..., i],
                 terminated=terminated[..., i],
                 truncated=truncated[..., i],
-                lost=lost,
+                lost=lost[..., i],
                 last_obs=part_of(last_parts, agent),
                 states=None if (state := states[i]) is None or not state.shape[-1] else state,
                 log_probs=None if rollout.log_probs is None else rollout.log_probs[..., i],

@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch.compiler import is_compiling
 from torch.nn.functional import mse_loss
 
 from maze_train.checks import check_same_shape
@@ -69,7 +70,10 @@ def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: f
     """
     check_same_shape(log_ratios=log_ratios, advantages=advantages)
     advantages = advantages.detach()
-    bounds = torch.add(advantages, advantages.abs(), alpha=clip_range)
+    if is_compiling():  # an alpha would be part of the graph, with another graph for each
+        bounds = advantages + clip_range * advantages.abs()
+    else:
+        bounds = torch.add(advantages, advantages.abs(), alpha=clip_range)
     ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()
     return torch.minimum(ratios * advantages, bounds).mean().neg()
 

@@ -263,6 +263,10 @@ class GradientSettings:
     """Type in which networks compute while losses are made; `float16`: losses are scaled, and steps
     whose gradient overflows are left out. Weights and moments keep their type."""
 
+    compile: Literal["none", "forward", "update"] = "none"
+    """What is compiled, in place of gradients by hand: the `forward` passes of networks in losses,
+    or for an `update` each loss as a whole, with its gradient; it takes a C++ compiler."""
+
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of single modules by id, in place of those of all, such as `{opponent: {lr: 0.001,
     gamma: 0.9}}`: those of optimizers and of losses."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,10 @@ NORM_EPSILON = 1e-6
 @contextmanager
 def constant(module: nn.Module) -> Iterator[None]:
     """Let gradients of outputs computed in the block reach inputs, but not weights, of a module."""
+    if is_compiling():  # which knows no requires_grad_
+        with _without_gradients(module):
+            yield
+        return
     trained = [param for param in module.parameters() if param.requires_grad]
     for param in trained:
         param.requires_grad_(False)
@@ -29,6 +34,21 @@ def constant(module: nn.Module) -> Iterator[None]:
     finally:
         for param in trained:
             param.requires_grad_(True)
+
+
+@contextmanager
+def _without_gradients(module: nn.Module) -> Iterator[None]:
+    """Have values without a gradient in the place of the parameters of a module."""
+    parts = [(part._parameters, dict(part._parameters)) for part in module.modules()]
+    for parameters, trained in parts:
+        for name, param in trained.items():
+            if param is not None:
+                parameters[name] = param.detach()  # type: ignore[assignment]  # in the block
+    try:
+        yield
+    finally:
+        for parameters, trained in parts:
+            parameters.update(trained)
 
 
 def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Found where a learner has them, and where a state is written or read.
 ACCUMULATION = "maze_train.learner.accumulation.Accumulation"
 COMPONENTS = "maze_train.learner.components"
+COMPILED = "maze_train.learner.compiled.compiled_losses"
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
@@ -63,8 +64,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
               follows; 1: each has a step of its own.
             - those of `GradientSettings`, if it derives from it.
             - `matmul_precision`, if there is one: precision of products of float32 matrices in
-              updates: `highest` (the default), `high` or `medium`, see
-              `torch.set_float32_matmul_precision`.
+              updates: `highest` (the default), `high` or `medium`, see `modes.matmul_precision`.
         device: Where the modules and their updates live.
         seed: Seed of the learner's own random numbers (order of minibatches).
     """
@@ -94,6 +94,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             self.accumulation = locate(ACCUMULATION)(count)
         node = self.settings.loss_function
         self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
+        self.compiled = locate(COMPILED)(self) if self.settings.compile != "none" else None
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -168,6 +169,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
                 self._take_steps(module_ids, minibatches, statistics, progress)
         for optimizer in self.optimizers.values():
             optimizer.end_update()
+        if self.compiled is not None:
+            self.compiled.report(statistics)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
@@ -263,20 +266,20 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         """The loss of each module; override it for losses that join modules."""
         losses = {}
         for module_id, batch in minibatch.items():
+            self.part.turn_to(module_id)
             with self.settings_of(module_id):
                 own = statistics_of(module_id, statistics)
-                losses[module_id] = self._loss_of(module_id, batch, own)
+                losses[module_id] = (self.compiled or self.loss_of)(module_id, batch, own)
         return losses
 
     @property
     def may_differentiate_by_hand(self) -> bool:
         """Whether all losses are those of the algorithm, computed in the type of the weights."""
-        replaced = self.loss_function is not None or self.modules_with_loss
+        replaced = self.loss_function or self.compiled or self.modules_with_loss
         return not (replaced or torch.is_anomaly_enabled()) and self.settings.autocast == "none"
 
-    def _loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
+    def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
-        self.part.turn_to(module_id)
         if module_id in self.modules_with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)

@@ -35,6 +35,7 @@ class LearnerEvents(EventInterface, prefix="train"):
     learning_rate = Event("Learning rate of the last update.", reduce="last")
     skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
     zeroed_gradients = Event("Entries of gradients that counted 0: not finite.", reduce="sum")
+    compile_s = Event("Seconds that `algorithm.compile` took.", reduce="sum")
     loss = Event("Terms of a loss that has several, each as `train/loss/<term>`.")
 
 

@@ -18,4 +18,4 @@ class TimeEvents(EventInterface, prefix="time"):
     checkpoint_s = Event("Writing checkpoints, that of the epoch before included.", reduce="sum")
     epoch_s = Event("The whole epoch.", reduce="sum")
     total_s = Event("Since training began.", reduce="last")
-    steps_per_second = Event("Environment steps per second of the epoch.", reduce="last")
+    steps_per_second = Event("Environment steps per second, compilation left out.", reduce="last")

@@ -220,9 +220,9 @@ class Trainer(ABC):
         if not metrics:  # because none was due, before a callback ended training
             row.update(self._evaluate_if_due(closed))
         self.wall_time_s = time.perf_counter() - self._resumed_at
-        seconds = self.wall_time_s - self._epoch_began_s
-        row[TimeEvents.epoch_s.tag] = seconds
+        row[TimeEvents.epoch_s.tag] = seconds = self.wall_time_s - self._epoch_began_s
         row[TimeEvents.total_s.tag] = self.wall_time_s
+        seconds -= row.get("train/compile_s", 0.0)
         row[TimeEvents.steps_per_second.tag] = (self.env_steps - self._epoch_began_steps) / seconds
         self.tracker.write(row)
         self.epoch += 1

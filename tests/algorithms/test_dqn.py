@@ -333,7 +333,7 @@ def test_everything_that_replay_offers(tmp_path):
     assert found == pytest.approx([1.0 - 14 / 64, 1.0 - 30 / 64, 0.5 - 14 / 128, 0.5 - 30 / 128])
     row = result.history[-1]
     assert {event.tag for event in DQNEvents.events()} - row.keys() == {
-        *("train/skipped_steps", "train/zeroed_gradients", "train/loss")
+        *("train/skipped_steps", "train/zeroed_gradients", "train/loss", "train/compile_s")
     }
     assert all(math.isfinite(value) for row in result.history for value in row.values())
     model: Any = result.policy.model

@@ -35,6 +35,8 @@ class Stream:
     rewards: list[Any] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
     """Of each agent: 0 goes on, 1 terminated, 2 truncated."""
+    next_acts: list[Any] = field(default_factory=list)
+    """Who would act next, were the episode of all not over."""
     joint: list[Any] = field(default_factory=list)
     """Of each environment: 0 goes on, 1 terminated, 2 truncated, 3 lost."""
 
@@ -56,6 +58,7 @@ class Stream:
             ends[joint == 3] = 0
             alive = alive & (ends == 0)
             joint = np.where((joint == 0) & ~alive.any(1), 1, joint)
+            stream.next_acts.append(alive & (rng.random(shape) < 0.5))
             stream.rewards.append(np.round(rng.normal(size=shape), 3).astype(np.float32))
             stream.rewards[-1][joint == 3] = 0.0
             stream.ends.append(ends)
@@ -102,7 +105,7 @@ class Stream:
         ends = np.where(here, self.ends[step], 0)
         numbers = {f"agents/{agent}": obs[:, i] for i, agent in enumerate(AGENTS)}
         flags = {
-            "acts": np.zeros(shape, bool) if final else self.acts[t],
+            "acts": self.next_acts[t] if final else self.acts[t],
             "rewards": np.where(here, self.rewards[step], 0.0).astype(np.float32),
             "terminated": ends == 1,
             "truncated": ends == 2,
@@ -123,7 +126,8 @@ class Stream:
                 continue
             running[1] += self.rewards[t][env, agent]
             end, joint = self.ends[t][env, agent], self.joint[t][env]
-            if joint == 3:
+            waits = joint == 2 and not end and not self.next_acts[t][env, agent]
+            if joint == 3 or waits:
                 found.append((*running, 3, None))
                 running = None
             elif end or joint:
@@ -296,7 +300,7 @@ def test_advantages_by_hand() -> None:
     final = {
         "agents/a": torch.tensor([6.0]),
         "agents/b": torch.tensor([9.0]),
-        "acts": torch.zeros(1, 2),
+        "acts": torch.tensor([[1.0, 0.0]]),
         "rewards": rewards[3:],
         "terminated": torch.tensor([[0.0, 1.0]]),
         "truncated": torch.zeros(1, 2),

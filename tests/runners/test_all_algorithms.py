@@ -74,7 +74,7 @@ def test_processes_change_no_number(algorithm: str, env: dict[str, Any]) -> None
         assert rows(f"local{n_workers}") == rows("dev")
 
 
-RARE = {"skipped_steps", "zeroed_gradients", "loss"}
+RARE = {"skipped_steps", "zeroed_gradients", "loss", "compile_s"}
 
 # What each algorithm reports, and what of it only where something is set or goes wrong.
 REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {

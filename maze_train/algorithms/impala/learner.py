@@ -84,13 +84,14 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
         # With a memory the loss reads sequences; networks with modes are in another one for it; one
-        # of several learners has the loss of some rows only, autocast is for losses alone.
+        # of several learners has the loss of some rows only, autocast and compile are for losses.
         runs_again = self.modules_with_modes | self.accelerated
         if (
             model.state_size
             or module_id in runs_again
             or self.part.is_shared
             or self.settings.autocast != "none"
+            or self.compiled is not None
         ):
             return super().evaluate(module_id, rollout)
         evaluated, self._outputs[module_id] = evaluate_with_graph(model, rollout)

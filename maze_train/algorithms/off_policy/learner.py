@@ -17,7 +17,7 @@ from maze_train.nets.policy_and_critics import PolicyAndCritics
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
@@ -120,6 +120,9 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasActionValues, HasTargets)
+    with_policy = True
+    """Whether the loss has that of the policy: `updates_policy`, which changes with every step."""
+    _noise: Sequence[Tensor] = ()
 
     def model(self, module_id: str) -> Model:
         """A module under its type."""
@@ -140,6 +143,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set learning rates, of which that of the policy is reported, and frozen parameters."""
+        self.with_policy = self.updates_policy
         self.set_schedules(progress)
         self.hold_parameters(progress)
         for (_, name), optimizer in self.optimizers.items():
@@ -169,10 +173,15 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             inputs = model.inputs(batch.obs)
         features = model.critics.encode(inputs)
         loss = self.critic_loss(model, batch, features, statistics)
-        if not self.updates_policy:
+        if not self.with_policy:
             return loss
         features = tree_map(torch.Tensor.detach, features)
         return loss + self.policy_loss(model, batch, inputs, features, statistics)
+
+    def after_gradient_step(self) -> None:
+        """Move the targets, when it is their turn."""
+        super().after_gradient_step()
+        self.with_policy = self.updates_policy
 
     @abstractmethod
     def targets(self, model: Model, batch: Transitions) -> Tensor:
@@ -214,8 +223,22 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             statistics.record(PolicyAndCriticsEvents.critic_spread, spread)
         return loss
 
+    def before_compiled_loss(self, module_id: str, batch: Transitions) -> None:
+        """Draw the random numbers of targets and of the policy's own actions."""
+        model, n = self.model(module_id), len(batch.rewards)
+        self._noise = ()
+        self._noise = tuple(self.draw_noise(model, n) for _ in range(self.num_draws))
+
+    @property
+    def num_draws(self) -> int:
+        """How often the next loss draws noise, for all its samples each time."""
+        return 0
+
     def draw_noise(self, model: Model, n: int) -> Tensor:
         """Random numbers of n actions, drawn on the CPU whatever the device, `[n, noise_size]`."""
+        if self._noise:
+            noise, *self._noise = self._noise
+            return noise
         cpu = torch.device("cpu")
 
         def draw(size: int) -> Tensor:

@@ -80,6 +80,11 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         statistics.record(SACEvents.entropy_coef, _temperatures(self.model(module_id)).mean())
         return super().compute_loss_for_module(module_id, batch, statistics)
 
+    @property
+    def num_draws(self) -> int:
+        """One of the targets, and one of the policy."""
+        return 1 + self.with_policy
+
     @torch.no_grad()
     def targets(self, model: SoftActorCriticModel, batch: Transitions) -> Tensor:
         """Targets y = Σ γ^i r + γ^k V'(s'), with the values of the target critics, `[n]`."""

@@ -45,6 +45,11 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         """Gradient steps from one update of the targets to the next."""
         return self.config.target_update_interval * self.config.policy_update_interval
 
+    @property
+    def num_draws(self) -> int:
+        """The noise of target actions, if there is any."""
+        return int(self.config.target_noise_stddev > 0)
+
     @torch.no_grad()
     def targets(self, model: TD3Model, batch: Transitions) -> Tensor:
         """Targets of the critics, `[n]`.

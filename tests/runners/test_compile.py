@@ -1,0 +1,133 @@
+"""`algorithm.compile`: the numbers of the ordinary way, from graphs that are made once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch._inductor.cpp_builder
+from cases import everyday
+from short_runs import rows, settings, short_run
+
+from maze_train import load_policy
+from maze_train.errors import ConfigError
+from maze_train.learner import compiled
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+# Floats that change, another size of the last minibatch, sums over several minibatches.
+PPO: dict[str, Any] = {
+    "algorithm.entropy_coef": "linear_1.0",
+    "algorithm.clip_range": "linear_0.3",
+    "algorithm.target_kl": 1.0,
+    "algorithm.batch_size": 24,
+    "algorithm.lr": 0.01,
+}
+# Random numbers in losses, steps without the policy, losses that priorities are made of.
+REPLAY: dict[str, Any] = {
+    "algorithm.policy_update_interval": 2,
+    "algorithm.replay_buffer": "prioritized",
+    "algorithm.lr": 0.01,
+}
+
+CASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
+    "ppo, update": ("ppo", "update", PPO, 3),
+    "sac, update": ("sac", "update", REPLAY, 2),
+    "sac, forward": ("sac", "forward", REPLAY, 5),
+    "a2c, update": ("a2c", "update", {"algorithm.autocast": "bfloat16"}, 1),
+    "impala, update": ("impala", "update", {}, 1),
+}
+"""Algorithm, what is compiled, further settings, number of graphs."""
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Load what the compiler keeps in a process: a lock."""
+    torch.compile(torch.square, backend="aot_eager")(torch.ones(2))
+
+
+@pytest.fixture
+def graphs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Counts graphs and breaks of them; the compiler's own part is left out."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    counters: Any = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    return counters  # type: ignore[no-any-return]  # untyped in torch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", everyday(3, CASES))
+def test_numbers_are_those_of_the_ordinary_way(case: str, graphs: Any) -> None:
+    """All graphs are made in the first epoch, without a break; weights have their names."""
+    algorithm, way, more, count = CASES[case]
+    short_run("plain", algorithm, **more)
+    assert not graphs["stats"]
+    short_run("compiled", algorithm, **more, **{"algorithm.compile": way})
+    assert (graphs["stats"]["unique_graphs"], dict(graphs["graph_break"])) == (count, {})
+    found, expected = rows("compiled"), rows("plain")
+    learned = [row for row in found if "train/gradient_steps" in row]
+    assert [bool(row.pop("train/compile_s", "")) for row in found].count(True) == 1
+    assert len(learned) > 1
+    for row, other in zip(found, expected, strict=True):
+        assert row.keys() == other.keys()
+        for column, value in row.items():
+            assert value == other[column] or float(value) == pytest.approx(
+                float(other[column]), rel=1e-4, abs=1e-5
+            ), column
+    weights, others = (load_policy(run).model.state_dict() for run in ("compiled", "plain"))
+    torch.testing.assert_close(weights, others, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_graph_is_refused(graphs: Any) -> None:
+    """The message has the reason; networks alone are compiled all the same, but for a memory."""
+    with pytest.raises(ConfigError, match=r"algorithm.compile = 'forward': .*recurrent"):
+        short_run(**{"algorithm.compile": "forward", "model.memory.size": 6})
+    more = {"algorithm.loss_function": {"_target_": "test_compile.loss_that_looks"}}
+    with pytest.raises(ConfigError, match=r"algorithm.compile = 'update': .* expected forward"):
+        short_run("update", **more, **{"algorithm.compile": "update"})
+    short_run("forward", **more, **{"algorithm.compile": "forward"})
+    assert graphs["stats"]["unique_graphs"] == 1
+
+
+def loss_that_looks(learner: Any, module_id: str, batch: Any, statistics: Any) -> Any:
+    """The loss of the algorithm, of which a Python number is taken."""
+    loss = learner.compute_loss_for_module(module_id, batch, statistics)
+    return loss if loss.item() < 1e9 else -loss
+
+
+def test_without_a_compiler_there_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run is the ordinary one, with gradients by hand."""
+
+    def missing() -> str:
+        raise torch._inductor.exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(torch._inductor.cpp_builder, "get_cpp_compiler", missing)
+    short_run("plain")
+    short_run("compiled", **{"algorithm.compile": "update"})
+    assert rows("compiled") == rows("plain")
+    assert capsys.readouterr().err.count("algorithm.compile=update: no C++ compiler") == 1
+
+
+@pytest.mark.slow
+def test_the_cache_is_used_again(tmp_path: Path) -> None:
+    """What one process compiled with the compiler of the machine is read by the next one."""
+    given = {**settings(run_dir=""), "env": "CartPole-v1", "total_steps": 32}
+    given["algorithm.compile"] = "update"
+    variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for run_dir in ("first", "second"):
+        code = f"from maze_train import train; train(**{given | {'run_dir': run_dir}!r})"
+        subprocess.run([sys.executable, "-c", code], check=True, env=variables)
+    assert list(tmp_path.rglob("*.so"))
+    first, second = (float(rows(run)[0]["train/compile_s"]) for run in ("first", "second"))
+    assert second < first
