@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from maze_train.data.rollout import Rollout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.joint import JointModel
 from maze_train.rollout.config import OpponentsConfig
+from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.rollout.league import OWN, League, LeagueModel
+from maze_train.rollout.league_collector import LeagueCollector
 
 
 def league(*added: float, **settings: Any) -> League:
@@ -125,3 +129,65 @@ def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size: int)
     assert new[10:, -2:].equal(seats[10:])
     assert not new[:10, -2:].equal(seats[:10])
     assert acting.take_seats().shape == (3, n, 2)
+
+
+class Steps:
+    """Three steps of 20 environments, in which all episodes end with the second one."""
+
+    def __init__(self) -> None:
+        self.collector = self.splitter = self
+        self.seats: list[torch.Tensor] = []
+        self.learns = torch.zeros(0)
+
+    def collect(self, acting: LeagueModel) -> tuple[Rollout, FinishedEpisodes]:
+        obs = {"agents/a": torch.zeros(20, 1), "agents/b": torch.zeros(20, 1)}
+        obs["acts"] = torch.ones(20, 2)
+        states = [torch.zeros(20, acting.state_size)]
+        for step in range(3):
+            after = acting.policy_step(obs, states[-1])[1]
+            self.seats.append(after[:, -2:])
+            states.append(after * (step != 1))
+        ended = torch.tensor([False, True, False])[:, None].expand(3, 20)
+        nothing = torch.zeros(0)
+        rollout = Rollout(
+            obs={key: leaf.expand(4, *leaf.shape) for key, leaf in obs.items()},
+            actions=nothing,
+            rewards=torch.zeros(3, 20),
+            terminated=ended,
+            truncated=ended & False,
+            final_obs=nothing,
+            final_positions=nothing,
+            hidden_states=torch.stack(states),
+        )
+        returns = {"a": [1.0] * 20, "b": [-1.0] * 20}
+        return rollout, FinishedEpisodes(agent_returns=returns)
+
+    def split(self, rollout: Rollout, learns: torch.Tensor) -> dict[str, Rollout]:
+        assert rollout.hidden_states is None
+        self.learns = learns
+        return {}
+
+
+def test_turns_of_snapshots_are_left_out_and_episodes_count() -> None:
+    """Agent a wins all episodes: the policy has a point where it plays a, else none."""
+    model: Any = JointModel({"main": Fixed(1, 0)}, {"a": "main", "b": "main"})
+    learners: Any = SimpleNamespace(
+        get_weights=lambda: {"main": {}}, add_module=lambda *_, **__: Fixed(2, 0)
+    )
+    own, steps = League("main", [0, 1], OpponentsConfig(share=0.8), seed=2), Steps()
+    collector = LeagueCollector(steps, model, [own], learners, epoch_length=2)  # type: ignore[arg-type]
+    _, episodes = collector.collect(model)
+    seats = torch.stack(steps.seats)
+    assert seats[0].equal(seats[1])
+    assert not seats[1].equal(seats[2])
+    assert steps.learns[:3].equal(seats == OWN)
+    assert steps.learns[3].equal(seats[2] == OWN)
+    against = seats[1][(seats[1] != OWN).any(1)]
+    assert 0 < len(against) < 20
+    expected = (against[:, 0] == OWN).float().tolist()
+    assert episodes.points == {"main": expected, "main@0": expected}  # type: ignore[attr-defined]
+    collector.collect(model)
+    assert list(own.snapshots) == [0]
+    for _ in range(19):
+        collector.collect(model)
+    assert list(own.snapshots) == [0, 1]
