@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 ACCUMULATION = "maze_train.learner.accumulation.Accumulation"
 COMPONENTS = "maze_train.learner.components"
 COMPILED = "maze_train.learner.compiled.compiled_losses"
+SHARD_ROWS = "maze_train.learner.shard.shard_rows"
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
@@ -256,9 +257,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
             that case); how many there are in all.
         """
-        from maze_train.learner.shard import shard_rows  # Several learners alone need it.
-
-        return shard_rows(batch, rank, count)
+        part: tuple[Batch, int, int] = locate(SHARD_ROWS)(batch, rank, count)
+        return part
 
     def compute_losses(
         self, minibatch: Mapping[str, Batch], statistics: Statistics
