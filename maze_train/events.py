@@ -247,30 +247,6 @@ class Statistics:
             self._total(event.tag, event.reduce).add(value, float(weight))
 
 
-class OwnStatistics(Statistics):
-    """Records into other statistics what belongs to one of several owners, under its name.
-
-    Args:
-        statistics: Take the values.
-        owner: Name of the owner, such as a policy.
-    """
-
-    __slots__ = ("_base", "_events", "_owner")
-
-    def __init__(self, statistics: Statistics, owner: str) -> None:
-        super().__init__()
-        self._base = statistics
-        self._owner = owner
-        self._events: dict[str, Event] = {}
-
-    def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
-        """Add one value, see `Statistics.record`; without a weight it has the usual one."""
-        own = self._events.get(event.tag)
-        if own is None:
-            own = self._events[event.tag] = event.of_owner(self._owner)
-        self._base.record(own, value, *(() if weight is None else (weight,)))
-
-
 def _to_numbers(pending: list[tuple[Event, float | Tensor, float]]) -> list[float]:
     """The values as Python numbers, with one transfer per accelerator and type of tensor."""
     numbers = [math.nan] * len(pending)

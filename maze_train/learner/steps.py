@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from maze_train.errors import TrainingError
-from maze_train.events import Event, EventInterface, OwnStatistics
+from maze_train.events import Event, EventInterface
 from maze_train.learner.gradients import norm_of
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 AnyLearner: TypeAlias = Any
 """A `Learner`."""
+
+
+OWN_STATISTICS = "maze_train.learner.own_statistics.OwnStatistics"
 
 
 class LearnerEvents(EventInterface, prefix="train"):
@@ -150,8 +154,11 @@ def _non_finite_error(
 
 
 def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
-    """What records the statistics of a module: under its id, if it is one of several."""
-    return statistics if module_id == DEFAULT_MODULE else OwnStatistics(statistics, module_id)
+    """Statistics that record under the id of a module, if it is one of several."""
+    if module_id == DEFAULT_MODULE:
+        return statistics
+    own: Statistics = locate(OWN_STATISTICS)(statistics, module_id)
+    return own
 
 
 def check_finite(modules: Mapping[str, nn.Module], where: str) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BUILD_JOINT_MODEL = "maze_train.training.policies.build_joint_model"
 WITH_FROZEN = "maze_train.training.policies.learner_with_frozen"
+WITH_LEAGUES = "maze_train.training.leagues.with_leagues"
 """Found where there are several agents."""
 
 
@@ -104,3 +105,17 @@ def learner_maker(
     if policies or chosen is not None:
         make_learner = partial(locate(WITH_FROZEN), make_learner, policies, chosen)
     return make_learner
+
+
+def with_opponents(collector: Any, model: Any, context: Any, learners: Any) -> Any:
+    """A collector in which policies also play against their snapshots, if settings say so.
+
+    Args:
+        collector: Collects rollouts.
+        model: The model of all policies.
+        context: The `BuildContext` of the run.
+        learners: The `LearnerGroup`, which gets the snapshots.
+    """
+    if any(own.opponents for own in context.policies.values()):
+        return locate(WITH_LEAGUES)(collector, model, context, learners)
+    return collector

@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.nets.joint import JointModel
 from maze_train.seeding import Seeds
@@ -15,8 +17,6 @@ from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from torch import nn
 
     from maze_train.learner.learner import Learner
     from maze_train.nets.config import ModelConfig
@@ -131,6 +131,9 @@ def build_joint_model(
     for agent, policy in owners.items():
         if policy in models:
             continue
+        if "." in policy or hasattr(nn.ModuleDict, policy):
+            problem = "PyTorch can not name a module so; give it another id, without dots"
+            raise ConfigError("policies", problem, policy)
         own, here = policies.get(policy), spaces.of(agent)
         if own is None or own.source is None or own.run is not None:
             model = (own.model if own else None) or config

@@ -142,6 +142,10 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             r"policies\.a\.agents = 'frist': no such agent; did you mean first\? there are: first",
         ),
         ({"policies.a.agents": ["first"]}, r"policies = .*no policy for second, referee"),
+        (
+            {"policies.r.agents": ["referee"], "policies.keys.agents": ["*st", "se*"]},
+            r"policies = 'keys': PyTorch can not name a module so",
+        ),
         ({"policies.a.agents": []}, r"policies\.a\.agents = \[\]: expected at least one agent"),
         (
             {"policies.a.agents": ["*"], "policies.b.agents": ["first"]},
@@ -174,8 +178,8 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
         ),
     ],
     ids=[
-        *("typo", "left out", "none", "twice", "algorithm", "priorities", "demonstrations"),
-        *("one agent", "rewards", "scale"),
+        *("typo", "left out", "name", "none", "twice", "algorithm", "priorities"),
+        *("demonstrations", "one agent", "rewards", "scale"),
     ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:

@@ -8,7 +8,7 @@ from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.errors import ConfigError
 from maze_train.targets import locate
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
-from maze_train.training.models import modules_of
+from maze_train.training.models import modules_of, with_opponents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.turn_collector import TurnCollector
     from maze_train.training.trainer import Trainer
 
-
-WITH_LEAGUES = "maze_train.training.leagues.with_leagues"
-"""Found where a policy plays against its snapshots."""
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 
@@ -49,10 +46,8 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """A collector of rollouts."""
         acting: Any = model
-        collector: Any = self.make_collector(self.algorithm.n_rollout_steps, acting)
-        if any(own.opponents for own in self.context.policies.values()):
-            collector = locate(WITH_LEAGUES)(collector, acting, self.context, self.learners)
-        return {"collector": collector}
+        collector = self.make_collector(self.algorithm.n_rollout_steps, acting)
+        return {"collector": with_opponents(collector, acting, self.context, self.learners)}
 
     def make_collector(
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
