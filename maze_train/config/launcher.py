@@ -224,9 +224,10 @@ class LocalLauncher(Launcher):
     def _end(self, running: dict[Connection, _Running], number: int) -> None:
         """Hand a signal on each time it comes, kill the third time; wait for the jobs."""
         for times in count():
-            for job in running.values():
-                _signal(job, number if times < 2 else signal.SIGKILL)
             try:
+                with _signals_later():  # Each job hears of it before the next one is handed on.
+                    for job in running.values():
+                        _signal(job, number if times < 2 else signal.SIGKILL)
                 while running:
                     self._collect(running, {})
                 return

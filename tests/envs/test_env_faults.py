@@ -22,6 +22,7 @@ from maze_train.envs.slots import EnvSlots
 from maze_train.envs.stepped import close_all
 from maze_train.envs.wrappers import RewardScalingWrapper
 from maze_train.errors import EnvError
+from maze_train.targets import Given
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ZEROS = np.zeros(2, np.float32)
@@ -97,14 +98,16 @@ def test_ctrl_c_goes_through(run: Any, where: str) -> None:
         run(partial(FragileEnv, where, KeyboardInterrupt()))
 
 
-@pytest.mark.parametrize("settings", [{"target": "x.Y"}, {"id": "Fragile-v0"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"target": Given(lambda: sys.exit(0), "x.Y")}, {"id": "Fragile-v0"}], ids=str
+)
 def test_an_environment_that_exits_while_it_is_built(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error says which one, registered or not."""
     spec = gymnasium.envs.registration.EnvSpec("Fragile-v0", entry_point=lambda: sys.exit(0))
     monkeypatch.setitem(gymnasium.registry, "Fragile-v0", spec)
-    factory = EnvFactory(EnvConfig(**settings), None if "id" in settings else lambda: sys.exit(0))
+    factory = EnvFactory(EnvConfig(**settings))
     with pytest.raises(EnvError, match=r"building (x\.Y|Fragile-v0) .* failed: SystemExit: 0"):
         factory()
 
