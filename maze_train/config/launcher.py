@@ -86,6 +86,9 @@ class _Running:
     conn: Connection
     started_at: float
 
+    result: JobRecord | None = None
+    """What its process sent before its end."""
+
 
 class LocalLauncher(Launcher):
     """Runs up to `n_jobs` jobs at a time; the others wait.
@@ -199,17 +202,16 @@ class LocalLauncher(Launcher):
         jobs = [running[conn] for conn in wait(list(running)) if isinstance(conn, Connection)]
         for job in jobs:
             with _signals_later():
-                try:
-                    record: JobRecord = job.conn.recv()
-                except EOFError:
-                    job.process.join()
-                    record = _lost(job.record, job.process.exitcode or 0)
+                if job.result is None:
+                    job.result = _received(job.conn)
+            job.process.join()  # A signal still finds it, should it hang at its end.
+            with _signals_later():
+                record = job.result or _lost(job.record, job.process.exitcode or 0)
                 job.conn.close()
                 del running[job.conn]
                 self._task.note(record)
                 _tell_end(record, job)
                 ended[record.number] = self._returned(record)
-            job.process.join()
         return jobs
 
     def _returned(self, record: JobRecord) -> JobReturn:
@@ -262,6 +264,15 @@ def _signal(job: _Running, number: int) -> None:
             os.kill(pid, number)
     except ProcessLookupError:  # It ended by itself.
         pass
+
+
+def _received(conn: Connection) -> JobRecord | None:
+    """The record of a job; None if its process ended without one."""
+    try:
+        record: JobRecord = conn.recv()
+    except EOFError:
+        return None
+    return record
 
 
 def _lost(record: JobRecord, code: int) -> JobRecord:
