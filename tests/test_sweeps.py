@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,13 @@ SWEEP = ("-m", "algorithm=ppo", "env=CartPole-v1", "hydra.sweep.dir=s")
 LOCAL = ("hydra/launcher=local", "hydra.launcher.n_jobs=2")
 FORK = multiprocessing.get_context("fork")
 PATIENCE_S = 60.0
+
+
+def wait_for_signals() -> None:
+    """Idle for a moment: a signal just before `signal.pause` would wait for the next one."""
+    time.sleep(0.02)
+
+
 OWNER = """
 import os, signal, sys, threading
 from types import ModuleType, SimpleNamespace
@@ -173,7 +181,7 @@ def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
         if config.seed == 0:
             os.kill(os.getppid(), signal.SIGTERM)
         while True:
-            signal.pause()
+            wait_for_signals()
 
     maze_run.train = train
     assert maze_run(*SWEEP, *LOCAL, "seed=0,1,2") == 143
@@ -195,7 +203,7 @@ def test_an_error_of_the_sweep_ends_all_jobs(
 
     def train(config: TrainConfig) -> float:
         while config.seed == 0:
-            signal.pause()
+            wait_for_signals()
         return 1.0
 
     maze_run.train = train
@@ -217,7 +225,7 @@ def test_a_job_that_takes_no_signal_is_killed(
         signal.signal(signal.SIGINT, again)
         again()
         while True:
-            signal.pause()
+            wait_for_signals()
 
     maze_run.train = train
     assert maze_run(*SWEEP, *LOCAL, "seed=0") == 130
