@@ -198,8 +198,15 @@ class LocalLauncher(Launcher):
     def _collect(
         self, running: dict[Connection, _Running], ended: dict[int, JobReturn]
     ) -> list[_Running]:
-        """Wait until at least one job has ended, and take in what became of it."""
-        jobs = [running[conn] for conn in wait(list(running)) if isinstance(conn, Connection)]
+        """Wait for the end of a job, for a while, and take in what became of those that ended.
+
+        Not longer: a signal that another thread got would be noticed after it only.
+        """
+        jobs = [
+            running[conn]
+            for conn in wait(list(running), PARENT_CHECK_S)
+            if isinstance(conn, Connection)
+        ]
         for job in jobs:
             with _signals_later():
                 if job.result is None:
