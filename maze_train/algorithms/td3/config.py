@@ -19,7 +19,6 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
 
     name: ClassVar[str] = "td3"
     learner_class: ClassVar[str] = "maze_train.algorithms.td3.learner.TD3Learner"
-    trainer_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicy"
     model_builder: ClassVar[str] = "maze_train.algorithms.td3.model.build_td3"
     model_resolver: ClassVar[str] = "maze_train.algorithms.td3.model.resolve_td3"
 
