@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.data.joining import join_rollouts
 from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.spaces.agents import flat_space_of, part_of
+from maze_train.spaces.agent_trees import flat_space_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

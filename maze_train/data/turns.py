@@ -9,7 +9,8 @@ import torch
 
 from maze_train.data.joining import join_rollouts
 from maze_train.data.rollout import Rollout
-from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED, part_of
+from maze_train.spaces.agent_trees import joined, part_of
+from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
 from maze_train.types import Tensor, TensorTree, tree_map
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class TurnSplitter:
 
     Row i of a column is turn i of one agent in one environment; the columns of agents with the same
     policy lie side by side, agent by agent. Columns have different numbers of turns: rows at the
-    end that are none are not valid. A turn that has not ended is kept for the next rollout.
+    end that are none are not valid, and truncated, which tells them apart from turns that were
+    lost. A turn that has not ended is kept for the next rollout.
 
     Args:
         policies: The agents of each policy, by its id.
@@ -72,8 +74,6 @@ class TurnSplitter:
             acted: T steps never end more than T turns of an agent.
         at_end: Whether rows that are no turns come before those that are, and show the observation
             of the next turn, so that the rollouts of a column go on where the one before ended.
-            Turns that were lost are then told apart from rows in which the agent waits: they are
-            truncated, though not valid.
     """
 
     def __init__(
@@ -173,11 +173,11 @@ class TurnSplitter:
         if running is None or not running.acts.any():
             return steps
         before, after = _columns(running), _columns(steps)
-        joined: dict[str, Any] = {
-            name: None if column is None else _after(before[name], column)
+        found: dict[str, Any] = {
+            name: None if column is None else joined([before[name], column])
             for name, column in after.items()
         }
-        return _Steps(**joined)
+        return _Steps(**found)
 
     def _keep_running(self, agent: str, turns: _Turns) -> None:
         running = turns.running()
@@ -248,7 +248,7 @@ class _Turns:
             actions=self._taken(steps.actions, acted),
             rewards=_at(self.rewards, numbers) * valid,
             terminated=_at(self.terminated, numbers) & valid,
-            truncated=truncated | lost if at_end else truncated,
+            truncated=truncated | ~is_turn,
             final_obs=tree_map(lambda x: x[ends, envs], steps.last_obs),
             final_positions=positions,
             valid=None if bool(valid.all()) else valid,
@@ -331,11 +331,3 @@ def _at(rows: Tensor, numbers: Tensor) -> Tensor:
 
 def _columns(steps: _Steps) -> dict[str, Any]:
     return {field.name: getattr(steps, field.name) for field in fields(steps)}
-
-
-def _after(before: TensorTree, after: TensorTree) -> TensorTree:
-    """Two trees of the same form, one after the other in time."""
-    if isinstance(after, dict):
-        earlier = cast("dict[str, Tensor]", before)
-        return {key: torch.cat([earlier[key], leaf]) for key, leaf in after.items()}
-    return torch.cat([cast("Tensor", before), after])
