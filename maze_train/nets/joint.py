@@ -127,6 +127,11 @@ class JointModel(nn.Module):
         return sum(self.state_sizes.values())
 
     @property
+    def centralized(self) -> list[str]:
+        """Ids of the policies with a centralised critic."""
+        return [key for key, own in self.policies.items() if getattr(own, "is_centralized", False)]
+
+    @property
     def by_policy(self) -> dict[str, nn.Module]:
         """The models by the id of their policy."""
         return dict(self.policies.items())
