@@ -87,6 +87,9 @@ class ActorPolicy:
     members: dict[str, list[str]]
     """The agents of each policy, if there are several agents."""
 
+    centralized: Sequence[str]
+    """Policies with a centralised critic."""
+
     num_steps: int
     """Steps T of each environment per rollout."""
 
@@ -105,6 +108,7 @@ class ActorPolicy:
             state_size=int(getattr(model, "state_size", 0)),
             state_sizes=getattr(model, "state_sizes", {}),
             members=getattr(model, "members", {}),
+            centralized=getattr(model, "centralized", ()),
             **settings,
         )
 
@@ -123,6 +127,7 @@ class ActorPolicy:
                 self.state_sizes,
                 self.num_steps,
                 num_envs,
+                self.centralized,
             )
         return RolloutLayout(
             env.single_observation_space,
