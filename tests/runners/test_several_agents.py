@@ -253,7 +253,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
     assert found["policies.judge.normalizer.frozen"]
     assert found["policies.judge.normalizer.count"] >= 20
     assert not any(".players." in name for name in found)
-    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    monkeypatch.setattr("maze_train.training.observation_statistics.MOST_IDLE", 1)
     small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
     with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
         run("idle", "ppo", policies=policies, **small)
