@@ -18,7 +18,7 @@ DEFAULT_CONCURRENCY = 8
 
 ONLY_FOR_TRAINING = (
     *("max_wall_time_s", "dataset", "fast_dev_run"),
-    *("deterministic", "detect_anomaly"),
+    *("deterministic", "detect_anomaly", "envs_per_actor"),
 )
 """Settings of a runner that a rollout does not have."""
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FIXED_POLICY = "maze_train.rollout.fixed_policies.fixed_policy"
 """Found where a policy has no networks."""
 
+BUILD_CENTRALIZED = "maze_train.nets.centralized.build_centralized"
+"""Found where a critic sees what all agents observe."""
+
 SHARED = "default"
 """Id of the policy where one is enough for all agents."""
 
@@ -150,7 +153,11 @@ def build_joint_model(
         own, here = policies.get(policy), spaces.of(agent)
         if own is None or own.source is None or own.run is not None:
             model = (own.model if own else None) or config
-            models[policy] = build(model, *here, seeds.integer(policy))
+            if model.centralized_critic:
+                given = build, model, spaces, agent, seeds.integer(policy)
+                models[policy] = locate(BUILD_CENTRALIZED)(*given)
+            else:
+                models[policy] = build(model, *here, seeds.integer(policy))
         else:
             key = f"policies.{policy}.source"
             models[policy] = locate(FIXED_POLICY)(own.source, key, *here)
