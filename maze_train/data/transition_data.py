@@ -12,7 +12,8 @@ import torch
 
 from maze_train.data.trajectories import arrays_of, leaf_specs, trees_of
 from maze_train.spaces.actions import checked_actions
-from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces, part_of
+from maze_train.spaces.agent_trees import part_of
+from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 from maze_train.types import tree_leaves, tree_map
