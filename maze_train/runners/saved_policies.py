@@ -20,7 +20,7 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.errors import RunDirectoryError, one_of
 from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
-from maze_train.training.models import make_model, model_weights
+from maze_train.training.models import make_model, model_weights, modules_of
 from maze_train.training.policies import policies_of_agents
 from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
 
@@ -51,6 +51,8 @@ class SavedPolicy:
         action_space: Action space of one environment.
         weights: Weights by name, on the CPU.
         score: Score that selected it: `score` (null: none) and `epoch`; empty if it is not known.
+        whole: The policies of all agents, and its id among them, where it is one of several that
+            can not be built alone: its critic sees all agents. None: it can be.
     """
 
     directory: Path
@@ -59,6 +61,7 @@ class SavedPolicy:
     action_space: spaces.Space[Any]
     weights: dict[str, torch.Tensor]
     score: dict[str, Any]
+    whole: tuple[SavedPolicy, str] | None = None
 
     @property
     def spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -99,7 +102,7 @@ class SavedPolicy:
         model = (own.model if own else None) or config.model
         return replace(
             self,
-            config=replace(config, model=model, policies={}),
+            config=replace(config, model=replace(model, centralized_critic=None), policies={}),
             observation_space=observation_space,
             action_space=action_space,
             weights={
@@ -107,6 +110,7 @@ class SavedPolicy:
                 for name, value in self.weights.items()
                 if name.startswith(start)
             },
+            whole=(self, policy) if model.centralized_critic else None,
         )
 
     def make_model(self) -> nn.Module:
@@ -115,6 +119,10 @@ class SavedPolicy:
         Raises:
             RunDirectoryError: If it can not be built, or the weights do not fit or are not finite.
         """
+        if self.whole is not None:
+            several, policy = self.whole
+            found: nn.Module = modules_of(several.make_model())[policy]
+            return found
         config = self.config
         try:
             model = make_model(config.algorithm, config.model, config.policies, *self.spaces, 0)

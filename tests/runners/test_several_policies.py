@@ -99,7 +99,11 @@ def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
     assert summary("all")["agents"]["left"]["win_rate"] is None
 
 
-@pytest.mark.parametrize("more", [{}, RECURRENT], ids=["plain", "memory"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, RECURRENT, {"model.centralized_critic": True}],
+    ids=["plain", "memory", "centralised critic"],
+)
 def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, Any]) -> None:
     """Also sampled, and where each agent has a policy of its own; agents share noise in no way."""
     run("run", **more)
