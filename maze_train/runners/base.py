@@ -51,6 +51,7 @@ CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
 LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
 PAST_ROWS = "maze_train.runners.run_checkpoints.past_rows"
 HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
+MAKE_SNAPSHOTS = "maze_train.rollout.league_collector.make_snapshots"
 POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 FINAL_TEST = "maze_train.training.final_test.final_test"
@@ -152,7 +153,10 @@ class TrainingRunner:
             if self.config.algorithm.learns_from == "dataset":
                 builder.prepare(model)  # the loss depends on the data
             learner = builder.build_learner(model)
-        learner.load_state_dict(checkpoint.state["learners"]["learner"])
+        state = checkpoint.state["learners"]["learner"]
+        if learner.modules.keys() != state["modules"].keys():
+            locate(MAKE_SNAPSHOTS)(learner, state["modules"])
+        learner.load_state_dict(state)
         return learner
 
     # -- the run ---------------------------------------------------------------------------------
