@@ -245,14 +245,13 @@ class TrainingRunner:
         with interruption:
             summary = self._train(trainer, tracker, selection)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
-        times = self.builder.env_times() if config.runner.name == "local" else None
-        for note in end_notes(rows, times, config.tracking.info_keys):
-            self._tell_once(note)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection)
         seed = self.seeds.integer("acting")
         policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
+        for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):
+            self._tell_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
     def _train(
