@@ -89,6 +89,9 @@ class ActorPolicy:
     members: dict[str, list[str]]
     """The agents of each policy, if there are several agents."""
 
+    centralized: Sequence[str]
+    """Policies with a centralised critic."""
+
     num_steps: int
     """Steps T of each environment per rollout."""
 
@@ -122,6 +125,7 @@ class ActorPolicy:
             state_size=int(getattr(model, "state_size", 0)),
             state_sizes=getattr(model, "state_sizes", {}),
             members=getattr(model, "members", {}),
+            centralized=getattr(model, "centralized", ()),
             **settings,
         )
 
@@ -145,6 +149,7 @@ class ActorPolicy:
                 self.state_sizes,
                 self.num_steps,
                 num_envs,
+                self.centralized,
             )
         return RolloutLayout(
             env.single_observation_space,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from gymnasium.spaces import Box
 
 from maze_train.errors import ConfigError, SpaceError
@@ -34,11 +35,32 @@ class TD3Model(PolicyAndCritics):
     Args:
         *parts: As for `PolicyAndCritics`.
         **others: Likewise.
+
+    Attributes:
+        exploration_noise_stddev: Standard deviation of the noise of actions, 0-d; saved with the
+            weights.
     """
+
+    exploration_noise_stddev: Tensor
 
     def __init__(self, *parts: Any, **others: Any) -> None:
         super().__init__(*parts, **others)
         self.target_policy = self.target_of(self.policy)
+        family: Any = next(iter(self.distribution.parts.values()))
+        self.register_buffer("exploration_noise_stddev", torch.tensor(family.noise_stddev))
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters, `[..., param_size]`; the family gets the noise of the moment."""
+        stddev = float(self.exploration_noise_stddev)
+        for family in self.distribution.parts.values():
+            family.noise_stddev = stddev  # type: ignore[attr-defined]  # NoisyActions
+        return super().policy_params(obs)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        # Models were saved without it while it was a constant.
+        key = f"{prefix}exploration_noise_stddev"
+        state.setdefault(key, self.exploration_noise_stddev)
+        super()._load_from_state_dict(state, prefix, *others)
 
     def actions_of(self, policy: Policy, inputs: TensorTree) -> Tensor:
         """Actions of a policy, scaled to [-1, 1], `[n, D]`, for the `inputs` of observations."""
@@ -61,7 +83,7 @@ def build_td3(
         action_space: Action space of one environment.
         seed: Seed of the initial weights; the global generator is left as it was.
         num_critics: Number of critics.
-        noise_stddev: Standard deviation of the noise that explores.
+        noise_stddev: Standard deviation of the noise that explores, at first.
 
     Raises:
         ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
