@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import signal
 from contextlib import ExitStack, closing
@@ -35,7 +34,6 @@ from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.seeding import EpisodeSeeds, Seeds
 from maze_train.training.state_files import dumps, loads
 from maze_train.workers.places import LocalProcesses, ThisProcess
-from maze_train.workers.pool import InlinePool
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -44,34 +42,12 @@ A = 3
 """Actors; two workers have one and two of them."""
 
 
-class PoolElsewhere(InlinePool):
-    """Workers that see no memory of their caller: arguments and results are copies."""
-
-    shares_memory = False
-
-    def call(self, index, method, *args):
-        """Call with copies."""
-        super().call(index, method, *pickle.loads(pickle.dumps(args)))
-
-    def receive(self, index):
-        """A copy of the result."""
-        return pickle.loads(pickle.dumps(super().receive(index)))
-
-    def allocate(self, nbytes):
-        """There is no memory that all see."""
-        raise AssertionError
-
-
-class Elsewhere(ThisProcess):
-    """A place with two such workers."""
+class TwoWorkers(ThisProcess):
+    """Two workers in this process."""
 
     def num_workers(self, at_most):
         """Two."""
         return 2
-
-    def pool(self, make_workers, names, calls):
-        """A pool of them."""
-        return PoolElsewhere(make_workers)
 
 
 def processes(n_workers, **settings):
@@ -82,7 +58,7 @@ def processes(n_workers, **settings):
 
 PLACES = {
     "here": ThisProcess(),
-    "elsewhere": Elsewhere(),
+    "2 here": TwoWorkers(),
     "1 process": processes(1),
     "2 processes": processes(2),
     "3 processes": processes(3),
@@ -161,7 +137,7 @@ def assert_collects(collector, model, references, versions=(0, 1, 2)):
 @every_place
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
-    """All columns and episodes, to the bit, whatever the number of workers and their memory."""
+    """All columns and episodes, to the bit, whatever the number of workers."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
     collector, model = start(make, PLACES[place], memory=memory)
@@ -203,7 +179,7 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "places",
-    [("here", "elsewhere"), pytest.param(("2 processes", "3 processes"), marks=slow)],
+    [("here", "2 here"), pytest.param(("2 processes", "3 processes"), marks=slow)],
 )
 def test_a_run_goes_on_where_its_state_says(start, kind, places):
     """To the bit, with another number of workers; also from before the first rollout."""
