@@ -121,6 +121,25 @@ class Heaps(MultiAgentEnv):
         return np.full((4, 4, 3), 10 * self.heap, np.uint8)
 
 
+class LuckyHeaps(Heaps):
+    """The heap is drawn by chance that no seed controls; the state can be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chance = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        return super().reset(seed=int(self.chance.integers(2**31)))
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {"heap": self.heap, "turn": self.turn, "judged": self.judged}
+        return {**counts, "chance": self.chance.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.chance.bit_generator.state = state.pop("chance")
+        vars(self).update(state)
+
+
 class Pushers(MultiAgentEnv):
     """Two push a cart at the same time, with Boxes of one and of two numbers, for 2 to 6 steps.
 

@@ -103,6 +103,7 @@ class TrainingRunner:
             seeds=self.seeds,
             device=find_device(own or config.algorithm.device, key),
             concurrency=config.runner.concurrency,
+            envs_per_actor=config.runner.envs_per_actor,
             learner_group=config.learner_group,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,

@@ -146,6 +146,9 @@ class AlgorithmConfig:
     can_share_minibatches: ClassVar[bool] = True
     """Whether losses are means over samples, which several learners can share out."""
 
+    can_have_actors: ClassVar[bool] = False
+    """Whether actors may collect its rollouts (`runner.envs_per_actor`)."""
+
     can_learn_meanwhile: ClassVar[bool] = False
     """Whether updates may be made while experience is collected, with weights of its own."""
 

@@ -72,6 +72,9 @@ def make_model(
         if policies:
             problem = "the environment has one agent; leave it out"
             raise ConfigError("policies", problem, list(policies))
+        if config.centralized_critic:
+            problem = "the environment has one agent; leave it out"
+            raise ConfigError("model.centralized_critic", problem, True)
         model = build(config, observation_space, action_space, seed)
         return model
     if not algorithm.learns_for_several_agents:

@@ -15,6 +15,7 @@ from maze_train.data.rollout import Rollout
 from maze_train.data.turn_replay import TurnReplayBuffer
 from maze_train.data.turns import TurnSplitter
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
+from maze_train.learner.reward_scaling import RewardScaler
 
 AGENTS = ("a", "b", "c")
 POLICIES = {"x": ["a", "c"], "y": ["b"]}
@@ -282,6 +283,27 @@ def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, floa
                 break
         found[obs] = reward, discount, seen
     return found
+
+
+@pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])
+def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
+    """The rows in which an agent waits end no sum, those of lost turns do."""
+    stream = Stream.random(60, seed=1)
+    scaler = RewardScaler(gamma=0.9, clip=0.0)
+    for rollout in split(stream, lengths)["x"]:
+        scaler.scale(rollout.rewards, rollout.ended, rollout.valid)
+    sums = []
+    for agent in (0, 2):
+        for env in range(NUM_ENVS):
+            running = 0.0
+            for _, reward, end, _ in stream.turns(env, agent, sum(lengths)):
+                if end != 3:
+                    running = reward + 0.9 * running
+                    sums.append(running)
+                running *= end == 0
+    moments = scaler.moments
+    found = [float(x) for x in (moments.count, moments.mean, moments.var)]
+    assert found == pytest.approx([len(sums), np.mean(sums), np.var(sums)], rel=1e-6)
 
 
 def test_advantages_by_hand() -> None:

@@ -228,7 +228,8 @@ def test_environments_of_processes_keep_nothing_of_their_episodes(is_remote):
     """No checkpoint asks where they are; each actor knows the number of its first one."""
     context = WorkerContext(2)
     context.is_remote = is_remote
-    env = ActorWorker(Portable(partial(vector_of, ActorEnv, 3, False), "env"), 3, context)._env
+    make_env = Portable(partial(vector_of, ActorEnv, 3, False), "env")
+    env = ActorWorker(make_env, 3, [2], None, context)._envs[2]
     assert (env.first_env, env.can_be_restored) == (6, not is_remote)
 
 

@@ -113,6 +113,34 @@ def test_a_saved_policy_acts_for_all_agents(case: str) -> None:
     assert len(result.episodes) == 3
 
 
+CLASSIC = [
+    *("tictactoe_v3", "rps_v2", "connect_four_v3", "leduc_holdem_v4", "texas_holdem_v4"),
+    *("texas_holdem_no_limit_v6", "chess_v6", "go_v5", "hanabi_v5"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", everyday(1, CLASSIC))
+def test_classic_environments_are_learned_continued_and_played(name: str) -> None:
+    """Collection, updates, checkpoints and saved policies work with each of PettingZoo's games."""
+    pytest.importorskip("pettingzoo")
+    if name != "tictactoe_v3":
+        pytest.importorskip("hanabi_learning_environment" if "hanabi" in name else "rlcard")
+    few = {"algorithm.lr": 0.01, "checkpoint.interval": 1, "evaluation.max_episode_steps": 30}
+    few |= {"env": {"id": f"pettingzoo:classic/{name}"}, "total_steps": 0}
+    run("whole", "ppo", **few, **{"algorithm.n_epochs": 3})
+    run("part", "ppo", **few, **{"algorithm.n_epochs": 2})
+    run("part", "ppo", **few, **{"algorithm.n_epochs": 3}, resume="part")
+    assert rows("part") == rows("whole")
+    for found in rows("whole"):
+        losses = [float(cell) for key, cell in found.items() if "policy_loss" in key and cell]
+        assert losses
+        assert np.isfinite(losses).all()
+    given = {"trust": ["pettingzoo"], "progress": "quiet", "max_episode_steps": 40}
+    (episode,) = run_rollout(run="whole", n_episodes=1, **given).episodes
+    assert episode.length > 0
+
+
 @pytest.mark.parametrize(
     ("policies", "ids"),
     [
@@ -225,7 +253,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
     assert found["policies.judge.normalizer.frozen"]
     assert found["policies.judge.normalizer.count"] >= 20
     assert not any(".players." in name for name in found)
-    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    monkeypatch.setattr("maze_train.training.observation_statistics.MOST_IDLE", 1)
     small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
     with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
         run("idle", "ppo", policies=policies, **small)
