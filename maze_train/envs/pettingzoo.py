@@ -9,6 +9,7 @@ import importlib.util
 import pkgutil
 import re
 import warnings
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +122,9 @@ class PettingZooAgents(MultiAgentEnv):
         """Close the environment."""
         self.env.close()
 
+    @abstractmethod
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
         """Infos of some reset."""
-        raise NotImplementedError
 
     def _observed(self, agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
         """An observation, with the legal actions of the info if they belong there."""

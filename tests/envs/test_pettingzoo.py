@@ -341,6 +341,8 @@ def test_own_environments_pass_the_tests_of_pettingzoo(capsys: pytest.CaptureFix
     tests = importlib.import_module("pettingzoo.test")
     tests.api_test(Rounds(), num_cycles=20)
     tests.parallel_api_test(Walkers(), num_cycles=20)
+    told = capsys.readouterr().out.lower()
+    assert told.count("passed") == 2, told
 
 
 def steps(vector: Any, count: int, obs: Any = None) -> list[Any]:

@@ -36,6 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
     "td3": {**OFF_POLICY, "env": {"_target_": "agent_envs.Pushers"}},
     "impala": {"algorithm.broadcast_interval": 2},
     "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
+    "ppo, centralised": {**RECURRENT, **NORMALISED, "model.centralized_critic": True},
+    "impala, centralised": {"model.centralized_critic": True, "algorithm.replay_size": 3},
 }
 
 
@@ -193,6 +195,18 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             r"policies = \['a'\]: the environment has one agent; leave it out",
         ),
         (
+            {"algorithm": "sac", "model.centralized_critic": True},
+            r"model\.centralized_critic = True: only critics of states can .* choose a2c, ppo",
+        ),
+        (
+            {"env": {"id": "CartPole-v1"}, "model.centralized_critic": True},
+            r"model\.centralized_critic = True: the environment has one agent; leave it out",
+        ),
+        (
+            {"model.shared_trunk": True, "model.centralized_critic": True},
+            r"model\.shared_trunk = True: a centralised critic shares no layers",
+        ),
+        (
             {"env.wrappers": [{"_target_": "gymnasium.wrappers.NormalizeReward"}]},
             r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, and agents",
         ),
@@ -207,7 +221,8 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
     ],
     ids=[
         *("typo", "left out", "name", "none", "twice", "algorithm", "priorities"),
-        *("demonstrations", "one agent", "rewards", "scale"),
+        *("demonstrations", "one agent", "no critic of states", "nobody else", "a trunk"),
+        *("rewards", "scale"),
     ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
@@ -253,7 +268,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
     assert found["policies.judge.normalizer.frozen"]
     assert found["policies.judge.normalizer.count"] >= 20
     assert not any(".players." in name for name in found)
-    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    monkeypatch.setattr("maze_train.training.observation_statistics.MOST_IDLE", 1)
     small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
     with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
         run("idle", "ppo", policies=policies, **small)
