@@ -51,6 +51,7 @@ CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
 LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
 PAST_ROWS = "maze_train.runners.run_checkpoints.past_rows"
 HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
+MAKE_SNAPSHOTS = "maze_train.rollout.league_collector.make_snapshots"
 POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 FINAL_TEST = "maze_train.training.final_test.final_test"
@@ -106,6 +107,7 @@ class TrainingRunner:
             seeds=self.seeds,
             device=find_device(own or config.algorithm.device, key),
             concurrency=config.runner.concurrency,
+            envs_per_actor=config.runner.envs_per_actor,
             learner_group=config.learner_group,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,
@@ -154,7 +156,10 @@ class TrainingRunner:
             if self.config.algorithm.learns_from == "dataset":
                 builder.prepare(model)  # the loss depends on the data
             learner = builder.build_learner(model)
-        learner.load_state_dict(checkpoint.state["learners"]["learner"])
+        state = checkpoint.state["learners"]["learner"]
+        if learner.modules.keys() != state["modules"].keys():
+            locate(MAKE_SNAPSHOTS)(learner, state["modules"])
+        learner.load_state_dict(state)
         return learner
 
     # -- the run ---------------------------------------------------------------------------------
@@ -240,14 +245,13 @@ class TrainingRunner:
         with interruption:
             summary = self._train(trainer, tracker, selection)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
-        times = self.builder.env_times() if config.runner.name == "local" else None
-        for note in end_notes(rows, times, config.tracking.info_keys):
-            self._tell_once(note)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection)
         seed = self.seeds.integer("acting")
         policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
+        for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):
+            self._tell_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
     def _train(
