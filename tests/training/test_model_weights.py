@@ -7,7 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+from maze_train.errors import ConfigError
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.models import make_model, model_weights, modules_of
@@ -30,3 +32,10 @@ def test_weights_of_a_model_are_those_of_its_modules(pair):
     found, expected = model_weights(modules, *pair), model.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_an_algorithm_for_one_agent_names_the_others():
+    """It is refused before anything is built."""
+    given = {}, SEVERAL.observation_space, SEVERAL.action_space
+    with pytest.raises(ConfigError, match=r"algorithm = 'bc': learns for one agent.*one of ppo"):
+        make_model(BCAlgorithmConfig(), ModelConfig(), *given, seed=0)
