@@ -23,6 +23,7 @@ from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel, readable
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
+from maze_train.targets import locate
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ rows matter is the second argument."""
 
 ROW_BLOCK = 32
 """Numbers in the largest step of vectorised code: two registers of 16 float32 at once."""
+
+
+JOINT_POPULATION = "maze_train.nets.joint_population.JointPopulation"
+"""Found where a model acts for several agents."""
 
 
 def row_blocks(count: int) -> int:
@@ -124,22 +129,20 @@ class Population(ABC):
         return view
 
 
-class BatchedPopulation(Population):
+class BatchedPolicy:
     """Copies of a template policy without images and without a memory: one product per layer.
 
     Args:
         model: The policy.
-        count: Number of copies.
+        view: Gives a parameter of all copies.
     """
 
-    model: PolicyModel
-
-    def __init__(self, model: PolicyModel, count: int) -> None:
-        super().__init__(model, row_blocks(count))
-        self._trunk = None if model.trunk is None else _batched(model.trunk, self._view)
-        self._net = _batched(model.policy.net, self._view)
+    def __init__(self, model: Any, view: View) -> None:
+        self.model: PolicyModel = model
+        self._trunk = None if model.trunk is None else _batched(model.trunk, view)
+        self._net = _batched(model.policy.net, view)
         free = model.policy.free_params
-        self._free = None if free is None else self._view(free)
+        self._free = None if free is None else view(free)
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
@@ -166,6 +169,28 @@ class BatchedPopulation(Population):
             outputs = np.concatenate([outputs, self._free[:rows]], axis=1)
         params = torch.from_numpy(outputs)
         return params if model.masking is None else model.masking.apply(params, obs)
+
+
+class BatchedPopulation(Population):
+    """Copies of a policy such as `BatchedPolicy` computes.
+
+    Args:
+        model: The policy.
+        count: Number of copies.
+    """
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        super().__init__(model, row_blocks(count))
+        self._policy = BatchedPolicy(model, self._view)
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether a model is of that kind."""
+        return BatchedPolicy.fits(model)
+
+    def params(self, count: int, obs: TensorTree) -> Tensor:
+        """Distribution parameters of the first copies, see `Population.params`."""
+        return self._policy.params(count, obs)
 
 
 class RowPopulation(Population):
@@ -219,9 +244,10 @@ class RowPopulation(Population):
 
 def build_population(model: nn.Module, count: int) -> Population:
     """Copies of a policy, computed together where that can be done."""
-    if BatchedPopulation.fits(model):
-        return BatchedPopulation(cast("PolicyModel", model), count)
-    return RowPopulation(model, count)
+    batched = locate(JOINT_POPULATION) if hasattr(model, "by_policy") else BatchedPopulation
+    kind: Any = batched if batched.fits(model) else RowPopulation
+    population: Population = kind(model, count)
+    return population
 
 
 def _batched(module: nn.Module, view: View) -> Net:

@@ -478,7 +478,7 @@ def test_statistics_of_observations(
         learn = trainer.learners.update
 
         def noted(population: Any, progress: Any) -> Any:
-            pairs[:] = [pair.pair for pair in population.pairs]
+            pairs[:] = [pair.pair for pair in population["default"].pairs]
             return learn(population, progress)
 
         monkeypatch.setattr(trainer.learners, "update", noted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -243,6 +244,34 @@ def test_a_better_plus_moves_towards_the_noise():
         noise = table.get(9, len(step)).numpy()
         np.testing.assert_allclose(step, sign * 0.05 * 0.5 * noise, rtol=1e-5, atol=1e-6)
     table.close()
+
+
+def test_policies_learn_from_what_their_agents_got(table):
+    """Each as if alone, with the mean return of its agents and its part of the noise."""
+    config, returns = make_config(), {"p": [3.0, 1.0], "q": [1.0, 5.0], "r": [2.0, 2.0]}
+    several = population(table, [[0.0, 0.0]], [40])
+    for pair in several.pairs:
+        for i, one in enumerate(pair.members):
+            one.agent_returns.update({agent: own[i] for agent, own in returns.items()})
+    alone, models = make_model(), {"x": make_model(), "y": make_model(), "z": make_model()}
+    before, size = theta_of(alone), len(theta_of(alone))
+    agents = {"x": ["p", "q"], "y": ["q"], "z": ["r"]}
+    parts = {
+        key: replace(several, agents=agents[key], offset=i * size) for i, key in enumerate(models)
+    }
+    learner = ESLearner(models, config)
+    row = learner.update(parts, Progress()).reduce()
+    assert parts["x"].fitness.tolist() == [[2.0, 3.0]]
+    for i, fitness in enumerate([[2.0, 3.0], [1.0, 5.0]]):
+        alone = make_model()
+        expected = ESLearner(alone, config).update(
+            population(table, [fitness], [40 + i * size]), Progress()
+        )
+        key = "xyz"[i]
+        assert theta_of(models[key]) == pytest.approx(theta_of(alone), rel=1e-12)
+        ratio = expected.reduce()["train/update_ratio"]
+        assert row[f"train/{key}/update_ratio"] == pytest.approx(ratio)
+    assert theta_of(models["z"]) == before, "its agent got the same from both"
 
 
 # -- equal returns -------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from maze_train.nets.config import (
     ModelConfig,
     ObservationNormalizationConfig,
 )
+from maze_train.nets.joint_population import JointPopulation
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import (
     ROW_BLOCK,
@@ -28,8 +29,10 @@ from maze_train.nets.population import (
     find_normalizer,
     row_blocks,
 )
+from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for
+from maze_train.training.policies import build_joint_model
 from maze_train.types import tree_leaves, tree_map
 
 sys.path.append(str(Path(__file__).parents[1] / "distributions"))
@@ -49,6 +52,11 @@ NESTED = {
     "bits": spaces.MultiBinary((2, 2)),
     "cards": spaces.MultiDiscrete([[2, 3], [4, 1]]),
 }
+MASKED = spaces.Dict({"seen": BOX, "action_mask": spaces.MultiBinary(4)})
+SEVERAL = AgentSpaces(
+    {"a": MASKED, "b": BOX, "c": MASKED},
+    {"a": spaces.Discrete(4), "b": TURN, "c": spaces.Discrete(4)},
+)
 OBSERVATIONS = {
     "box": BOX,
     "wide": spaces.Box(-np.inf, np.inf, (129,), np.float32),
@@ -62,6 +70,7 @@ OBSERVATIONS = {
     "masked": spaces.Dict({**NESTED, "action_mask": spaces.MultiBinary(4)}),
     "image": IMAGE,
     "dict with image": spaces.Dict({"screen": IMAGE, "speed": BOX}),
+    "agents": SEVERAL.observation_space,
 }
 ACTIONS = {
     "discrete": spaces.Discrete(4),
@@ -112,6 +121,7 @@ ROWWISE = {
     "memory of images": ({"memory": MemoryConfig(size=7), "hidden_sizes": [7]}, "image"),
     "normalised memory": ({"memory": MemoryConfig(size=7), "normalization": RUNNING}, "dict"),
     "remembering rule": ({"memory": MemoryConfig(size=7), "wrapper": "Remembers"}, "box"),
+    "agents that remember": ({"memory": MemoryConfig(size=7)}, "agents"),
 }
 CASES = {**BATCHED, **ROWWISE}
 every_case = pytest.mark.parametrize("case", CASES)
@@ -123,6 +133,9 @@ def model_of(case, action="discrete", *, has_statistics=True):
     config = dict(config)
     wrapper = config.pop("wrapper", None)
     space = OBSERVATIONS[obs]
+    if obs == "agents":
+        model = build_joint_model(build_policy, ModelConfig(**config), SEVERAL, {}, 3)
+        return model, flat_space(space)
     model = build_policy(
         ModelConfig(**config),
         space,
@@ -227,7 +240,8 @@ def test_rows_are_the_policy_with_their_weights(case, action):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     copies = Copies(model, space)
     population = build_population(model, 6)
-    assert type(population) is (BatchedPopulation if case in BATCHED else RowPopulation)
+    batched = JointPopulation if case == "agents" else BatchedPopulation
+    assert type(population) is (batched if case in BATCHED else RowPopulation)
     found = copies.play(population, range(6))
     copies.check(found)
     assert len({found[row].numpy().tobytes() for row in range(6)}) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
     "impala": {"algorithm.broadcast_interval": 2},
     "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
     "ppo, centralised": {**RECURRENT, **NORMALISED, "model.centralized_critic": True},
+    "es": {},
+    "es, memory": {"model.memory": {"cell": "gru", "size": 6}, "env.max_episode_steps": 9},
     "impala, centralised": {"model.centralized_critic": True, "algorithm.replay_size": 3},
 }
 
@@ -60,7 +63,7 @@ def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: st
     assert rows("part") == rows("whole")
     assert len(rows("whole")) == 6
     found = rows("whole")[-1].keys()
-    one = {name.split("/")[1] for name in found if name.startswith("train/") and "_loss" in name}
+    one = {name.split("/")[1] for name in found if re.match("train/.*(_loss|policy_norm)", name)}
     assert one == ({"left", "right"} if case == "td3" else {"first", "referee"})
     assert any(name.startswith("eval/") and name.count("/") == 2 for name in found)
 
@@ -182,7 +185,14 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             {"policies.a.agents": ["*"], "policies.b.agents": ["first"]},
             r"policies\.b\.agents.*first has the policy a already",
         ),
-        ({"algorithm": "es"}, r"algorithm = 'es': learns for one agent, .* choose one of ppo, a2c"),
+        (
+            {"algorithm": "es", "model.normalization.mode": "running"},
+            r"model\.normalization\.mode = 'running': members of several agents take no statistics",
+        ),
+        (
+            {"algorithm": "es", "policies_to_train": ["first"]},
+            r"policies_to_train = \['first'\]: es trains all policies that are not frozen",
+        ),
         (
             {"algorithm": "sac", "algorithm.replay_buffer": "prioritized"},
             r"algorithm\.replay_buffer = .*: turns of several agents are drawn uniformly; expected",
@@ -221,7 +231,7 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
         ),
     ],
     ids=[
-        *("typo", "left out", "name", "none", "twice", "algorithm", "priorities"),
+        *("typo", "left out", "name", "none", "twice", "statistics", "chosen", "priorities"),
         *("demonstrations", "one agent", "no critic of states", "nobody else", "a trunk"),
         *("rewards", "scale"),
     ],

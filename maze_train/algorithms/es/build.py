@@ -20,9 +20,10 @@ from maze_train.rollout.population import MemberSettings
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.environments import close_quietly
 from maze_train.training.machine import available_memory, readable_nbytes
+from maze_train.training.models import modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import gymnasium
     from torch import nn
@@ -118,11 +119,14 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     def model_maker(self) -> Callable[[], nn.Module]:
         """Return a builder of the policy, with the same initial weights each time."""
-        return partial(build_member, super().model_maker(), self.algorithm.deterministic)
+        frozen = [key for key, own in self.context.policies.items() if own.frozen]
+        return partial(build_member, super().model_maker(), self.algorithm.deterministic, frozen)
 
     def prepare(self, model: nn.Module) -> None:
         """Build the learner, and let the population know the policy."""
         policy: Any = model
+        if hasattr(model, "members"):
+            self._check_agents(model)
         if self.algorithm.action_noise_stddev and not num_reals(policy.distribution):
             raise ConfigError(
                 "algorithm.action_noise_stddev",
@@ -131,6 +135,17 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
             )
         super().prepare(model)
         self.rollouts.begin(model, self.model_maker())
+
+    def _check_agents(self, model: nn.Module) -> None:
+        """Refuse what is for one agent only."""
+        if find_normalizer(model) is not None:
+            problem = "members of several agents take no statistics of observations; expected none"
+            mode = self.context.model.normalization.mode
+            raise ConfigError("model.normalization.mode", problem, mode)
+        chosen = self.context.policies_to_train
+        if chosen is not None:
+            problem = "es trains all policies that are not frozen; set policies.<id>.frozen=true"
+            raise ConfigError("policies_to_train", problem, chosen)
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """The population."""
@@ -143,15 +158,20 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         self.close_env()
 
 
-def build_member(build_policy: Callable[[], nn.Module], deterministic: bool) -> nn.Module:
+def build_member(
+    build_policy: Callable[[], nn.Module], deterministic: bool, frozen: Sequence[str] = ()
+) -> nn.Module:
     """The policy of the members.
 
     Args:
         build_policy: Builds the policy that a configuration asks for.
         deterministic: Whether members take the most likely action. State-independent parameters
             that make no difference to it are frozen then.
+        frozen: Ids of policies that stay as they are.
     """
     model = build_policy()
+    for policy in frozen:
+        modules_of(model)[policy].requires_grad_(False)
     if deterministic:
         for module in model.modules():
             if isinstance(module, Policy) and module.free_params is not None:

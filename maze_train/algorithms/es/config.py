@@ -27,6 +27,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     default_concurrency: ClassVar[int] = 64
     can_share_minibatches: ClassVar[bool] = False
+    learns_for_several_agents: ClassVar[bool] = True
 
     n_rollouts_per_update: int = 64
     """Episodes that an update learns from at least, two for each perturbation. Even, >= 2."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -12,7 +12,8 @@ from maze_train.algorithms.es.events import ESEvents
 from maze_train.functional.evolution import antithetic_gradient, shaped_returns
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.learner import Learner
-from maze_train.learner.modules import DEFAULT_MODULE, DEFAULT_OPTIMIZER
+from maze_train.learner.modules import DEFAULT_OPTIMIZER
+from maze_train.learner.steps import statistics_of
 from maze_train.nets.population import find_normalizer
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from maze_train.algorithms.es.config import ESAlgorithmConfig
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
+    from maze_train.learner.optimizers import ModuleOptimizer
+    from maze_train.rollout.episode_player import PlayedEpisode
     from maze_train.rollout.es_rollouts import ESRolloutResult
     from maze_train.rollout.members import ObservationMoments
     from maze_train.rollout.noise_table import SharedNoiseTable
@@ -37,6 +40,28 @@ class EvaluatedPopulation:
     noise_table: SharedNoiseTable
     """Table that holds their noise."""
 
+    agents: Sequence[str] = ()
+    """Agents of the policy, whose mean return is the fitness; none: there is but one agent."""
+
+    offset: int = 0
+    """Number of parameters of other policies in the noise before those of this one."""
+
+    @property
+    def fitness(self) -> Tensor:
+        """What the members of each pair got, `[n, 2]` float64."""
+        found = [[self._fitness_of(member) for member in pair.members] for pair in self.pairs]
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _fitness_of(self, member: PlayedEpisode) -> float:
+        if not self.agents:
+            return member.fitness
+        return sum(member.agent_returns[agent] for agent in self.agents) / len(self.agents)
+
+    def noise(self, dim: int) -> Iterator[Tensor]:
+        """The noise of the policy in each pair, `[dim]`."""
+        for pair in self.pairs:
+            yield self.noise_table.get(pair.noise_index + self.offset, dim)
+
 
 class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopulation]):
     """Moves the parameters along an estimate of the gradient of the expected return.
@@ -50,8 +75,11 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
 
     Statistics of observations are those of all members, merged pair by pair after the update.
 
+    Of several agents, all policies of a member are perturbed at once, and each moves by what its
+    own agents got.
+
     Args:
-        modules: The policy.
+        modules: The policy, or those of several agents by id.
         config: Settings.
         device: `cpu`.
         seed: Of no use: the noise was drawn before.
@@ -62,9 +90,12 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     most_empty_updates: ClassVar[int] = 100
     """An update has one step: without it nothing is left of the update."""
     config: ESAlgorithmConfig
-    _has_gradient = True
-    _before: Sequence[Tensor] = ()
     _moments: Sequence[ObservationMoments] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._before: dict[str, Sequence[Tensor]] = {}
+        self._moving: set[str] = set()
 
     def preprocess(
         self, module_id: str, experience: EvaluatedPopulation, statistics: Statistics
@@ -85,19 +116,15 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     ) -> Tensor:
         """A function whose gradient is the estimate: -g · θ + ½ l2_penalty |θ|²."""
         params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
-        fitness = torch.tensor(
-            [[member.fitness for member in pair.members] for pair in batch.pairs],
-            dtype=torch.float64,
-        )
+        fitness = batch.fitness
         utilities = shaped_returns(fitness, self.config.fitness_shaping)
         dim = sum(p.numel() for p in params)
-        table = batch.noise_table
-        noise = (table.get(pair.noise_index, dim) for pair in batch.pairs)
-        ascent = antithetic_gradient(utilities, noise, dim)
-        self._has_gradient = bool(ascent.any())
-        self._before = [p.detach().clone() for p in params]
+        ascent = antithetic_gradient(utilities, batch.noise(dim), dim)
+        if bool(ascent.any()):
+            self._moving.add(module_id)
+        self._before[module_id] = before = [p.detach().clone() for p in params]
         statistics.record(ESEvents.policy_grad_norm, torch.linalg.vector_norm(ascent))
-        statistics.record(ESEvents.policy_norm, _norm(self._before))
+        statistics.record(ESEvents.policy_norm, _norm(before))
         statistics.record(ESEvents.fitness_std, fitness.std(correction=0))
 
         theta = torch.cat([p.reshape(-1) for p in params])
@@ -105,19 +132,25 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
 
     def should_stop(self, statistics: Statistics) -> bool:
         """Whether the estimate is 0 in all entries: the returns say nothing, so nothing moves."""
-        return not self._has_gradient
+        return not self._moving
+
+    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
+        """Those of policies whose estimate is not 0."""
+        return super().active_optimizers({key: losses[key] for key in losses.keys() & self._moving})
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Record how far the parameters moved, and take in what was observed."""
-        if self._before:
-            params = self.optimizers[DEFAULT_MODULE, DEFAULT_OPTIMIZER].params
-            steps = [p.detach() - old for p, old in zip(params, self._before, strict=True)]
-            size = float(_norm(self._before))
+        for module_id, before in self._before.items():
+            params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
+            steps = [p.detach() - old for p, old in zip(params, before, strict=True)]
+            size = float(_norm(before))
             if size:
-                statistics.record(ESEvents.update_ratio, float(_norm(steps)) / size)
-            self._before = ()
-        normalizer = find_normalizer(self.module)
-        if normalizer is not None and self._moments:
+                own = statistics_of(module_id, statistics)
+                own.record(ESEvents.update_ratio, float(_norm(steps)) / size)
+        self._before.clear()
+        self._moving.clear()
+        normalizer = find_normalizer(self.module) if self._moments else None
+        if normalizer is not None:
             normalizer.merge(reduce(merge_moments, map(_as_tensors, self._moments)))
             self._moments = ()
 

@@ -11,7 +11,9 @@ from maze_train.algorithms.es.learner import EvaluatedPopulation
 from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress, scheduled_value
 from maze_train.rollout.episodes import FinishedEpisodes
+from maze_train.rollout.es_rollouts import trained_size
 from maze_train.training.events import TimeEvents
+from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class ESTrainer(Trainer):
         self.rollouts = rollouts
         self._expected = self.algorithm_config.n_rollouts_per_update // 2
         self._trained_steps = 0
+        sizes = {policy: trained_size(own) for policy, own in modules_of(self.model).items()}
+        self._sizes = {policy: size for policy, size in sizes.items() if size}
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Play the pairs of an iteration, and learn from them."""
@@ -55,8 +59,7 @@ class ESTrainer(Trainer):
         pairs = self._play(noise_stddev, episodes)
         played = time.perf_counter()
         episodes.record(statistics)
-        population = EvaluatedPopulation(pairs, self.rollouts.noise_table)
-        statistics.merge(self.learners.update(population, progress))
+        statistics.merge(self.learners.update(self._populations(pairs), progress))
         num_steps = sum(pair.num_steps for pair in pairs)
         self._trained_steps += num_steps
         dropped = self.rollouts.steps_made - self._trained_steps
@@ -65,6 +68,15 @@ class ESTrainer(Trainer):
         statistics.record(TimeEvents.collect_s, played - started)
         statistics.record(TimeEvents.update_s, time.perf_counter() - played)
         return num_steps
+
+    def _populations(self, pairs: list[ESRolloutResult]) -> dict[str, EvaluatedPopulation]:
+        """What each policy learns from."""
+        table, members = self.rollouts.noise_table, getattr(self.model, "members", {})
+        found, offset = {}, 0
+        for policy, size in self._sizes.items():
+            found[policy] = EvaluatedPopulation(pairs, table, members.get(policy, ()), offset)
+            offset += size
+        return found
 
     def _play(self, noise_stddev: float, episodes: FinishedEpisodes) -> list[ESRolloutResult]:
         """The pairs that the next update learns from."""
@@ -89,6 +101,7 @@ class ESTrainer(Trainer):
                     episodes.lengths.append(member.length)
                     if member.success == member.success:
                         episodes.successes.append(member.success)
+                    episodes.add_agents({a: [own] for a, own in member.agent_returns.items()})
                 enough = 2 * len(pairs) >= config.n_rollouts_per_update
                 if enough and num_steps >= config.n_timesteps_per_update:
                     break
