@@ -48,6 +48,7 @@ MODULES_OF_EXTRAS = {
     "-cn search": ("optuna",),
     "env=pettingzoo:": ("pettingzoo", "mpe2"),
     "env._target_=mpe2": ("mpe2",),
+    "experiment=ppo/tictactoe_v3": ("pettingzoo",),
 }
 """What a command needs that holds these words."""
 

@@ -29,7 +29,7 @@ class TrackingConfig:
 
     plot: bool = True
     """Whether plots/learning_curve.png is drawn at the end of the run, and of self-play a table and
-    a picture, plots/league_<policy>.csv and .png."""
+    a picture, plots/league_<policy>.csv and .png, after each evaluation as well."""
 
     profile: list[int] | None = None
     """First and last update, from 1, that are profiled, such as `[11, 20]`: where their time goes
