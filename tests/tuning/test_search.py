@@ -142,7 +142,7 @@ def test_a_study_goes_on_with_the_same_command(
     folders = [maze_run.folder / name for name in ("s", "whole")]
     first, second = ([column(folder, name) for name in names] for folder in folders)
     assert first == second
-    assert len(first[0]) == 6
+    assert len(set(first[2])) == 6
     calls = [folder / f"{i}/calls" for folder in folders for i in range(6)]
     assert {path.read_text() for path in calls} == {"0 auto\n"}
     for change, message in (
