@@ -154,7 +154,7 @@ def test_a_study_goes_on_with_the_same_command(
         assert maze_run(*ONE, *change) == 2
         assert f"maze-run: error: {message}" in capfd.readouterr().err
     assert maze_run(*ONE, "tracking.csv=false", "n_trials=6") == 0
-    assert "has 6 trials" in capfd.readouterr().err
+    assert "has 6 trials, and begins no other one; set n_trials" in capfd.readouterr().err
 
 
 def test_a_hopeless_trial_is_pruned(
