@@ -22,6 +22,8 @@ Row = dict[str, Any]
 
 BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
 COLUMNS = 3
+"""Settings beside each other, at most."""
+
 MIN_TRIALS = 4
 """Trials that come to their end for which importances are told."""
 
@@ -42,7 +44,8 @@ def draw_search(rows: Sequence[Row], study: Study, space: Space, metric: str) ->
     shown = [row for row in shown if np.isfinite(row["value"])]
     weights = _importances(study)
     names = short_names(space.ranges)
-    n_rows = -(-len(names) // COLUMNS)
+    n_columns = min(COLUMNS, len(names))
+    n_rows = -(-len(names) // n_columns)
     figure = Figure(figsize=(11.0, 3.2 * (1 + n_rows)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     parts: Any = figure.subfigures(2, 1, height_ratios=[1, n_rows])
@@ -53,7 +56,7 @@ def draw_search(rows: Sequence[Row], study: Study, space: Space, metric: str) ->
     for axes in second:
         _draw_importances(axes, {names[key]: weight for key, weight in weights.items()})
     for i, (key, name) in enumerate(names.items()):
-        axes = below.add_subplot(n_rows, COLUMNS, i + 1, sharey=first)
+        axes = below.add_subplot(n_rows, n_columns, i + 1, sharey=first)
         _draw_setting(axes, shown, key, space)
         axes.set_xlabel(name)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)

@@ -78,7 +78,8 @@ class SearchResult:
         """How many trials there were, and the best one, in a line."""
         states = [row["state"] for row in self.rows]
         counts = [f"{states.count(s)} {s}" for s in STATES.values() if s in states]
-        line = f"{len(states)} trials ({', '.join(counts)})"
+        plural = "" if len(states) == 1 else "s"
+        line = f"{len(states)} trial{plural} ({', '.join(counts)})"
         if self.best_trial is None:
             return f"{line}, none of which came to its end"
         return f"{line}; best: trial {self.best_trial}, {self.metric} {readable(self.best_value)}"

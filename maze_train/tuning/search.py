@@ -161,7 +161,9 @@ class _Search:
         """Run the trials that are missing."""
         before = len(self.study.trials)
         if before:
-            tell(f"{PROGRAM}: the study in {self.directory} has {before} trials; it goes on")
+            is_full = before >= self.config.n_trials
+            rest = "goes on" if not is_full else "begins no other one; set n_trials to have more"
+            tell(f"{PROGRAM}: the study in {self.directory} has {before} trials, and {rest}")
         try:
             self.processes.run(self._jobs())
         except KeyboardInterrupt:

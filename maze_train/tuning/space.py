@@ -94,7 +94,7 @@ class Space:
                 params[key] = value
                 is_in = isinstance(value, int | float) and found.low <= value <= found.high
             if not is_in:
-                raise ConfigError(key, "is not in its range", value)
+                raise ConfigError(key, "lies outside of its range", value)
         return params
 
     def _setting(self, key: str, value: Any) -> Any:

@@ -127,9 +127,9 @@ def test_distributions() -> None:
     assert list(settings.values()) == ["linear_0.002", 0.5, 128, 64, [8, 8], None]
     config = configure({**PPO, **settings})
     assert space.given(config) == params
-    with pytest.raises(ConfigError, match=r"algorithm.entropy_coef = 2.0: is not in its range"):
+    with pytest.raises(ConfigError, match=r"entropy_coef = 2.0: lies outside"):
         space.given(configure({**PPO, **settings, "algorithm.entropy_coef": 2}))
-    with pytest.raises(ConfigError, match=r"hidden_sizes = \[9\]: is not in its range"):
+    with pytest.raises(ConfigError, match=r"hidden_sizes = \[9\]: lies outside"):
         space.given(configure({**PPO, **settings, "model.hidden_sizes": [9]}))
 
 
