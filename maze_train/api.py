@@ -87,9 +87,11 @@ def train(
         if name in overrides:
             overrides[key] = overrides.pop(name)
     is_continued = algorithm is None and overrides.get("resume") not in (None, AUTO)
-    if is_continued and (env is None or callable(env) or isinstance(env, VectorEnv)):
-        own = {} if env is None else {"env._target_": EnvFactory.from_any(env).config.target}
-        overrides = {**overrides, **own}
+    if is_continued and (env is None or callable(env) or isinstance(env, dict | VectorEnv)):
+        if isinstance(env, dict):
+            overrides = {**overrides, "env": env}
+        elif env is not None:
+            overrides = {**overrides, "env._target_": EnvFactory.from_any(env).config.target}
         return TrainingRunner(prepare(configure(overrides, overrides))).run()
     num_envs = env.num_envs if isinstance(env, VectorEnv) else 0
     if env is not None and not isinstance(env, str | dict):

@@ -77,6 +77,8 @@ class Job:
         try:
             objective = do(composed, settings.job.config_name, directory, overrides)
             self.note(replace(record, objective=objective))
+            if is_sweep:
+                self._drop_empty(settings)
             return objective
         except KeyboardInterrupt:
             raise
@@ -84,7 +86,7 @@ class Job:
             code = report(error, self.argv, self.debug, f"{record.label}: " if is_sweep else "")
             self.note(replace(record, error=message_of(error, self.argv), code=code))
             if is_sweep:
-                self._after_failure(settings)
+                self._drop_empty(settings)
                 if not self._is_here or stops_at_failures(settings):
                     raise
             return math.nan
@@ -122,7 +124,7 @@ class Job:
             except MazeTrainError as error:
                 tell(f"note: the runs are not compared: {error}")
 
-    def _after_failure(self, settings: Any) -> None:
+    def _drop_empty(self, settings: Any) -> None:
         """Remove the directory that Hydra made for the job, if nothing was put there."""
         with suppress(OSError):
             os.rmdir(settings.runtime.output_dir)
@@ -151,9 +153,9 @@ def do(composed: DictConfig, name: str | None, directory: str | None, overrides:
 
 def _given_directory(composed: DictConfig) -> str | None:
     """The directory that the user names for the results, as far as it can be told."""
-    for key in ("run_dir", "output_dir"):
+    for key in ("run_dir", "output_dir", "resume"):
         found = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
-        if found is not None:
+        if found not in (None, AUTO):
             return str(found)
     return None
 

@@ -8,12 +8,15 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_lines import CommandLine, maze_run
 from leftovers import left_of, run_owner
+from omegaconf import OmegaConf
 from run_files import write_run
+
+from maze_train.jobs import _given_directory
 
 if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
@@ -249,3 +252,16 @@ def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
     error = "maze-run: error: hydra.launcher.n_jobs = -1: expected a number >= 0\n"
     assert capfd.readouterr().err == error
     assert maze_run.configs == []
+
+
+@pytest.mark.parametrize(
+    ("composed", "expected"),
+    [
+        ({"resume": "a"}, "a"),
+        ({"resume": "auto", "run_dir": "b"}, "b"),
+        ({"resume": "auto", "run_dir": None}, None),
+    ],
+)
+def test_where_the_results_of_a_job_are(composed: dict[str, Any], expected: str | None) -> None:
+    """A run that is continued stays where it is, and is compared there."""
+    assert _given_directory(OmegaConf.create(composed)) == expected

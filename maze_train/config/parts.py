@@ -43,6 +43,12 @@ they are needed; all other nodes with a target are settings, and built when they
 OF_SEVERAL = ("model.distributions", "evaluation.opponents")
 """Parts that are mappings of nodes by name."""
 
+FUNCTIONS = ("algorithm.loss_function",)
+"""Parts that are functions, and called as they are."""
+
+DATA = ("runner.dataset", "algorithm.initial_demonstration_trajectories")
+"""Parts that may be lists of episodes."""
+
 OF_ONE = re.compile(
     r"^policies\.[^.]+\.(?=model\b)|(?<=^policies)\.[^.]+(?=\.source\b)"
     r"|(?<=^algorithm)\.overrides\.[^.]+"
@@ -64,17 +70,17 @@ def named(node: Any, key: str = "") -> Any:
     """
     if isinstance(node, Mapping):
         return {name: named(value, join(key, str(name))) for name, value in node.items()}
-    if type(node) in (list, tuple):
+    place = place_of(key).partition("[")[0]
+    if type(node) in (list, tuple) and place not in DATA:
         return type(node)(named(value, f"{key}[{i}]") for i, value in enumerate(node))
     is_plain = node is None or isinstance(node, PLAIN) or hasattr(node, "shape")
     if is_plain or (is_dataclass(node) and not isinstance(node, type)):
         return node
     if key.endswith(f".{TARGET}"):
         return Given(node)
-    place = place_of(key).partition("[")[0]
     if place == "env" and not callable(node):
         return node  # one environment can not be many
-    if place in PARTS or place.rpartition(".")[0] in OF_SEVERAL:
+    if place in (*PARTS, *FUNCTIONS) or place.rpartition(".")[0] in OF_SEVERAL:
         return {TARGET: Given(node)}
     return node
 

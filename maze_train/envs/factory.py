@@ -77,7 +77,8 @@ class EnvFactory:
         if isinstance(env, gymnasium.Env) or not callable(env):
             raise ConfigError(
                 "env",
-                "expected an id, an EnvConfig, or a class or function that returns an env",
+                "expected an id, an EnvConfig, or a class or function that returns an env; "
+                "one environment can not be many",
                 env,
             )
         return cls(EnvConfig(target=Given(env), kwargs=kwargs))

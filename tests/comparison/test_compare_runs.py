@@ -12,7 +12,7 @@ import pytest
 from run_files import RETURN, write_run
 
 from maze_train import Comparison, compare_runs
-from maze_train.comparison.compare import drawn_groups
+from maze_train.comparison.compare import MAX_ROWS, drawn_groups
 from maze_train.comparison.picture import COLORS, draw_comparison
 from maze_train.config.sweep_jobs import JobRecord, read_jobs, write_jobs
 from maze_train.errors import ConfigError, RunDirectoryError
@@ -278,3 +278,28 @@ def test_a_picture_of_many_groups(tmp_path: Path) -> None:
     texts = drawn_groups(comparison, "max").values()
     assert list(texts) == [f"ppo algorithm.lr={0.1 + i}" for i in range(3, n)]
     assert len(comparison.rows) == n
+
+
+@pytest.mark.parametrize(("mode", "worst"), [("max", "0.1"), ("min", "2.1")])
+def test_the_worst_of_many_is_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, worst: str
+) -> None:
+    """By the mean rank over environments; smaller values may be the better ones."""
+    for env, values in (("CartPole-v1", (1.0, 2.0, 3.0)), ("Acrobot-v1", (0.5, 2.0, 3.0))):
+        for i, value in enumerate(values):
+            write_run(tmp_path / f"{env}{i}", [value], env=env, algorithm__lr=0.1 + i)
+    comparison = compared(tmp_path)
+    monkeypatch.setattr("maze_train.comparison.compare.COLORS", COLORS[:2])
+    drawn = [name[1] for name in drawn_groups(comparison, mode)]
+    assert len(drawn) == 2
+    assert worst not in drawn
+
+
+def test_a_long_table_is_cut(tmp_path: Path) -> None:
+    """On the screen; the file has all rows."""
+    for i in range(MAX_ROWS + 2):
+        write_run(tmp_path / str(i), [float(i)], algorithm__lr=0.1 + i)
+    text = str(compared(tmp_path))
+    assert sum(line.startswith("  ppo") for line in text.splitlines()) == MAX_ROWS
+    assert f"  and 2 more in {tmp_path / 'out/comparison.csv'}" in text
+    assert len(table(tmp_path)) == MAX_ROWS + 2

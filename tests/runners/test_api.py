@@ -153,7 +153,7 @@ def test_a_loaded_policy_is_evaluated() -> None:
         make_env("run")
     short = {"id": "CartPole-v1", "max_episode_steps": 4}
     assert evaluate("random", short).length_mean == 4.0
-    with pytest.raises(ConfigError, match=r"did you mean env.max_episode_steps"):
+    with pytest.raises(ConfigError, match=r"did you mean env\.max_episode_steps"):
         evaluate("random", {"id": "CartPole-v1", "max_episode_step": 4})
     with pytest.raises(ConfigError, match="n_episodes = 0: expected a number >= 1"):
         evaluate(policy, "CartPole-v1", n_episodes=0)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from own_envs import Scaled, SpacesEnv
-from own_parts import CountingEvaluator, LineWriter, OwnNet
-from short_runs import FORK, SMALL, rows, short_run, written_config
+from own_parts import CountingEvaluator, LineWriter, OwnNet, demonstrations, own_loss
+from short_runs import FORK, PPO, SMALL, rows, short_run, written_config
 
 from maze_train import load_policy, run_rollout, train
 from maze_train.errors import ConfigError, EnvError
@@ -128,9 +128,31 @@ def test_vector_environments() -> None:
         train(vector_env(3), runner={"concurrency": 2}, **alone)
 
 
+def test_functions_and_lists_of_episodes() -> None:
+    """A loss, data to imitate, and an environment in a section, given again where a run goes on."""
+    bare = {key: value for key, value in SMALL.items() if key.startswith(("tracking", "eval"))}
+    small = {**SMALL, **PPO}
+    loss: dict[str, Any] = {"algorithm.loss_function": lambda *args: own_loss(*args)}
+    data: dict[str, Any] = {"runner.dataset": demonstrations(10)}
+    bc = {**bare, "algorithm.batch_size": 4, "algorithm": "bc"}
+    section = {"_target_": lambda length: SpacesEnv(length=length), "kwargs": {"length": 4}}
+    env: dict[str, Any] = {"env": section}
+    for name, parts, more in (("loss", loss, small), ("data", data, bc), ("env", env, small)):
+        place = {"env": SpacesEnv, **more, **parts, "seed": 0}
+        for run, n_epochs in ((name, 2), (f"{name}_whole", 3)):
+            epochs = {"total_steps": None, "algorithm.n_epochs": n_epochs, "algorithm.lr": 1e-3}
+            train(**{**place, **epochs, "run_dir": run})
+        again = {"resume": name, "trust": ["own_envs"], "algorithm.n_epochs": 3}
+        with pytest.raises(ConfigError, match=r"pass it again, as in train\("):
+            train(**again)
+        train(**again, **parts)
+        assert rows(name) == rows(f"{name}_whole")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"env": SpacesEnv()}, r"env = .*one environment can not be many"),
         ({"evaluators": [OwnNet]}, r"evaluators\[0\]\._target_ = .*: expected a subclass of maze_"),
         ({"evaluators": [3]}, r"evaluators\[0\] = 3: expected a mapping"),
         ({"evaluators": CountingEvaluator}, "expected a list"),
