@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from actor_envs import (
@@ -205,20 +204,24 @@ class Forgetful(ActorEnv):
         return box + id(self) % 1000 if self.t else box
 
 
-@pytest.mark.parametrize("place", ["here", pytest.param("2 processes", marks=slow)])
+@pytest.mark.parametrize(
+    "place",
+    [ThisProcess(), pytest.param(processes(2, on_worker_failure="restart"), marks=slow)],
+    ids=["here", "processes"],
+)
 def test_environments_that_can_not_be_put_back(start, place):
-    """That is an error, or begins new episodes and says where."""
-    first, model = start(Forgetful, PLACES[place])
+    """That is an error, wherever workers may begin again, or begins new episodes and says where."""
+    first, model = start(Forgetful, place)
     first.collect(model)
-    running = np.array([s["env"]["envs"][i]["steps"] > 0 for s in first.state_dict()["actors"]
-                        for i in range(E)])  # fmt: skip
     state = first.state_dict()
-    second, _ = start(Forgetful, PLACES[place])
+    records = [record for actor in state["actors"] for record in actor["env"]["envs"]]
+    running = [record["steps"] > 0 for record in records]
+    second, _ = start(Forgetful, place)
     with pytest.raises(EnvError, match=r"could not be put back.*checkpoint\.allow_new_episodes"):
         second.load_state_dict(state)
-    third, _ = start(Forgetful, PLACES[place], allow_new_episodes=True)
-    assert third.load_state_dict(state).tolist() == running.tolist()
-    assert running.any()
+    third, _ = start(Forgetful, place, allow_new_episodes=True)
+    assert third.load_state_dict(state).tolist() == running
+    assert any(running)
 
 
 # -- failures ----------------------------------------------------------------------------------
