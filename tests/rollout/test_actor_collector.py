@@ -250,7 +250,7 @@ def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, cap
     told = capfd.readouterr().err
     words = r"worker \d \(environments \d to \d\) died in .* SIGKILL.*; it is started again \(re"
     assert len(re.findall(words, told)) == 3
-    assert told.count("put back where they were before this rollout") == 3
+    assert told.count("put back where they were after the last rollout") == 3
 
 
 @slow
