@@ -138,6 +138,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dqn": {},
     "dqn, all options": {
         "algorithm.dueling": True,
+        "algorithm.num_quantiles": 5,
         "algorithm.n_step_returns": 3,
         "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
         "model.normalization.mode": "running",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
 from maze_train.checks import check_at_least, check_fields
-from maze_train.learner.config import Progress, Schedule, check_schedule, scheduled_value
+from maze_train.learner.config import Schedule, check_schedule
 
 
 @dataclass(kw_only=True)
@@ -56,5 +56,4 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     @property
     def model_settings(self) -> dict[str, Any]:
         """Arguments for the builder of the model besides the model settings."""
-        noise_stddev = scheduled_value(self.exploration_noise_stddev, Progress())
-        return {**super().model_settings, "noise_stddev": noise_stddev}
+        return {**super().model_settings, "noise_stddev": self.exploration_noise_stddev}
