@@ -205,7 +205,7 @@ class ActorCollector:
         Raises:
             MazeTrainError: If it is not to be started again.
         """
-        outlook = "and its environments are put back where they were before this rollout"
+        outlook = "and its environments are put back where they were after the last rollout"
         if failed is not None:
             first = failed * self._actors.num_envs
             last = first + self._actors.num_envs - 1

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from maze_train.workers.places import Place
 
 
-CALLS = {"collect": "a step of a rollout"}
+CALLS = {
+    "collect": "a step of a rollout",
+    "load_state_dict": "putting its environments back",
+    "set_policy": "building its policy",
+    "state_dict": "telling its state",
+}
 """Names of calls in messages."""
 
 

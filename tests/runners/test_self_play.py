@@ -150,9 +150,10 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
             {"policies.main.agents": ["first"], "policies.foe.agents": ["second"]},
             r"policies\.main\.opponents = 'uniform': snapshots need a second agent of main",
         ),
+        ({}, {"runner.envs_per_actor": 1}, r"opponents = 'uniform': snapshots play where the le"),
         ({}, {"policies.main.frozen": True}, r"opponents = 'uniform': a policy that does not"),
     ],
-    ids=["share", "never", "algorithm", "one agent", "frozen"],
+    ids=["share", "never", "algorithm", "one agent", "actors", "frozen"],
 )
 def test_what_does_not_fit_is_named(
     opponents: dict[str, Any], more: dict[str, Any], problem: str
