@@ -169,6 +169,27 @@ class Pushers(MultiAgentEnv):
         return np.array([self.place, self.left], np.float32)
 
 
+class Peek(MultiAgentEnv):
+    """Each of two sees a bit, and gets as reward the bit that the other one sees."""
+
+    possible_agents: Sequence[str] = ("left", "right")
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        left, right = np.random.default_rng(seed).integers(0, 2, 2)
+        self.bits = {"left": left, "right": right}
+        return Turn(self.bits)
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        rewards = {"left": float(self.bits["right"]), "right": float(self.bits["left"])}
+        return Turn(self.bits, rewards, terminated=self.possible_agents)
+
+
 class Rochambeau(MultiAgentEnv):
     """Two players choose one of three at once, and each choice beats the one before it, in turn."""
 

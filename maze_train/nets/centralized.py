@@ -19,7 +19,14 @@ from maze_train.nets.actor_critic import ActorCriticModel, build_critic
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import input_space
 from maze_train.seeding import Seeds
-from maze_train.spaces.agent_trees import JOINT, part_of, seen_by_critic, with_name, without_joint
+from maze_train.spaces.agent_trees import (
+    JOINT,
+    OWN_LEAF,
+    part_of,
+    seen_by_critic,
+    with_name,
+    without_joint,
+)
 from maze_train.spaces.describe import flat_space
 
 if TYPE_CHECKING:
@@ -57,11 +64,11 @@ class NormalizerOfAll(ObservationNormalizer):
     @property
     def keys(self) -> list[str]:
         """Keys that are normalised, of all agents."""
-        return [*super().keys, *self._others[0].keys]
+        return [*(key or OWN_LEAF for key in super().keys), *self._others[0].keys]
 
     def update(self, obs: TensorTree) -> None:
         """Take observations into both statistics; see `ObservationNormalizer`."""
-        super().update(obs)
+        super().update(without_joint(obs))
         self._others[0].update(obs)
 
     def freeze(self) -> None:
@@ -130,12 +137,14 @@ def build_centralized(
         ConfigError: If the algorithm has other critics than those of states, or a network can not
             be built.
     """
-    model = build(config, *several.of(agent), seed)
+    plain = replace(config, centralized_critic=None, critic=None)
+    model = build(plain, *several.of(agent), seed)
     if type(model) is not ActorCriticModel:
         problem = "only critics of states can be centralised; choose a2c, ppo or impala, or null"
         raise ConfigError("model.centralized_critic", problem, True)
     own = input_space(flat_space(several.observations[agent]))
-    joint = Dict(seen_by_critic(flat_space(several.observation_space).spaces))  # type: ignore[attr-defined]  # a Dict
+    shown: Any = flat_space(several.observation_space)
+    joint = Dict(OrderedDict(seen_by_critic(shown.spaces)))
     around, others = model.around, None
     if model.normalizer is not None:
         excluded = [key for key in joint if key.split("/", 4)[-1] in config.normalization.exclude]

@@ -161,8 +161,8 @@ class ActorCollector:
                 if self._states[actor] is not None:
                     pool.call(worker, "load_state_dict", actor, self._states[actor])
         for actor in actors if method else ():
-            args = (part.index(actor), self._actors.weights()) if method == "collect" else ()
-            pool.call(worker, method, actor, *args)
+            slot = (part.index(actor),) if method == "collect" else ()
+            pool.call(worker, method, actor, *slot)
 
     def _received(self, worker: int, method: str) -> list[Any]:
         """Results of a call of the actors of a worker, which is started again where it fails."""

@@ -7,12 +7,10 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from maze_train.rollout.actor_worker import ActorPolicy, ActorWorker
 from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import PrivateMemory, check_spaces
+from maze_train.workers.pool import check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.rollout.actor_worker import ActorEnvs, CollectedRollout, MakeActorEnv
-    from maze_train.types import Array
     from maze_train.workers.places import Place
 
 
@@ -109,21 +106,14 @@ class Actors:
             num_slots: Rollouts of each worker that there is room for.
             **settings: Further fields of `ActorPolicy`.
         """
-        shares = self.pool.shares_memory
-        self.policy = ActorPolicy.of(
-            model,
-            make_model=Portable(make_model, "model"),
-            returns_rollouts=not shares,
-            **settings,
-        )
+        self.policy = ActorPolicy.of(model, make_model=Portable(make_model, "model"), **settings)
         self._close_memories()
         self._memories, self._slots = [], []
-        nbytes = weights_nbytes(model)
-        weights = self.pool.allocate(nbytes) if shares else PrivateMemory(nbytes)
+        weights = self.pool.allocate(weights_nbytes(model))
         self.writer = WeightsWriter(model, weights.buffer)
         self._memories.append(weights)
         layout = self.policy.layout(self.envs, self.num_envs)
-        for _ in self.slices if shares else ():
+        for _ in self.slices:
             self._memories.append(self.pool.allocate(num_slots * layout.nbytes))
             self._slots.append(layout.slots(self._memories[-1]))
 
@@ -136,9 +126,8 @@ class Actors:
             **changes: Fields of `ActorPolicy` that are others for it.
         """
         weights, *slots = self._memories
-        own = slots[worker] if slots else None
         policy = replace(self.policy, **changes)
-        self.pool.call(worker, "set_policy", policy, seeds, weights, own)
+        self.pool.call(worker, "set_policy", policy, seeds, weights, slots[worker])
 
     def publish(self, weights_seq_no: int) -> None:
         """Let actors act with the weights of the learner as they are, from their next rollout on.
@@ -148,17 +137,8 @@ class Actors:
         """
         self.writer.publish(weights_seq_no)
 
-    def weights(self) -> Array | None:
-        """What was published, for workers that do not see it; None: they do."""
-        if self.pool.shares_memory:
-            return None
-        content: Array = np.frombuffer(self._memories[0].buffer, np.uint8).copy()
-        return content
-
     def rollout(self, worker: int, collected: CollectedRollout) -> Any:
         """The rollout that a worker collected, or those by policy; views of its slot."""
-        if collected.rollout is not None:
-            return collected.rollout
         return self._slots[worker][collected.slot].rollout()
 
     def _close_memories(self) -> None:

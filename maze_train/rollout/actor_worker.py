@@ -113,9 +113,6 @@ class ActorPolicy:
     returns_states: bool = False
     """Whether each rollout comes with the state of its actor after it."""
 
-    returns_rollouts: bool = False
-    """Whether rollouts are results of calls, as workers elsewhere do not see the slots."""
-
     @classmethod
     def of(cls, model: Any, **settings: Any) -> ActorPolicy:
         """The policy that a model is, of one agent or several."""
@@ -187,9 +184,6 @@ class CollectedRollout:
     state: dict[str, Any] | None = None
     """State of the actor after it, see `ActorPolicy.returns_states`."""
 
-    rollout: Rollout | dict[str, Rollout] | None = None
-    """The rollout, see `ActorPolicy.returns_rollouts`."""
-
 
 class ActorWorker:
     """Actors: each has environments, and collects rollouts of them with a policy.
@@ -242,15 +236,14 @@ class ActorWorker:
             policy: The policy.
             seeds: Seeds of episodes and of actions of each actor.
             weights: Memory that a `WeightsWriter` writes.
-            slots: Memory of as many rollouts as fit into it; None if they are results.
+            slots: Memory of as many rollouts as fit into it.
         """
-        self._policy, self._memory = policy, weights
+        self._policy = policy
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
-        self._slots: Sequence[Any] = ()
+        first = next(iter(self._envs.values()))
+        self._slots = policy.layout(first, first.num_envs).slots(slots)
         for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
-            if slots is not None and not self._slots:
-                self._slots = policy.layout(env, env.num_envs).slots(slots)
             collector: Any = RolloutCollector(
                 env,
                 policy.num_steps,
@@ -267,25 +260,20 @@ class ActorWorker:
                 collector = locate(TURN_COLLECTOR)(collector, self._model, **settings)
             self._collectors[actor] = collector
 
-    def collect(self, actor: int, slot: int, weights: Any = None) -> CollectedRollout:
+    def collect(self, actor: int, slot: int) -> CollectedRollout:
         """Let an actor collect a rollout with the newest weights into a slot.
 
         Args:
             actor: Its number.
             slot: Number of the slot.
-            weights: Content of the memory of the weights, where the learner can not write it.
         """
-        if weights is not None:
-            self._memory.buffer[:] = weights
         seq_no, collector = self._weights.load(), self._collectors[actor]
         collected, episodes = collector.collect(self._model)
         if isinstance(collected, dict):
             collected = {key: _numbered(rollout, seq_no) for key, rollout in collected.items()}
         else:
             collected = _numbered(collected, seq_no)
-        policy = self._policy
-        if not policy.returns_rollouts:
-            self._slots[slot].write(collected)
+        self._slots[slot].write(collected)
         return CollectedRollout(
             actor,
             slot,
@@ -293,8 +281,7 @@ class ActorWorker:
             episodes,
             time.monotonic(),
             collector.env_s,
-            collector.state_dict() if policy.returns_states else None,
-            collected if policy.returns_rollouts else None,
+            collector.state_dict() if self._policy.returns_states else None,
         )
 
     def state_dict(self, actor: int) -> dict[str, Any]:

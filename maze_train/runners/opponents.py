@@ -13,7 +13,7 @@ from maze_train.runners.named_policies import named_policy
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
-from maze_train.training.policies import policies_of_agents
+from maze_train.training.policies import may_learn, policies_of_agents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,12 +98,10 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         problem = "the environment has one agent; leave it out"
         raise ConfigError("evaluation.opponents", problem, list(settings.opponents))
     owners = policies_of_agents(spaces, config.policies)
-    learning = config.policies_to_train
     seats = [
         agent
         for agent, owner in owners.items()
-        if (owner not in config.policies or not config.policies[owner].is_fixed)
-        and (learning is None or owner in learning)
+        if may_learn(owner, config.policies, config.policies_to_train)
     ]
     opponents = {}
     for name, source in settings.opponents.items():

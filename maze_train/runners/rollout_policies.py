@@ -17,9 +17,11 @@ from maze_train.rollout.rollout_generator import (
     spaces_of_policy,
 )
 from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
+from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import TARGET, Given, build_target
 from maze_train.training.config import RANDOM
+from maze_train.training.policies import policies_of_agents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,10 +59,10 @@ class RolloutPolicy:
     """Settings of the environment that it was trained in; None: of none."""
 
     owners: dict[str, str] = field(default_factory=dict)
-    """Id of the policy of each agent, where several are named."""
+    """Id of the policy of each agent, where there are several agents with policies of their own."""
 
     label: str = ""
-    """Names of these for people."""
+    """Names of policies for people, where several are named."""
 
     @property
     def title(self) -> str:
@@ -127,7 +129,7 @@ def trained_policy(saved: SavedPolicy, deterministic: bool) -> RolloutPolicy:
         saved: The policy.
         deterministic: Whether the most likely action is taken instead of a sampled one.
     """
-    name = saved.config.algorithm.name
+    name, several = saved.config.algorithm.name, agent_spaces(*saved.spaces)
     settings = {
         "run": str(saved.run_dir.absolute()),
         **score_of(saved),
@@ -141,6 +143,7 @@ def trained_policy(saved: SavedPolicy, deterministic: bool) -> RolloutPolicy:
         deterministic,
         saved.run_dir,
         saved.config.env,
+        {} if several is None else policies_of_agents(several, saved.config.policies),
     )
 
 

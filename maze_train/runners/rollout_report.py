@@ -85,10 +85,10 @@ class RolloutSummary:
         if all(math.isnan(own.win_rate) for own in self.agents.values()):
             names = names[:3]
         titles = [name.removesuffix("_mean").removesuffix("_rate") for name in names]
-        rows = [["", "policy", *(title.replace("return_", "") for title in titles)]]
+        rows = [["agent", "policy", *(title.replace("return_", "") for title in titles)]]
         for agent, own in self.agents.items():
             numbers = (readable(getattr(own, name)) for name in names)
-            rows.append([agent, own.policy or "", *numbers])
+            rows.append([agent, own.policy or "-", *numbers])
         return aligned(rows, left=[0, 1])
 
 
@@ -97,7 +97,7 @@ class AgentSummary:
     """Numbers of one of several agents over the episodes of a rollout."""
 
     policy: str | None
-    """Id of its policy, where several are named."""
+    """Id of its policy; None: it has none of its own."""
 
     return_mean: float
     return_std: float
@@ -125,7 +125,7 @@ def summarise(
 
     Args:
         episodes: The episodes.
-        owners: Id of the policy of each agent, where several are named.
+        owners: Id of the policy of each agent, where it is known.
     """
     episodes = list(episodes)
     whole = [episode for episode in episodes if not episode.lost]

@@ -21,6 +21,9 @@ JOINT = "/joint"
 """Name below which the observations of a policy with a centralised critic have those of all agents;
 no key of an observation space begins so."""
 
+OWN_LEAF = "/own"
+"""Key of an own observation that is a lone leaf, beside those."""
+
 JOINT_ACTS, JOINT_AGENT = f"{JOINT}/{ACTS}", f"{JOINT}/agent"
 """Flags of who acts, and the number of the agent itself."""
 
@@ -45,7 +48,7 @@ def flat_space_of(
     """
     part = part_of(part_of(observation_space.spaces, AGENTS), agent)
     if is_centralized:
-        part = {**leaves_by_key(part), **seen_by_critic(observation_space.spaces)}
+        part = {**_own_leaves(part), **seen_by_critic(observation_space.spaces)}
     return spaces.Dict(part) if isinstance(part, dict) else part
 
 
@@ -75,15 +78,19 @@ def with_joint(own: Any, joint: Mapping[str, Tensor], number: int) -> dict[str, 
         number: Which agent it is.
     """
     numbers = torch.full(joint[JOINT_ACTS].shape[:2], number)
-    return {**leaves_by_key(own), **joint, JOINT_AGENT: numbers}
+    return {**_own_leaves(own), **joint, JOINT_AGENT: numbers}
 
 
 def without_joint(obs: TensorTree) -> TensorTree:
     """The own observation of an agent, with or without the rest."""
-    if not isinstance(obs, dict) or JOINT_AGENT not in obs:
+    if not isinstance(obs, dict):
         return obs
     own = {key: leaf for key, leaf in obs.items() if not key.startswith(JOINT)}
-    return own.get("", own)
+    return own.get(OWN_LEAF, own)
+
+
+def _own_leaves(own: Any) -> dict[str, Any]:
+    return {key or OWN_LEAF: leaf for key, leaf in leaves_by_key(own).items()}
 
 
 def with_name(name: str, part: Any) -> dict[str, Any]:

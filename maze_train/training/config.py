@@ -306,9 +306,9 @@ class EvaluationConfig:
         """Whether a larger or a smaller value of a metric is better."""
         if self.mode != "auto":
             return self.mode
-        name = metric.partition("/")[2].partition("/")[0]
-        is_loss = name.endswith("loss") or metric.endswith("/loss_rate")
-        return "min" if is_loss or name in SMALLER_IS_BETTER else "max"
+        names = metric.split("/")[1:]  # those of a policy, or of a part of an action, among them
+        is_less = any(name.endswith("loss") or name in SMALLER_IS_BETTER for name in names)
+        return "min" if is_less or names[-1:] == ["loss_rate"] else "max"
 
 
 @dataclass(kw_only=True)

@@ -80,7 +80,7 @@ def make_model(
     if not algorithm.learns_for_several_agents:
         problem = (
             "learns for one agent, the environment has several; choose one of ppo, a2c, impala, "
-            "sac, td3, dqn"
+            "sac, td3, dqn, bc"
         )
         raise ConfigError("algorithm", problem, algorithm.name)
     model = locate(BUILD_JOINT_MODEL)(build, config, several, policies, seed)

@@ -66,6 +66,14 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
     return {agent: found[agent] for agent in spaces.agents}
 
 
+def may_learn(
+    policy: str, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
+) -> bool:
+    """Whether a policy learns, as far as the settings say it; see `learner_with_frozen`."""
+    is_fixed = policy in policies and policies[policy].is_fixed
+    return not is_fixed and (chosen is None or policy in chosen)
+
+
 def check_id(policy: str) -> None:
     """Refuse an id of a policy that can not be that of a module of PyTorch."""
     if "." in policy or hasattr(nn.ModuleDict, policy):

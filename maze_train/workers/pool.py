@@ -119,13 +119,11 @@ class WorkerPool(ABC):
     Attributes:
         restarts: How many times workers were started again.
         may_restart: Whether a worker that fails may be started again.
-        shares_memory: Whether all see the same memory of `allocate`, whoever writes it.
         workers: The workers that live in this process.
     """
 
     restarts: int = 0
     may_restart: bool = False
-    shares_memory: bool = True
     workers: Sequence[Any] = ()
 
     @abstractmethod

@@ -163,7 +163,7 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
 
 
 def split(
-    stream: Stream, lengths: list[int], learns: Any = None, **layout: bool
+    stream: Stream, lengths: list[int], learns: Any = None, **layout: Any
 ) -> dict[str, list[Rollout]]:
     """Rollouts of the policies, by a splitter that goes on from its state after each."""
     make = partial(TurnSplitter, POLICIES, dict.fromkeys(AGENTS, 0), **layout)
@@ -283,6 +283,50 @@ def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, floa
                 break
         found[obs] = reward, discount, seen
     return found
+
+
+@pytest.mark.parametrize("acting", [0.3, 1.0])
+@pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])
+def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None:
+    """What all agents observed when a turn began, and after one that was cut off.
+
+    There, those act that did so when the turn began, but for agents whose episode terminated.
+    """
+    count = 0
+    for seed in range(2):
+        stream = Stream.random(60, seed, acting)
+        plain = split(stream, lengths)
+        found = split(stream, lengths, centralized=["x"])
+        assert turns_of(found["y"], 0) == turns_of(plain["y"], 0)
+        for rollout, own in zip(found["x"], plain["x"], strict=True):
+            assert torch.equal(rollout.obs["/own"], own.obs)
+            valid = torch.ones_like(own.terminated) if own.valid is None else own.valid
+            for row, column in valid.nonzero().tolist():
+                place = row, column
+                t, (agent, env) = int(own.obs[place]) // 1000, divmod(column, NUM_ENVS)
+                agent *= 2
+                seen = {key: leaf[place] for key, leaf in rollout.obs.items()}
+                check_seen(seen, stream.obs[t][env], stream.acts[t][env], agent)
+                position = row * own.num_envs + column
+                if own.truncated[place]:
+                    k = own.final_positions.tolist().index(position)
+                    last = {key: leaf[k] for key, leaf in rollout.final_obs.items()}
+                    value = float(last["/own"])
+                    end = int(value - 1000.0) // 1000
+                    shown = stream.obs[end + 1] if value % 1 == 0 else stream.obs[end] + 1000.5
+                    goes_on = (stream.joint[end][env] != 1) | (stream.ends[end][env] == 2)
+                    goes_on &= stream.ends[end][env] != 1
+                    check_seen(last, shown[env], stream.acts[t][env] & goes_on, agent)
+                    count += 1
+    assert count > 9
+
+
+def check_seen(seen: dict[str, torch.Tensor], obs: Any, acts: Any, agent: int) -> None:
+    """Compare an observation with that of all agents, who acts, and the number of one."""
+    assert [float(seen[f"/joint/agents/{name}"]) for name in AGENTS] == obs.tolist()
+    assert seen["/joint/acts"].tolist() == acts.tolist()
+    assert seen["/joint/agent"] == agent
+    assert seen["/own"] == obs[agent]
 
 
 @pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])

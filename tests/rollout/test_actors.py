@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from actor_envs import (
+    KINDS,
     SEED_OF,
     ActorEnv,
     BrokenLaterEnv,
@@ -29,7 +30,6 @@ from actor_envs import (
     reference_collector,
     set_version,
     slow_log_probs,
-    stacked_env,
     vector_of,
 )
 from leftovers import has_ended
@@ -187,14 +187,6 @@ def start(no_file_is_left):
 
 # -- what arrives ------------------------------------------------------------------------------
 
-KINDS = {
-    "box, discrete": (ActorEnv, {"start_method": "forkserver"}),
-    "box, box": (partial(ActorEnv, "box", "box"), {}),
-    "dict, dict": (partial(ActorEnv, "dict", "dict"), {}),
-    "stacks, discrete": (stacked_env, {}),
-    "mask, discrete, memory": (partial(ActorEnv, "mask"), {"memory": True}),
-    "stacks, dict, memory": (partial(stacked_env, "dict"), {"memory": True}),
-}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

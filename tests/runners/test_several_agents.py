@@ -31,11 +31,14 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
     "a2c": NORMALISED,
     "ppo, memory": RECURRENT,
+    "ppo, actors": {**RECURRENT, "runner.envs_per_actor": 1},
     "sac": {**OFF_POLICY, "algorithm.n_step_returns": 3},
     "dqn": {**OFF_POLICY, **NORMALISED, "algorithm.initial_action_repeat": 2},
     "td3": {**OFF_POLICY, "env": {"_target_": "agent_envs.Pushers"}},
     "impala": {"algorithm.broadcast_interval": 2},
     "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
+    "ppo, centralised": {**RECURRENT, **NORMALISED, "model.centralized_critic": True},
+    "impala, centralised": {"model.centralized_critic": True, "algorithm.replay_size": 3},
 }
 
 
@@ -193,6 +196,18 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             r"policies = \['a'\]: the environment has one agent; leave it out",
         ),
         (
+            {"algorithm": "sac", "model.centralized_critic": True},
+            r"model\.centralized_critic = True: only critics of states can .* choose a2c, ppo",
+        ),
+        (
+            {"env": {"id": "CartPole-v1"}, "model.centralized_critic": True},
+            r"model\.centralized_critic = True: the environment has one agent; leave it out",
+        ),
+        (
+            {"model.shared_trunk": True, "model.centralized_critic": True},
+            r"model\.shared_trunk = True: a centralised critic shares no layers",
+        ),
+        (
             {"env.wrappers": [{"_target_": "gymnasium.wrappers.NormalizeReward"}]},
             r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, and agents",
         ),
@@ -207,7 +222,8 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
     ],
     ids=[
         *("typo", "left out", "name", "none", "twice", "algorithm", "priorities"),
-        *("demonstrations", "one agent", "rewards", "scale"),
+        *("demonstrations", "one agent", "no critic of states", "nobody else", "a trunk"),
+        *("rewards", "scale"),
     ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:

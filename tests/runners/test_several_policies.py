@@ -111,7 +111,7 @@ def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, A
         )
         assert rows(f"named{chance}") == rows(f"plain{chance}")
         assert summary(f"named{chance}")["policy"]["policies"]["first"]["agents"] == ["first"]
-    assert plain.summary.agents["first"].policy is None
+    assert plain.summary.agents["second"].policy == "first"
     assert result.summary.agents["second"].policy == "second"
 
 
