@@ -200,6 +200,7 @@ SAMPLED_ES = {**ES, "deterministic": False}
         problem("chain", Chain, A2C, 1.0, 25_000, everyday=False),
         problem("chain", Chain, PATIENT_SAC, 1.0, 4_000, everyday=False),
         problem("chain", Chain, DQN, 1.0, 4_000),
+        problem("chain, quantiles", Chain, {**DQN, "num_quantiles": 8}, 1.0, 4_000),
         problem("chain", Chain, ES, 1.0, 15_000),
         problem("both kinds", HybridTarget, SAC, 0.98, 4_000, everyday=False),
         problem("both kinds", HybridTarget, ES, 0.97, 25_000),
