@@ -32,7 +32,7 @@ from maze_train.errors import TrainingError
 from maze_train.notices import tell
 from maze_train.tracking.formatting import duration, readable
 from maze_train.training.outcome import SIGNALS
-from maze_train.workers.places import available_cores
+from maze_train.workers.remote import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

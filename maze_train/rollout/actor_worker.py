@@ -149,6 +149,7 @@ class ActorWorker:
         first_env = context.index * num_envs
         self._env = make_env.value(first_env, can_be_restored=not context.is_remote)
         self._context = context
+        self._filled: Any = None
 
     def describe(self) -> ActorEnvs:
         """The environments."""
@@ -203,8 +204,13 @@ class ActorWorker:
             collected = {key: _numbered(rollout, seq_no) for key, rollout in collected.items()}
         else:
             collected = _numbered(collected, seq_no)
-        self._slots[slot].write(collected)
-        return slot, episodes.steps, episodes, time.monotonic()
+        self._filled = self._slots[slot]
+        self._filled.write(collected)
+        return slot, episodes.steps, episodes, time.time()
+
+    def written(self) -> Any:
+        """The parts of its slot that the last rollout takes."""
+        return self._filled.written() if self._filled else []
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environments and of what is random."""

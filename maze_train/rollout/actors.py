@@ -203,6 +203,11 @@ class DistributedActors:
         """
         assert self._writer is not None, "call begin first"
         self._writer.publish(weights_seq_no)
+        self._send_weights()
+
+    def _send_weights(self) -> None:
+        assert self._writer is not None
+        self._pool.publish(self._weights, self._writer.newest())
         self.has_weights = True
 
     def _let_act(self, actor: int) -> None:
@@ -373,7 +378,7 @@ class DistributedActors:
         if state["weights"] is not None:
             assert self._writer is not None, "call begin first"
             self._writer.load_state_dict(state["weights"])
-            self.has_weights = True
+            self._send_weights()
         if self._is_remote or state["collectors"] is None:
             self._begin_anew()
             return
