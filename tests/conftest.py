@@ -14,7 +14,7 @@ import torch
 from leftovers import open_files
 
 from maze_train.learner.worker import join, leave, meeting_place
-from maze_train.workers.ray_session import QUIET
+from maze_train.workers.ray_session import RAY_ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ def ray_cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    os.environ.update(QUIET)
+    os.environ.update(RAY_ENVIRONMENT)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     cluster.add_node(num_cpus=4)
     ray.init(address=cluster.address, logging_level="CRITICAL", log_to_driver=False)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import select
-import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import WorkerError
@@ -55,9 +51,6 @@ class ProcessPool(RemotePool):
         self._poller = select.poll()
         self._pages = [SharedMemory(PAGE_NBYTES) for _ in make_workers]
         self._processes: list[WorkerProcess] = []
-        # Before multiprocessing waits for its children, which do not end by its SIGTERM.
-        self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
-        atexit.register(self._at_exit)
         try:
             for index in range(len(make_workers)):
                 self._processes.append(self._started(index))
@@ -142,7 +135,7 @@ class ProcessPool(RemotePool):
 
     def close(self) -> None:
         """Let the workers close and end; kill those that take too long."""
-        atexit.unregister(self._at_exit)
+        super().close()
         running = [process for process in self._processes if not process.conn.closed]
         self._processes = []
         for process in running:
@@ -151,10 +144,3 @@ class ProcessPool(RemotePool):
         end_all(running)
         for page in self._pages:
             page.close()
-
-
-def _close_at_exit(reference: weakref.ref[ProcessPool], pid: int) -> None:
-    """Close a pool that is still there when its process ends."""
-    pool = reference()
-    if pool is not None and os.getpid() == pid:
-        pool.close()

@@ -194,6 +194,7 @@ class RayPool(RemotePool):
 
     def close(self) -> None:
         """Let the workers close and end; kill those that take too long."""
+        super().close()
         actors, self._actors = self._actors, []
         end_all(actors)
         for actor in actors:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from maze_train.workers.ray_place import RayPlace
 
 
-QUIET = {
+RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns of a change to come without it.
+    "RAY_worker_niceness": "0",  # Workers would wait for the learner, which waits for them.
 }
 """Environment of Ray, where the user's does not say otherwise: nothing is reported to anybody."""
 
@@ -37,7 +38,7 @@ class RaySession:
     """
 
     def __init__(self, place: RayPlace) -> None:
-        for key, value in QUIET.items():
+        for key, value in RAY_ENVIRONMENT.items():
             os.environ.setdefault(key, value)
         self.ray = import_extra("ray", "ray", "runner=ray")
         self.users = 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from maze_train.checks import check_at_least, check_one_of, check_positive
@@ -124,6 +127,13 @@ class RemotePool(WorkerPool):
         self.may_restart = place.on_worker_failure == "restart"
         self.max_worker_restarts = place.max_worker_restarts
         self._make_workers, self._names, self._calls = list(make_workers), list(names), calls
+        # Before multiprocessing waits for its children, which do not end by its SIGTERM.
+        self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
+        atexit.register(self._at_exit)
+
+    def close(self) -> None:
+        """Note that nothing is left to close."""
+        atexit.unregister(self._at_exit)
 
     @abstractmethod
     def _start(self, index: int) -> None:
@@ -155,3 +165,10 @@ class RemotePool(WorkerPool):
         raise WorkerError(
             f"{told} (workers were restarted {self.restarts} times; {reason}){failure.appendix}"
         )
+
+
+def _close_at_exit(reference: weakref.ref[RemotePool], pid: int) -> None:
+    """Close a pool that is still there when its process ends."""
+    pool = reference()
+    if pool is not None and os.getpid() == pid:
+        pool.close()

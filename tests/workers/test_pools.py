@@ -424,19 +424,21 @@ def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
 
 
 PARENT = """
-import signal, sys, time
+import os, sys, time
 from functools import partial
 from pathlib import Path
-from leftovers import has_ended, left_of, run_owner
+from leftovers import stat
 from toy_workers import ToyWorker
 from maze_train.workers.ray_place import RayPlace
 from maze_train.workers.remote import LocalProcesses
 
 if __name__ == "__main__":
-    place = LocalProcesses(2, start_method=sys.argv[1])
+    on_ray = sys.argv[1] == "ray"
+    place = RayPlace(2, address="local") if on_ray else LocalProcesses(2, start_method=sys.argv[1])
     make = partial(ToyWorker, Path(sys.argv[2]), "")
     pool = place.pool([make] * 2, ["toy 0", "toy 1"], {})
-    print(*pool.call_all("process"), flush=True)
+    services = [int(pid) for pid in os.listdir("/proc") if stat(pid)[1:2] == [str(os.getpid())]]
+    print(*pool.call_all("process"), *services * on_ray, flush=True)
     pool.call(0, "walk", 10**9, 0.01)
     if sys.argv[3] == "ends":
         sys.exit(3)
@@ -445,14 +447,17 @@ if __name__ == "__main__":
 
 
 @slow
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("where", ["fork", "forkserver", RAY])
 @pytest.mark.parametrize("does", ["ends", "is killed"])
-def test_the_process_that_calls_ends(tmp_path: Path, start_method: str, does: str) -> None:
-    """Killed, or without closing its pool: the workers end by themselves."""
-    with run_owner(PARENT, tmp_path, start_method, str(tmp_path), does) as (parent, pids):
-        assert len(pids) == 2
+def test_the_process_that_calls_ends(tmp_path: Path, where: str, does: str) -> None:
+    """Killed, or without closing its pool: the workers end by themselves, as does Ray."""
+    if where == "ray":
+        pytest.importorskip("ray")
+    with run_owner(PARENT, tmp_path, where, str(tmp_path), does) as (parent, pids):
+        assert len(pids) == 2 or where == "ray"
         if does == "is killed":
             parent.kill()
         assert parent.wait(PATIENCE_S) == (3 if does == "ends" else -9)
         assert left_of(pids, PATIENCE_S) == []
-    assert closed_in_order(tmp_path) == {0, 1}
+    if where != "ray" or does == "ends":  # Ray kills the actors of a driver that is gone.
+        assert closed_in_order(tmp_path) == {0, 1}
